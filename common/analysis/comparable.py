@@ -28,13 +28,13 @@ def require_same(
     is refused on its account.
 
     Args:
-        measured: names and environment records.
-        advice: how the line ends.
-        alone: names of those that exchanged nothing, so that any network will do.
+        measured: Names and environment records.
+        advice: End of the error's line.
+        alone: Names of runs that exchanged nothing, so that any network will do.
     """
     measured = list(measured)
-    if found := difference(measured, alone):
-        raise UserError(f"{found}: {advice}")
+    if apart := difference(measured, alone):
+        raise UserError(f"{apart}: {advice}")
     silent = [
         name
         for name, record in measured
@@ -58,19 +58,18 @@ def require_same_settings(
     """Raises UserError naming the first setting in which two of these runs differ.
 
     Args:
-        settings: what a reader calls each run, and its settings.
-        titles: the settings that must agree → what they are called.
-        advice: how the line ends.
-        unknown_agrees: a setting that one of the two does not have is no difference.
+        settings: Names of runs for the reader, and their settings.
+        titles: Settings that must agree → their names for the reader.
+        advice: End of the error's line.
+        unknown_agrees: Whether a setting that only one of two runs has is no difference.
     """
-    known = list(settings)
+    pairs = list(itertools.combinations(settings, 2))
     for key, title in titles.items():
-        for (one, its), (other, theirs) in itertools.combinations(known, 2):
-            if _unless_open(differing_setting, its, theirs, [key], unknown_agrees=unknown_agrees):
-                values = its.get(key), theirs.get(key)
+        for (name, mine), (other, theirs) in pairs:
+            if _unless_open(differing_setting, mine, theirs, [key], unknown_agrees=unknown_agrees):
                 raise UserError(
-                    f"{title} differs between {one} ({values[0]}) and {other} ({values[1]}): "
-                    f"{advice}"
+                    f"{title} differs between {name} ({mine.get(key)}) and {other} "
+                    f"({theirs.get(key)}): {advice}"
                 )
 
 
@@ -81,19 +80,21 @@ def difference(measured: Iterable[Measured], alone: Collection[str] = ()) -> str
     ranks. Of different numbers of ranks, as in a study of scaling, one job may lie on one host and
     another on several.
     """
-    found = [(name, record, _conditions(name, record, alone)) for name, record in measured]
-    for what, shown in {"device": device_of, "network": network_of}.items():
-        for (one, its, mine), (other, record, theirs) in itertools.combinations(found, 2):
+    runs = [(name, record, _conditions(name, record, alone)) for name, record in measured]
+    for what, value_of in {"device": device_of, "network": network_of}.items():
+        for (name, record, mine), (other, their_record, theirs) in itertools.combinations(runs, 2):
             if _unless_open(differing_conditions, mine, theirs) == what:
-                values = [shown(each) or "not recorded" for each in (its, record)]
-                return f"{what} differs between {one} ({values[0]}) and {other} ({values[1]})"
+                values = [value_of(side) or "not recorded" for side in (record, their_record)]
+                return f"{what} differs between {name} ({values[0]}) and {other} ({values[1]})"
     return None
 
 
-def _unless_open(compare: Callable[..., str | None], *given: object, **named: object) -> str | None:
+def _unless_open(
+    compare: Callable[..., str | None], *arguments: object, **named: object
+) -> str | None:
     """Compares, but in a student's tree in which task A4.1 is open: there nothing is refused."""
     try:
-        return compare(*given, **named)
+        return compare(*arguments, **named)
     except NotYetWritten as error:
         _say_unchecked(str(error))
         return None
@@ -121,8 +122,8 @@ def network_of(record: Mapping) -> str | None:
         return record.get("network")
     if record.get("launcher") == "single":  # it started its ranks on its own host
         local = size
-    hosts, rest = divmod(size, local)
-    return layout_name(record.get("backend"), (local,) * hosts + ((rest,) if rest else ()))
+    hosts, on_last = divmod(size, local)
+    return layout_name(record.get("backend"), (local,) * hosts + ((on_last,) if on_last else ()))
 
 
 def _conditions(name: str, record: Mapping, alone: Collection[str]) -> Conditions:

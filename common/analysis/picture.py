@@ -54,7 +54,7 @@ def describe(figure: Figure) -> str:
     shared = _texts([text for legend in figure.legends for text in legend.texts])
     words = [_panel(axes, shared) for axes in panels]
     if len(panels) > 1:
-        words = [f"Panel {place}: {text}" for place, text in enumerate(words, 1)]
+        words = [f"Panel {number}: {text}" for number, text in enumerate(words, 1)]
     words += [f"Legend: {'; '.join(shared)}."] if shared else []
     caption = _plain(figure.get_supxlabel())
     words += [caption if caption.endswith(".") else f"{caption}."] if caption else []

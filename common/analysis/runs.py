@@ -1,11 +1,16 @@
 """Opening a run: which folder, its settings, environment and tables, and whose they are.
 
+What an analysis writes is written whole or not at all (``written_whole``).
+
 Every notebook opens its run here. A run that the reader names is taken; else the newest complete
 one of the assignment; else recorded measurements, which say so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,13 +35,13 @@ class Run:
     """Reads what one program has written to one folder, each file when it is first asked for.
 
     Attributes:
-        folder: where the tables lie.
-        shown: the folder that the reader named or that was chosen, which captions name. It is
+        folder: Folder of the tables.
+        source: Folder that captions name: the one that the reader named or that was chosen,
             ``folder`` or one above it.
     """
 
     folder: Path
-    shown: Path
+    source: Path
     _tables: dict[str, pd.DataFrame] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -53,12 +58,12 @@ class Run:
     @property
     def recorded(self) -> bool:
         """Returns True if these measurements came with the project."""
-        return is_recorded(self.shown)
+        return is_recorded(self.source)
 
     @property
     def caption(self) -> str:
         """Returns hardware, date and source, for figures."""
-        return caption_of(self.environment, self.shown)
+        return caption_of(self.environment, self.source)
 
     @property
     def device(self) -> str:
@@ -70,9 +75,9 @@ class Run:
         """Returns True if the table is there."""
         return (self.folder / name).is_file()
 
-    def require(self, table: str, others: Iterable[str] = ("config.yaml",)) -> None:
-        """Raises UserError naming the first of ``others`` that does not lie beside ``table``."""
-        for name in others:
+    def require(self, table: str, needed: Iterable[str] = ("config.yaml",)) -> None:
+        """Raises UserError naming the first of ``needed`` that does not lie beside ``table``."""
+        for name in needed:
             if not self.has(name):
                 raise UserError(f"{relative_to_project(self.folder)}: has {table} but no {name}")
 
@@ -87,11 +92,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class OfRun:
-    """What was read from one run.
-
-    Attributes:
-        opened: the run.
-    """
+    """Base of what was read from one run, ``opened``."""
 
     opened: Run
 
@@ -110,6 +111,11 @@ class OfRun:
         """Returns its environment record."""
         return self.opened.environment
 
+    @property
+    def caption(self) -> str:
+        """Returns hardware, date and source, for figures."""
+        return self.opened.caption
+
 
 def choose_folder(
     run_dir: str | Path | None, assignment: str, tables: Sequence[str], *, must_exist: bool = True
@@ -117,10 +123,10 @@ def choose_folder(
     """Returns the folder that is named, else the newest complete run's, else the recorded one.
 
     Args:
-        run_dir: a run directory, or one that holds such; empty for none.
-        assignment: such as ``assignment0``.
-        tables: those that the newest run must have, in itself or in its stages.
-        must_exist: raise where nothing is recorded either.
+        run_dir: Run directory, or a folder of run directories; empty for none.
+        assignment: Name such as ``assignment0``.
+        tables: Files that the newest run must have, in itself or in its stages.
+        must_exist: Whether to raise where nothing is recorded either.
 
     Raises UserError where there is no such folder.
     """
@@ -132,18 +138,18 @@ def choose_folder(
 
 
 def open_run_with(
-    run_dir: str | Path | None, assignment: str, table: str, others: Sequence[str] = ()
+    run_dir: str | Path | None, assignment: str, table: str, needed: Sequence[str] = ()
 ) -> Run:
-    """Opens the run that has ``table``, and ``others`` beside it.
+    """Opens the run that has ``table``, and ``needed`` beside it.
 
     Raises UserError where there is no such directory, or no complete run with these tables in it.
     """
-    shown = choose_folder(run_dir, assignment, (table,), must_exist=False)
-    path = find_table(shown, table)
+    folder = choose_folder(run_dir, assignment, (table,), must_exist=False)
+    path = find_table(folder, table)
     if path is None:
-        raise UserError(f"{relative_to_project(shown)}: no complete run with {table}")
-    run = Run(path.parent, shown)
-    run.require(table, others)
+        raise UserError(f"{relative_to_project(folder)}: no complete run with {table}")
+    run = Run(path.parent, folder)
+    run.require(table, needed)
     return run
 
 
@@ -151,13 +157,13 @@ def complete_runs(folder: Path, table: str, places: Iterable[str] = ("", "*/")) 
     """Returns all complete runs with a table, the oldest first.
 
     Args:
-        folder: a run directory, or one that holds such.
-        table: its path within a run, such as ``metrics/rank0.csv``.
-        places: patterns of the folders below ``folder`` that are looked in.
+        folder: Run directory, or a folder of run directories.
+        table: Path within a run, such as ``metrics/rank0.csv``.
+        places: Patterns of the folders below ``folder`` to look in.
     """
     depth = len(Path(table).parts) - 1
-    found = [path.parents[depth] for place in places for path in folder.glob(place + table)]
-    runs = [Run(path, folder) for path in dict.fromkeys(found)]
+    folders = [path.parents[depth] for below in places for path in folder.glob(below + table)]
+    runs = [Run(path, folder) for path in dict.fromkeys(folders)]
     return sorted((run for run in runs if run.environment["status"] == "complete"), key=age)
 
 
@@ -208,18 +214,41 @@ def origin(what: str, recorded: bool, command: str = "", left_out: str = "") -> 
     """Returns the line that says whose data a notebook shows, as Markdown.
 
     Args:
-        what: caption and settings, without a full stop.
-        recorded: whether these came with the project.
-        command: what measures on the reader's machine, if anything does.
-        left_out: why recorded data are shown beside the reader's own run, and what would measure
-            them: ``command`` made that run.
+        what: Caption and settings, without a full stop.
+        recorded: Whether the data came with the project.
+        command: Command that measures on the reader's machine, if any does.
+        left_out: Reason why recorded data are shown beside the reader's own run, and what would
+            measure them: ``command`` made that run.
     """
     if left_out:
         return f"> **Recorded data, not yours.** {what}: {left_out}."
     if recorded:
-        here = f" `{command}` measures here." if command else ""
-        return f"> **Recorded data, not yours.** {what}.{here}"
+        how = f" `{command}` measures here." if command else ""
+        return f"> **Recorded data, not yours.** {what}.{how}"
     return f"> Measured in this run: {what}."
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """Yields an empty folder whose files are moved into ``target`` in the end: all or nothing.
+
+    Files in a folder below it get the same folder below ``target``.
+
+    Raises UserError where ``target`` cannot be written to.
+    """
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".analysis-", dir=target))
+        try:
+            yield beside
+            for path in sorted(path for path in beside.rglob("*") if path.is_file()):
+                moved = target / path.relative_to(beside)
+                moved.parent.mkdir(exist_ok=True)
+                path.replace(moved)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{relative_to_project(target)}: {error.strerror}") from None
 
 
 def read_peak(table: pd.DataFrame) -> DevicePeak | None:

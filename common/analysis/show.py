@@ -62,7 +62,12 @@ FORMATS: Mapping[str, Form] = {
     **dict.fromkeys(("FLOP/B", "GFLOP/s", "GB/s"), "{:.1f}"),
     **dict.fromkeys(("error", "gain", "added", "watched / plain"), "{:+.1%}"),
     **dict.fromkeys(("median error", "mean error", "worst error", "regret", "waiting"), "{:.1%}"),
-    **dict.fromkeys(("accuracy", "efficiency", "noise floor", "largest error"), "{:.1%}"),
+    **dict.fromkeys(
+        ("accuracy", "efficiency", "noise floor", "largest error", "within std"), "{:.1%}"
+    ),
+    "at the sweep's own speed": "{:.1%}",
+    "last gradient's share": "{:.0%}",
+    "g (ns per byte)": "{:.3g}",
     "calls": "{:.0f}",
     "share": "{:.1%}",
     "of roof": "{:.0%}",
@@ -118,21 +123,22 @@ def show(
     """Returns a frame, or a row for each of some records, as a table; None where there is none.
 
     Args:
-        frame: its columns have names of data, or titles; of records ``titles`` names attributes.
-        titles: the columns to show, with the titles that do not follow from their names; by
-            default all. One of them without any value is left out.
+        frame: A table whose columns have names of data, or titles; or records, of which ``titles``
+            names attributes.
+        titles: Columns to show, with the titles that do not follow from their names; by default
+            all. A column without any value is left out.
     """
     if frame is None:
         return None
     if not isinstance(frame, pd.DataFrame):
-        rows = [told_of(record, titles) for record in frame]
+        rows = [_texts(record, titles) for record in frame]
         return Table(pd.DataFrame(rows, columns=None if rows else _titles(titles)))
     if not isinstance(titles, Mapping):
         titles = dict.fromkeys(titles or [*filter(None, frame.index.names), *frame])
     columns, formats = {}, {}
-    for name, said in titles.items():
-        said = title_of(name) if said is None else said
-        title, form = said if isinstance(said, tuple) else (said, None)
+    for name, heading in titles.items():
+        heading = title_of(name) if heading is None else heading
+        title, form = heading if isinstance(heading, tuple) else (heading, None)
         values = _column(frame, name, title)
         if values and not isinstance(name, tuple) and pd.isna(values).all():  # not measured
             continue
@@ -143,25 +149,36 @@ def show(
 
 
 def facts(values: object, titles: Titles | None = None) -> Table:
-    """Returns a table of what there is and its value, for the few numbers that a text is about.
+    """Returns a table of the few numbers that a text is about: a title and a value in each row.
 
     Args:
-        values: title → text; or any object or mapping of which ``titles`` names attributes.
-        titles: as of ``show``.
+        values: Title → text; or any object or mapping of which ``titles`` names attributes.
+        titles: Attributes to show, as in ``told_of``.
     """
-    told = values if titles is None else told_of(values, titles)
-    frame = pd.DataFrame({"": told.keys(), "value": [str(value) for value in told.values()]})
+    texts = values if titles is None else told_of(values, titles)
+    frame = pd.DataFrame({"": texts.keys(), "value": [str(value) for value in texts.values()]})
     return Table(frame, left=("", "value"))
 
 
 def told_of(values: object, titles: Titles) -> dict[str, str]:
-    """Returns title → text of an object's attributes (``run.name``), or of a mapping's values."""
-    told = {}
-    for name, said in titles.items():
-        title, form = said if isinstance(said, tuple) else (said, format_of(said))
+    """Returns title → text of an object's attributes (``run.name``), or of a mapping's values.
+
+    A title may name attributes, too: ``tokens/s at batch {0.batch_size}``. An attribute that is
+    None is left out, and so are several whose format returns None.
+    """
+    texts = _texts(values, titles)
+    return {title.format(values): text for title, text in texts.items() if text is not None}
+
+
+def _texts(values: object, titles: Titles) -> dict[str, str | None]:
+    texts: dict[str, str | None] = {}
+    for name, heading in titles.items():
+        title, form = heading if isinstance(heading, tuple) else (heading, format_of(heading))
         names = name if isinstance(name, tuple) else (name,)
-        told[title] = _text(form, *(_attribute(values, part) for part in names))
-    return told
+        value, *more = [_attribute(values, part) for part in names]
+        is_missing = value is None and not more
+        texts[title] = None if is_missing else _text(form, value, *more)
+    return texts
 
 
 def _attribute(values: object, path: str) -> object:
@@ -174,7 +191,7 @@ def _attribute(values: object, path: str) -> object:
 
 
 def _titles(titles: Titles) -> list[str]:
-    return [said[0] if isinstance(said, tuple) else said for said in titles.values()]
+    return [heading[0] if isinstance(heading, tuple) else heading for heading in titles.values()]
 
 
 def mib(size_bytes: float) -> str:
@@ -193,10 +210,9 @@ def title_of(name: str) -> str:
     unit = _unit_of(name)
     if unit is None:
         return name.replace("_", " ")
-    shown = (
-        "MiB" if unit == "bytes" else next(key for key, size in UNITS[unit].items() if size == 1)
-    )
-    return f"{name.removesuffix(f'_{unit}').replace('_', ' ')} ({shown})"
+    sizes = UNITS[unit]
+    of_title = "MiB" if unit == "bytes" else next(key for key in sizes if sizes[key] == 1)
+    return f"{name.removesuffix(f'_{unit}').replace('_', ' ')} ({of_title})"
 
 
 def format_of(title: str) -> Form:
@@ -215,8 +231,8 @@ def _unit_of(name: str) -> str | None:
 def _column(frame: pd.DataFrame, name: str | tuple[str, ...], title: str) -> list:
     if isinstance(name, tuple):
         return list(zip(*(frame[part] for part in name), strict=True))
-    unit, shown = _unit_of(str(name)), re.search(r"\(([^()]*)\)$", title)
-    size = UNITS[unit].get(shown[1], 1) if unit and shown else 1
+    unit, of_title = _unit_of(str(name)), re.search(r"\(([^()]*)\)$", title)
+    size = UNITS[unit].get(of_title[1], 1) if unit and of_title else 1
     values = frame[name] if name in frame else frame.index.to_series()
     return list(values if size == 1 else values / size)
 

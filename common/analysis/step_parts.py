@@ -33,6 +33,11 @@ PARTS = {
 }
 """The parts in their order within a step, and the column of each."""
 
+ADDED = (
+    *("sum_ms", "unaccounted_share", "watching_share", "error", "adds_up"),
+    *("total_communication_ms", "exposed_ratio", "total_ratio", "samples_per_step"),
+)
+"""Properties of ``StepParts`` that ``decompose_all`` adds beside the times of the parts."""
 STEP = ["round", "epoch", "step"]
 TIMED, PLAIN = "timed", "plain"
 TOLERANCE = 0.03
@@ -44,17 +49,17 @@ class StepParts:
     """The mean step of one arm, in parts; times in ms.
 
     Attributes:
-        steps: steps measured in parts, without warm-up.
-        step_ms: mean of the slowest rank's times over the middle half of the steps.
-        parts_ms: by the names of ``PARTS``, in their order; means over ranks and the same steps.
-        mean_step_ms: the mean over all steps, so with those that stalled.
-        plain_step_ms: as ``step_ms``, of steps without anything watched; None where none ran.
-        between_ms: between a step and the one before (slowest rank); NaN where it was not noted.
-        hidden_communication_ms: time with an all-reduce under way beside computation; None where
+        steps: Number of steps measured in parts, without warm-up.
+        step_ms: Mean of the slowest rank's times over the middle half of the steps.
+        parts_ms: Parts by the names of ``PARTS``, in their order; means over ranks and these steps.
+        mean_step_ms: Mean over all steps, so with those that stalled.
+        plain_step_ms: Mean as ``step_ms``, of steps with nothing watched; None where none ran.
+        between_ms: Time between two steps (slowest rank); NaN where it was not noted.
+        hidden_communication_ms: Time with an all-reduce under way beside computation; None where
             no buckets were noted.
-        samples_per_step, tokens_per_step, padded_tokens_per_step, exchanged_bytes_per_step: of all
-            ranks together (bytes: of one rank); NaN where they were not counted.
-        by_rank: medians by rank: every part, step_ms, between_ms, cpu_ms, samples, tokens,
+        samples_per_step, tokens_per_step, padded_tokens_per_step, exchanged_bytes_per_step: Sums
+            over all ranks (bytes: of one rank); NaN where they were not counted.
+        by_rank: Medians by rank: every part, step_ms, between_ms, cpu_ms, samples, tokens,
             padded_tokens.
     """
 
@@ -130,8 +135,9 @@ def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = 
     """Computes an arm's mean step and its parts, in ms, over the middle half of its steps.
 
     Args:
-        steps: ``steps.csv``, with ``STEP_COLUMNS``.
-        buckets: ``buckets.csv``, for all communication.
+        steps: Rows of ``steps.csv``, with ``STEP_COLUMNS``.
+        arm: Number of the arm.
+        buckets: Rows of ``buckets.csv``, for all communication.
 
     Raises:
         UserError: a column is missing, the arm has no step measured in parts besides warm-up, a
@@ -171,30 +177,16 @@ def decompose_all(
 ) -> pd.DataFrame:
     """Decomposes each arm measured in parts: a row per arm, in ``arms.csv``'s order, columns kept.
 
-    Adds step_ms, plain_step_ms, the parts as ``<part>_ms``, sum_ms, unaccounted_share,
-    watching_share, error, adds_up, total_communication_ms, exposed_ratio, total_ratio and
-    samples_per_step.
+    Adds step_ms, plain_step_ms, the parts as ``<part>_ms``, and ``ADDED``.
     """
     _need(arms, ARM_COLUMNS, "arms.csv")
     measured = set(steps.loc[(steps["kind"] == TIMED) & ~flags(steps["warmup"]), "arm"])
-    found = [decompose(steps, arm, buckets) for arm in arms["arm"] if arm in measured]
+    by_arm = [decompose(steps, arm, buckets) for arm in arms["arm"] if arm in measured]
     rows = [
-        {
-            "arm": parts.arm,
-            "step_ms": parts.step_ms,
-            "plain_step_ms": parts.plain_step_ms,
-            **{f"{name}_ms": value for name, value in parts.parts_ms.items()},
-            "sum_ms": parts.sum_ms,
-            "unaccounted_share": parts.unaccounted_share,
-            "watching_share": parts.watching_share,
-            "error": parts.error,
-            "adds_up": parts.adds_up,
-            "total_communication_ms": parts.total_communication_ms,
-            "exposed_ratio": parts.exposed_ratio,
-            "total_ratio": parts.total_ratio,
-            "samples_per_step": parts.samples_per_step,
-        }
-        for parts in found
+        {name: getattr(parts, name) for name in ("arm", "step_ms", "plain_step_ms")}
+        | {f"{name}_ms": value for name, value in parts.parts_ms.items()}
+        | {name: getattr(parts, name) for name in ADDED}
+        for parts in by_arm
     ]
     if not rows:
         raise UserError("steps.csv: no arm has a step of kind 'timed' after its warm-up")

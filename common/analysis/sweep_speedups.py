@@ -37,9 +37,9 @@ def sweep_speedups(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     side by side. With a single round there is none.
 
     Args:
-        arms: ``arms.csv``.
-        steps: ``steps.csv``; an arm's plain steps are used where it has some, else its timed ones
-            (one rank has no buckets to watch: its timed steps are plain).
+        arms: Rows of ``arms.csv``.
+        steps: Rows of ``steps.csv``. An arm's plain steps are used where it has some, else its
+            timed ones (one rank has no buckets to watch: its timed steps are plain).
 
     Returns a row per arm. Raises UserError where an arm has no measured step.
     """
@@ -76,19 +76,15 @@ def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame) -> dict:
     """Returns the row of an arm.
 
     Args:
-        arm: a row of ``arms``.
-        arms: ``arms.csv``.
-        rounds: of ``step_times_by_round``.
+        arm: Row of ``arms``.
+        arms: Rows of ``arms.csv``.
+        rounds: Step times in ms, as ``step_times_by_round`` returns them.
     """
     step_ms = float(rounds[arm["arm"]].median())
     row = {name: arm[name] for name in OF_THE_ARM} | {
         "global_batch_changed": _batch_changed(arm, arms),
         "step_ms": step_ms,
         "throughput_samples_per_s": arm["global_batch"] / step_ms * 1e3,
-        "speedup": np.nan,
-        "speedup_low": np.nan,
-        "speedup_high": np.nan,
-        "efficiency": np.nan,
         "refused": "",
     }
     base = baseline_of(arm, arms)
@@ -96,9 +92,9 @@ def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame) -> dict:
         kept = "global batch" if arm["regime"] == STRONG else "batch per rank"
         return row | {"refused": f"no arm on one rank with this change and this {kept}"}
     samples_ratio = arm["global_batch"] / base["global_batch"]
-    both = rounds[[base["arm"], arm["arm"]]].to_numpy()
-    value = float(np.nanmedian(both[:, 0]) / np.nanmedian(both[:, 1]) * samples_ratio)
-    low, high = _interval(both, value, samples_ratio)
+    times = rounds[[base["arm"], arm["arm"]]].to_numpy()
+    value = float(np.nanmedian(times[:, 0]) / np.nanmedian(times[:, 1]) * samples_ratio)
+    low, high = _interval(times, value, samples_ratio)
     if base["arm"] == arm["arm"]:
         low = high = 1.0
     return row | {
@@ -109,18 +105,18 @@ def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame) -> dict:
     }
 
 
-def _interval(both: NDArray, value: float, samples_ratio: float) -> tuple[float, float]:
+def _interval(times: NDArray, value: float, samples_ratio: float) -> tuple[float, float]:
     """Computes the 95 % interval of a speedup; NaN with fewer than two complete rounds.
 
     A moment at which the machine was slow is slow for both sides of a round, and cancels in the
     round's ratio.
 
     Args:
-        both: [rounds, 2], step times of the base and of the arm.
-        value: the speedup, which the interval contains.
-        samples_ratio: samples of the arm's step over those of the base's.
+        times: Step times of the base and of the arm, [rounds, 2].
+        value: Speedup, which the interval contains.
+        samples_ratio: Samples of the arm's step over those of the base's.
     """
-    complete = both[~np.isnan(both).any(axis=1)]
+    complete = times[~np.isnan(times).any(axis=1)]
     if len(complete) < 2:
         return float("nan"), float("nan")
     # Not the exact interval of ranks, which has 50 % with two rounds: sweeps have two to six.
@@ -139,8 +135,8 @@ def baseline_of(arm: pd.Series, arms: pd.DataFrame) -> pd.Series | None:
     matching = arms["world_size"] == 1
     for name in same:
         matching &= (arms[name] == arm[name]) | (arms[name].isna() & pd.isna(arm[name]))
-    found = arms[matching]
-    return None if found.empty else found.iloc[0]
+    bases = arms[matching]
+    return None if bases.empty else bases.iloc[0]
 
 
 def _batch_changed(arm: pd.Series, arms: pd.DataFrame) -> bool:

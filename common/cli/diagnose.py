@@ -77,7 +77,7 @@ class Diagnose:
             sys.exit(self._run_script())
 
     def _postmortem(self) -> None:
-        from common.diagnose.postmortem import open_postmortem
+        from common.diagnose.opened import open_postmortem
 
         if self.program:
             raise UserError(f"--traces runs nothing; leave out {self.program[0]}")

@@ -43,7 +43,7 @@ class Question:
         points: points of a right answer.
         unit: unit of a number.
         choices: letter → what may be chosen.
-        levels: what a text must have, by ``LEVELS``.
+        levels: level of ``LEVELS`` → what a text must have for it.
     """
 
     name: str
@@ -65,9 +65,9 @@ def read_questions(root: Path, assignment: int) -> dict[str, Question]:
     path = questions_path(root, assignment)
     questions = {}
     for name, entries in load(path.read_bytes(), str(path)).items():
-        known = {key: value for key, value in entries.items() if key != "answer"}
+        attributes = {key: value for key, value in entries.items() if key != "answer"}
         try:
-            question = Question(name, **known)
+            question = Question(name, **attributes)
         except TypeError as error:
             raise UserError(f"{path}: {name}: {error}") from None
         is_right = {
@@ -92,39 +92,39 @@ def read_answers(
     Raises:
         UserError: no YAML, an unknown question, or an answer of another kind.
     """
-    given = load(content, where)
-    for name in given:
+    entries = load(content, where)
+    for name in entries:
         if name not in questions:
             raise UserError(f"{where}: {unknown_name('question', str(name), questions)}")
     answers = {}
     for name, question in questions.items():
-        answer = given.get(name, {}).get("answer")
+        answer = entries.get(name, {}).get("answer")
         answers[name] = None if answer in (None, "") else checked(answer, question, where)
     return answers
 
 
 def checked(answer: object, question: Question, where: str) -> float | str:
     """Returns an answer as its question wants it. Raises UserError for one of another kind."""
-    place = f"{where}: {question.name}: "
+    prefix = f"{where}: {question.name}: "
     if question.kind == NUMBER:
         if isinstance(answer, bool) or not isinstance(answer, int | float):
-            raise UserError(f"{place}expected a number, in {question.unit}; got {shown(answer)}")
+            raise UserError(f"{prefix}expected a number, in {question.unit}; got {short(answer)}")
         try:
             number = float(answer)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise UserError(f"{place}the number is not finite")
+            raise UserError(f"{prefix}the number is not finite")
         return number
     if not isinstance(answer, str):
         raise UserError(
-            f"{place}expected {'a letter' if question.choices else 'text'}; got {shown(answer)}"
+            f"{prefix}expected {'a letter' if question.choices else 'text'}; got {short(answer)}"
         )
     if question.kind == CHOICE and answer.strip() not in question.choices:
-        known = ", ".join(question.choices)
-        raise UserError(f"{place}expected one of {known}; got {shown(answer)}")
+        letters = ", ".join(question.choices)
+        raise UserError(f"{prefix}expected one of {letters}; got {short(answer)}")
     if any("\ud800" <= letter <= "\udfff" for letter in answer):  # half of a letter of UTF-16
-        raise UserError(f"{place}the text has characters that are none")
+        raise UserError(f"{prefix}the text has characters that are none")
     return answer.strip()
 
 
@@ -133,19 +133,19 @@ def load(content: bytes, where: str) -> dict[str, dict]:
     if len(content) > LARGEST_BYTES:
         raise UserError(f"{where}: more than {LARGEST_BYTES / 2**20:.0f} MB")
     try:
-        found = yaml.load(content, Loader)
+        document = yaml.load(content, Loader)
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
-        place = f"{where}:{line + 1}" if line is not None else where
-        raise UserError(f"{place}: {getattr(error, 'problem', None) or 'no YAML'}") from None
+        position = f"{where}:{line + 1}" if line is not None else where
+        raise UserError(f"{position}: {getattr(error, 'problem', None) or 'no YAML'}") from None
     except Exception:  # of a value that is not what its tag says, PyYAML raises anything
         raise UserError(f"{where}: no YAML") from None
-    if not isinstance(found, dict) or not all(isinstance(e, dict) for e in found.values()):
+    if not isinstance(document, dict) or not all(isinstance(e, dict) for e in document.values()):
         raise UserError(f"{where}: expected questions, each with an answer below it")
-    return {name if isinstance(name, str) else shown(name): e for name, e in found.items()}
+    return {name if isinstance(name, str) else short(name): e for name, e in document.items()}
 
 
-def shown(answer: object) -> str:
+def short(answer: object) -> str:
     """Returns an answer for a message, short."""
     kinds = {list: "a list", dict: "a mapping", bool: "yes or no"}
     try:

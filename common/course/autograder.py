@@ -1,19 +1,29 @@
-"""A bundle for Gradescope: ``setup.sh``, ``run_autograder`` and the project's files that grade.
+"""Gradescope's grader: the bundle that is uploaded, and the program that grades in it.
 
-Gradescope unpacks it, runs setup.sh once as root, and run_autograder for each submission
+The bundle has ``setup.sh``, ``run_autograder`` and the project's files that grade. Gradescope
+unpacks it, runs setup.sh once as root, and run_autograder for each submission
 (https://gradescope-autograders.readthedocs.io/en/latest/specs/).
+
+``python -m common.course.autograder SUBMISSION RESULTS`` grades: SUBMISSION is the folder of what a
+student uploaded, which is one tarball, and RESULTS the file that Gradescope reads. Whatever happens
+meanwhile, that file is there afterwards; of a fault of the grader it says so, and the traceback is
+printed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 import zipfile
 from pathlib import Path
 
 from common.course.export import tracked_files
+from common.course.grading.grade import Grader, write_json
 from common.course.overlay import with_overlay
 from common.course.tasks import read_tasks
-from common.errors import UserError
+from common.errors import RunFailed, UserError
+from common.runtime.paths import project_root
 
 PACKED = ("common/", "tests/exercises/", "assignments/", "pyproject.toml", "data/")
 SUPPORT = ("tests/conftest.py", "tests/company.py", "tests/rank_support.py")
@@ -45,7 +55,7 @@ venv="$here/venv"
 [ -d "$venv" ] || venv="$here/source/venv"
 cd "$project"
 exec env PYTHONPATH="$project" PYTHONDONTWRITEBYTECODE=1 "$venv/bin/python" \\
-    -m common.course.grading.autograde "$here/submission" "$here/results/results.json" {variant}
+    -m common.course.autograder "$here/submission" "$here/results/results.json" {variant}
 """
 
 
@@ -62,8 +72,8 @@ def bundle(root: Path, out: Path, variant: int, overlay: Path | None = None) -> 
     try:
         with with_overlay(root, overlay) as merged, zipfile.ZipFile(beside, "w") as archive:
             if overlay:
-                own = (str(path.relative_to(overlay)) for path in overlay.rglob("*"))
-                more = (name for name in own if is_packed(name) and (merged / name).is_file())
+                paths = (str(path.relative_to(overlay)) for path in overlay.rglob("*"))
+                more = (name for name in paths if is_packed(name) and (merged / name).is_file())
                 names = sorted({*names, *more})
             read_tasks(merged)
             for name, content in (("setup.sh", SETUP), ("run_autograder", RUN)):
@@ -90,3 +100,32 @@ def write(archive: zipfile.ZipFile, name: str, content: bytes, mode: int) -> Non
     info.external_attr = (0o100000 | mode) << 16
     info.compress_type = zipfile.ZIP_DEFLATED
     archive.writestr(info, content)
+
+
+def main() -> None:
+    """Grades, or says why not; a fault of the grader is raised afterwards."""
+    folder, results = Path(sys.argv[1]), Path(sys.argv[2])
+    try:
+        variant = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+        tarballs = sorted(folder.glob("*.tar.gz"))
+        if len(tarballs) != 1:
+            raise UserError(
+                f"{len(tarballs)} tarballs were uploaded; expected one, of `ddplab handin`"
+            )
+        write_json(Grader(project_root(), variant).grade(tarballs[0]), results)
+    except (UserError, RunFailed) as error:
+        write_refusal(results, str(error))
+        print(error)
+    except Exception as error:
+        write_refusal(results, f"not graded: {type(error).__name__} in the grader; tell the staff")
+        raise
+
+
+def write_refusal(results: Path, reason: str) -> None:
+    """Writes a result without points that says why there are none."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(json.dumps({"score": 0.0, "output": reason, "tests": []}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,24 @@
-"""The proof that a student's tree leaks nothing and works."""
+"""The proof that a student's tree works, and shows no solution: in code, notebooks or data.
+
+A text is a row of tokens: names, numbers, and every other character by itself. Two rows are alike
+if one becomes the other by renaming variables; attributes (behind a dot), words in quotes, names of
+classes, Python's keywords and its built-in functions stay as they are. A solution leaks where a
+file has ``WINDOW`` of its tokens in a row, or all of it if it is shorter.
+"""
 
 from __future__ import annotations
 
+import builtins
+import json
+import keyword
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.course.leaks import Solutions, find_leaks
 from common.course.markers import EXCEPTION, solution_pieces
 from common.course.tasks import read_tasks
 from common.errors import UserError
@@ -26,6 +34,15 @@ for path in sorted(pathlib.Path("common").rglob("*.py")):
         print(f"{path}: {type(error).__name__}: {error}")
 print("done", len(sys.modules))
 """
+WINDOW = 25
+SHORTEST = 12
+"""A solution of fewer tokens is no secret: ``return a / b`` may stand anywhere."""
+TOKEN = re.compile(r"[^\W\d]\w*|\d+(?:\.\d+)?|[^\w\s]")
+COMMENT = re.compile(r"#[^\n]*")
+DOCSTRING = re.compile(r'""".*?"""', re.DOTALL)
+MARKER = re.compile(r"(BEGIN|END) SOLUTION")
+KEPT = frozenset(keyword.kwlist) | frozenset(dir(builtins))
+VARIABLE, UNKNOWN = "v", "?"
 
 
 @dataclass(frozen=True)
@@ -68,20 +85,20 @@ def check(root: Path, tree: Path) -> Checked:
 def unwritten_tasks(tree: Path) -> tuple[str, ...]:
     """Returns the tasks that a student's tree leaves open, in their order."""
     wanted = re.compile(rf'raise {EXCEPTION}\("(A\d\.\d)"\)')
-    found = {
+    tasks = {
         task
         for path in (tree / "common" / "exercises").glob("*.py")
         for task in wanted.findall(path.read_text())
     }
-    return tuple(sorted(found))
+    return tuple(sorted(tasks))
 
 
 def solutions(root: Path, tasks: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yields each piece of these tasks' solutions: those of exercises, and second copies."""
-    known = read_tasks(root)
+    course_tasks = read_tasks(root)
     for name in tasks:
-        source = (root / known[name].path).read_text()
-        for task, text in solution_pieces(source, known[name].file):
+        source = (root / course_tasks[name].path).read_text()
+        for task, text in solution_pieces(source, course_tasks[name].file):
             if task == name:
                 yield task, text
 
@@ -90,7 +107,7 @@ def _run(tree: Path, *arguments: str) -> list[str]:
     """Runs Python in the tree; returns a line for each complaint."""
     variables = os.environ | {"PYTHONPATH": str(tree.absolute()), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *arguments],
             cwd=tree,
             env=variables,
@@ -100,8 +117,136 @@ def _run(tree: Path, *arguments: str) -> list[str]:
         )
     except subprocess.TimeoutExpired:
         return [f"python {arguments[0]} …: no end after {TIME_LIMIT_S:.0f} s"]
-    lines = done.stdout.splitlines()
+    lines = process.stdout.splitlines()
     if arguments[0] == "-c":
         complaints = [line for line in lines if not line.startswith("done")]
-        return complaints if lines else [f"modules cannot be imported: {done.stderr.strip()}"]
-    return [] if done.returncode == 0 else [f"ddplab --help: {done.stderr.strip()}"]
+        return complaints if lines else [f"modules cannot be imported: {process.stderr.strip()}"]
+    return [] if process.returncode == 0 else [f"ddplab --help: {process.stderr.strip()}"]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A piece of a file that should not be there.
+
+    Attributes:
+        path: path from the tree's root.
+        line: number of its first line, from 1.
+        task: task that it solves; empty for what is no solution.
+        what: the piece in words.
+    """
+
+    path: str
+    line: int
+    task: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token, its line from 1, and whether it is a name that anybody may change."""
+
+    text: str
+    line: int
+    is_variable: bool
+
+
+class Solutions:
+    """The solutions of a course, by what is left of them when variables are renamed.
+
+    A token of a solution is a character: one for all variables, else its own. So a window is a
+    string, in which strings of a file are looked up; where one is found, it remains to compare
+    which of its variables are equal.
+    """
+
+    def __init__(self, solutions: Iterable[tuple[str, str]]) -> None:
+        """Takes pairs of a task and the text of one of its solutions."""
+        self.codes: dict[str, str] = {}
+        self.windows: dict[int, dict[str, dict[tuple[int, ...], str]]] = {}
+        for task, text in solutions:
+            tokens = list(tokens_of(COMMENT.sub("", DOCSTRING.sub("", text))))
+            for token in tokens:
+                if not token.is_variable:
+                    self.codes.setdefault(token.text, chr(0x100 + len(self.codes)))
+            size = min(WINDOW, len(tokens))
+            if size < SHORTEST:
+                continue
+            coded = self.coded(tokens)
+            for start in range(len(tokens) - size + 1):
+                patterns = self.windows.setdefault(size, {}).setdefault(
+                    coded[start : start + size], {}
+                )
+                patterns.setdefault(pattern(tokens[start : start + size]), task)
+
+    def coded(self, tokens: Sequence[Token]) -> str:
+        """Returns a character for each token."""
+        return "".join(
+            VARIABLE if token.is_variable else self.codes.get(token.text, UNKNOWN)
+            for token in tokens
+        )
+
+    def found_in(self, text: str) -> Iterator[tuple[int, str]]:
+        """Yields the line and the task of each piece of a solution in a text."""
+        tokens = list(tokens_of(text))
+        coded = self.coded(tokens)
+        for size, windows in self.windows.items():
+            for start in range(len(tokens) - size + 1):
+                patterns = windows.get(coded[start : start + size])
+                task = patterns and patterns.get(pattern(tokens[start : start + size]))
+                if task:
+                    yield tokens[start].line, task
+
+
+def pattern(tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Returns for each variable which one it is, numbered as they come."""
+    numbers: dict[str, int] = {}
+    return tuple(
+        numbers.setdefault(token.text, len(numbers)) for token in tokens if token.is_variable
+    )
+
+
+def tokens_of(text: str) -> Iterator[Token]:
+    """Yields the tokens of any text."""
+    line, position, before = 1, 0, ""
+    for match in TOKEN.finditer(text):
+        line += text.count("\n", position, match.start())
+        position, word = match.start(), match[0]
+        is_name = word[0].islower() or word[0] == "_" or word.isupper()
+        # Behind a dot, or between quotes: an attribute, a column.
+        is_fixed = word in KEPT or before in (".", '"', "'")
+        yield Token(word, line, is_name and not is_fixed)
+        before = word
+
+
+def find_leaks(tree: Path, solutions: Solutions) -> list[Leak]:
+    """Looks through all files of a student's tree; returns one leak for each task and file."""
+    leaks = []
+    for path in sorted(tree.rglob("*")):
+        if not path.is_file():
+            continue
+        name = str(path.relative_to(tree))
+        if path.suffix in (".pyc", ".pyo"):
+            leaks.append(Leak(name, 1, "", "compiled code"))
+            continue
+        text = readable(path)
+        if marker := MARKER.search(text):
+            leaks.append(Leak(name, text.count("\n", 0, marker.start()) + 1, "", "a marker"))
+        # A copy may have comments of its own, or stand in one.
+        first: dict[str, int] = {}
+        for variant in (text.replace("#", " "), COMMENT.sub("", text)):
+            for line, task in solutions.found_in(variant):
+                first[task] = min(line, first.get(task, line))
+        leaks += [
+            Leak(name, line, task, f"a piece of {task}") for task, line in sorted(first.items())
+        ]
+    return leaks
+
+
+def readable(path: Path) -> str:
+    """Returns the text of a file; of a notebook that of its cells."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix == ".ipynb":
+        return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    return text.replace("\\n", " ").replace('\\"', '"').replace("\\t", " ")

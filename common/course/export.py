@@ -35,7 +35,7 @@ def export(
 
     Args:
         root: the project; nothing may be changed there and not committed.
-        out: a folder that does not exist.
+        out: folder of the tree, which must not exist.
         assignment: number of the assignment; its tasks and those of later ones are stripped.
         solved: names of tasks that are solved all the same.
         overlay: folder of the staff's, with files that take the place of the project's.
@@ -60,8 +60,8 @@ def export(
     try:
         for name in files:
             if name not in missing:
-                own = overlay / name if overlay and (overlay / name).is_file() else root / name
-                content = student_file(own, name, names)
+                source = overlay / name if overlay and (overlay / name).is_file() else root / name
+                content = student_file(source, name, names)
                 if name.endswith(".md"):
                     page = student_page(content.decode(), name, missing, set(files) - missing)
                     content = page.encode()
@@ -69,7 +69,9 @@ def export(
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
                 target.chmod(0o755 if (root / name).stat().st_mode & 0o100 else 0o644)
-        for name, content in extras(root).items():
+        # Only students have recorded runs under names that do not say a cause.
+        recorded = public_set(root) if (root / STUDY).is_dir() else {}
+        for name, content in recorded.items():
             (beside / name).parent.mkdir(parents=True, exist_ok=True)
             (beside / name).write_bytes(content)
         beside.rename(out)
@@ -80,11 +82,6 @@ def export(
     return names
 
 
-def extras(root: Path) -> dict[str, bytes]:
-    """Returns files that only students have: recorded runs under names that do not say a cause."""
-    return public_set(root) if (root / STUDY).is_dir() else {}
-
-
 def solved_tasks(tasks: Mapping[str, Task], assignment: int, solved: Collection[str]) -> list[str]:
     """Returns the tasks of earlier assignments and those in ``solved``, in the course's order.
 
@@ -93,8 +90,8 @@ def solved_tasks(tasks: Mapping[str, Task], assignment: int, solved: Collection[
     """
     numbers = sorted({task.assignment for task in tasks.values()})
     if assignment not in numbers:
-        known = ", ".join(map(str, numbers))
-        raise UserError(f"there is no assignment {assignment}; known: {known}")
+        choices = ", ".join(map(str, numbers))
+        raise UserError(f"there is no assignment {assignment}; known: {choices}")
     for name in solved:
         if name not in tasks:
             raise UserError(unknown_name("task", name, tasks))
@@ -125,20 +122,20 @@ def student_file(path: Path, name: str, solved: Collection[str]) -> bytes:
     return content
 
 
-def student_page(text: str, name: str, missing: Collection[str], given: Collection[str]) -> str:
+def student_page(text: str, name: str, missing: Collection[str], present: Collection[str]) -> str:
     """Returns a page of Markdown in which links to files that students do not get are plain text.
 
     Args:
         text: text of the page.
-        name: the page's path from the root, to which its links are relative.
-        missing, given: the files that students do not get, and those that they do.
+        name: path of the page from the root, to which its links are relative.
+        missing, present: files that students do not get, and files that they get.
     """
     folder = Path(name).parent
 
     def kept(link: re.Match) -> str:
         target = os.path.normpath(folder / link["path"])
         holds = [
-            any(f == target or f.startswith(f"{target}/") for f in s) for s in (missing, given)
+            any(f == target or f.startswith(f"{target}/") for f in s) for s in (missing, present)
         ]
         return link["words"] if holds == [True, False] else link[0]
 
@@ -156,10 +153,10 @@ def student_notebook(text: str) -> str:
 
 def _git(root: Path, *arguments: str) -> str:
     try:
-        done = git(root, *arguments)
+        process = git(root, *arguments)
     except FileNotFoundError:
         raise UserError("git: not found; it says which files are the project's") from None
-    if done.returncode:
-        said = " ".join(done.stderr.split()) or "failed"
-        raise UserError(f"git {arguments[0]} in {root}: {said}")
-    return done.stdout
+    if process.returncode:
+        reason = " ".join(process.stderr.split()) or "failed"
+        raise UserError(f"git {arguments[0]} in {root}: {reason}")
+    return process.stdout

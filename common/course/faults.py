@@ -37,7 +37,7 @@ def set_of_files(folder: Path, runs: Iterable[tuple[str, str, str]], seed: int) 
     """Returns the files of a set, by their path in it.
 
     Args:
-        folder: where the runs lie, by their names.
+        folder: folder of the runs, each in one of its name.
         runs: name, cause and baseline of each.
         seed: seed of the names that the set gives them.
     """

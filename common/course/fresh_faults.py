@@ -27,9 +27,9 @@ def plant(out: Path, seed: int, progress: StageProgress, only: Sequence[str] = (
     """Plants faults, runs them on this machine, and writes the set to ``out``, whole or not at all.
 
     Args:
-        out: a folder that is not there.
+        out: folder of the set, which must not exist.
         seed: seed of delays, and of the names that the set gives its runs.
-        progress: where stages are shown.
+        progress: shows the stages.
         only: causes, or names of cases; by default all.
 
     Raises:

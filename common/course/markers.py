@@ -52,7 +52,7 @@ def blocks_of(source: str, name: str) -> list[Block]:
 
     Args:
         source: the text.
-        name: what an error calls it.
+        name: name of the module in an error.
 
     Raises:
         UserError: markers that nest, do not close, or are not spelled as above.
@@ -88,7 +88,7 @@ def student_source(source: str, name: str, solved: Collection[str]) -> str:
     """Returns a module as a student gets it: with the solutions of ``solved`` tasks only.
 
     Raises:
-        UserError: as ``blocks_of``; an alternative that is not made of comments.
+        UserError: markers as for ``blocks_of``; an alternative that is not made of comments.
     """
     blocks = blocks_of(source, name)
     if not blocks:

@@ -19,11 +19,11 @@ OUTCOMES = {"failure": FAILED, "error": FAILED, "skipped": SKIPPED}
 
 @dataclass(frozen=True)
 class Outcome:
-    """A test's.
+    """The outcome of a test.
 
     Attributes:
         file: the test's file, without its folders and ``.py``.
-        name: the test's, with its parameters in brackets.
+        name: name of the test, with its parameters in brackets.
         outcome: passed, failed or skipped.
         message: message of the test's error; empty where it passed.
     """
@@ -54,10 +54,10 @@ def run_tests(
     """
     if importlib.util.find_spec("pytest") is None:
         raise UserError("pytest is not installed; uv sync installs it")
-    said = []
+    output = []
 
     def note(line: str) -> None:
-        said.append(line)
+        output.append(line)
         on_output(line)
 
     with TemporaryDirectory() as scratch:
@@ -77,7 +77,7 @@ def run_tests(
         if ended.timeout_s is not None:
             raise RunFailed(f"pytest in {folder}: {ended.reason}")
         if not results.is_file():
-            lines = (errors.read_text() or "\n".join(said)).strip().splitlines() or ["no word"]
+            lines = (errors.read_text() or "\n".join(output)).strip().splitlines() or ["no word"]
             # Of a wrong option it says the root and the settings' file last.
             reason = next((line for line in lines if " error: " in line), lines[-1])
             raise RunFailed(f"pytest in {folder}: {reason.strip()}")
@@ -86,19 +86,21 @@ def run_tests(
 
 def own_variables() -> dict[str, str]:
     """Returns this process's variables without those of a pytest that it may be running in."""
-    others = ("PYTEST_", "GUARD_", "TEST_DURATIONS")
-    return {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    prefixes = ("PYTEST_", "GUARD_", "TEST_DURATIONS")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
 def read_outcomes(path: Path) -> list[Outcome]:
     """Reads a JUnit file, in the order of the tests."""
-    found = []
+    outcomes = []
     for case in ElementTree.parse(path).iter("testcase"):
-        said = next((child for child in case if child.tag in OUTCOMES), None)
+        problem = next((child for child in case if child.tag in OUTCOMES), None)
         file = case.get("classname", "").rpartition(".")[2]
-        if said is None:
-            found.append(Outcome(file, case.get("name", ""), PASSED))
+        if problem is None:
+            outcomes.append(Outcome(file, case.get("name", ""), PASSED))
         else:
-            text = f"{said.get('message') or ''}\n{said.text or ''}"
-            found.append(Outcome(file, case.get("name", ""), OUTCOMES[said.tag], text.strip()))
-    return found
+            text = f"{problem.get('message') or ''}\n{problem.text or ''}"
+            outcomes.append(
+                Outcome(file, case.get("name", ""), OUTCOMES[problem.tag], text.strip())
+            )
+    return outcomes

@@ -27,16 +27,16 @@ def with_overlay(root: Path, overlay: Path | None) -> Iterator[Path]:
     if overlay is None:
         yield root
         return
-    own = [path.name for path in overlay.iterdir()] if overlay.is_dir() else []
-    if not set(own) & {*COPIED, "data"}:
+    names = [path.name for path in overlay.iterdir()] if overlay.is_dir() else []
+    if not set(names) & {*COPIED, "data"}:
         raise UserError(f"--overlay {overlay}: expected a folder with {', '.join(COPIED)} or data")
     with TemporaryDirectory(prefix="ddplab-overlay-") as scratch:
         merged = Path(scratch)
         merged.chmod(0o755)
         for path in root.iterdir():
-            if path.name in (*COPIED, *own) and path.is_dir():
+            if path.name in (*COPIED, *names) and path.is_dir():
                 shutil.copytree(path, merged / path.name, ignore=NOT_COPIED)
-            elif path.name not in own and not path.name.startswith("."):
+            elif path.name not in names and not path.name.startswith("."):
                 (merged / path.name).symlink_to(path.absolute())
         shutil.copytree(overlay, merged, dirs_exist_ok=True, ignore=NOT_COPIED)
         yield merged

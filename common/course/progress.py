@@ -33,7 +33,9 @@ class Progress:
     @property
     def unwritten(self) -> str:
         """Returns the task whose solution is missing, its own or one it builds on; or nothing."""
-        return next(filter(None, (unwritten_task(each.message) for each in self.outcomes)), "")
+        return next(
+            filter(None, (unwritten_task(outcome.message) for outcome in self.outcomes)), ""
+        )
 
     @property
     def first_failure(self) -> str:
@@ -53,8 +55,8 @@ def progress(root: Path, wanted: str = "") -> list[Progress]:
     """Runs the public tests in the tree at ``root``.
 
     Args:
-        root: a student's tree, or the project.
-        wanted: a task, or all.
+        root: student's tree, or the project.
+        wanted: name of a task; empty for all.
 
     Raises:
         UserError: no such task, a tree without public tests, or a file that cannot be imported,
@@ -70,27 +72,27 @@ def progress(root: Path, wanted: str = "") -> list[Progress]:
         number = wanted[1:].replace(".", "_")
         arguments += ["-k", f"test_a{number} or {wanted}"]
     outcomes = run_tests(root, arguments)
-    found = by_task(tasks, outcomes, wanted)
-    failed = [one for one in outcomes if one.outcome == FAILED]
-    not_loaded = next((one for one in failed if not TASK.search(one.name)), None)
-    if not_loaded and not (wanted and found[0].outcomes):
+    rows = by_task(tasks, outcomes, wanted)
+    failed = [outcome for outcome in outcomes if outcome.outcome == FAILED]
+    not_loaded = next((outcome for outcome in failed if not TASK.search(outcome.name)), None)
+    if not_loaded and not (wanted and rows[0].outcomes):
         where = not_loaded.name.rpartition(".")[2]
         raise UserError(f"{where} cannot be loaded: {reason_of(not_loaded.message)}")
-    return found
+    return rows
 
 
 def by_task(
     tasks: Mapping[str, Task], outcomes: Sequence[Outcome], wanted: str = ""
 ) -> list[Progress]:
     """Returns the tasks with their outcomes; those without any only if they are asked for."""
-    found: dict[str, list[Outcome]] = {}
+    by_name: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         match = TASK.search(outcome.name)
         if match and outcome.outcome != SKIPPED:
-            one, two = filter(None, match.groups())
-            found.setdefault(f"A{one}.{two}", []).append(outcome)
-    names = [wanted] if wanted else [name for name in tasks if name in found]
-    return [Progress(tasks[name], tuple(found.get(name, ()))) for name in names]
+            assignment, number = filter(None, match.groups())
+            by_name.setdefault(f"A{assignment}.{number}", []).append(outcome)
+    names = [wanted] if wanted else [name for name in tasks if name in by_name]
+    return [Progress(tasks[name], tuple(by_name.get(name, ()))) for name in names]
 
 
 def reason_of(message: str) -> str:
@@ -98,26 +100,26 @@ def reason_of(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     kinds = "Error|Written|Raised|Ended"
     errors = [line for line in lines if re.match(rf"(E\s+)?(\w+\.)*\w*({kinds})\b", line)]
-    said = (errors or lines or ["no reason"])[-1 if errors else 0]
-    said = re.sub(r"^(E\s+)?([a-z_]+\.)*", "", said)  # the class without its module
-    return said if len(said) <= WORDS else f"{said[: WORDS - 1]}…"
+    reason = (errors or lines or ["no reason"])[-1 if errors else 0]
+    reason = re.sub(r"^(E\s+)?([a-z_]+\.)*", "", reason)  # the class without its module
+    return reason if len(reason) <= WORDS else f"{reason[: WORDS - 1]}…"
 
 
-def lines_of(found: Sequence[Progress]) -> list[str]:
+def lines_of(rows: Sequence[Progress]) -> list[str]:
     """Returns the table that a student reads, and below it the first failure."""
-    width = max(len(one.task.title) for one in found)
+    width = max(len(row.task.title) for row in rows)
     lines = [f"{'task':<5} {'':<{width}} {'tests':>8} {'points':>9}"]
-    for one in found:
-        tests = f"{one.passed} of {len(one.outcomes)}"
-        points = f"{one.points:g} of {one.task.points}"
+    for row in rows:
+        tests = f"{row.passed} of {len(row.outcomes)}"
+        points = f"{row.points:g} of {row.task.points}"
         state = ""
-        if one.unwritten:
-            is_own = one.unwritten == one.task.name
-            state = "  to be written" if is_own else f"  needs {one.unwritten}"
-        lines.append(f"{one.task.name:<5} {one.task.title:<{width}} {tests:>8} {points:>9}{state}")
-    failing = next((one for one in found if not one.unwritten and one.first_failure), None)
+        if row.unwritten:
+            is_own = row.unwritten == row.task.name
+            state = "  to be written" if is_own else f"  needs {row.unwritten}"
+        lines.append(f"{row.task.name:<5} {row.task.title:<{width}} {tests:>8} {points:>9}{state}")
+    failing = next((row for row in rows if not row.unwritten and row.first_failure), None)
     if failing:
         lines += ["", f"{failing.task.path}", f"  {failing.first_failure}"]
-    elif unwritten := [one for one in found if one.unwritten == one.task.name]:
+    elif unwritten := [row for row in rows if row.unwritten == row.task.name]:
         lines += ["", f"Next: {unwritten[0].task.name}, in {unwritten[0].task.path}"]
     return lines

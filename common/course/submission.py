@@ -78,10 +78,16 @@ class HandedIn:
 
     def tasks(self, tasks: Mapping[str, Task]) -> dict[str, Task]:
         """Returns its tasks among those of the course."""
-        own = {name: task for name, task in tasks.items() if task.assignment == self.assignment}
+        assigned = {
+            name: task for name, task in tasks.items() if task.assignment == self.assignment
+        }
         if not self.part:
-            return own
-        return {name: own[name] for name in PARTS[self.assignment][self.part - 1] if name in own}
+            return assigned
+        return {
+            name: assigned[name]
+            for name in PARTS[self.assignment][self.part - 1]
+            if name in assigned
+        }
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Submission:
     """A submission, read.
 
     Attributes:
-        of: what it is of.
+        of: student, assignment and part.
         files: contents by their path below the tarball's folder.
     """
 
@@ -113,7 +119,7 @@ class Submission:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content)
                 except OSError as error:
-                    raise UserError(f"{shown(name)}: {error.strerror}") from None
+                    raise UserError(f"{printable(name)}: {error.strerror}") from None
 
 
 def handed_in(name: str, assignment: int, part: int = 0) -> HandedIn:
@@ -209,7 +215,7 @@ def read_files(path: Path, of: HandedIn) -> dict[str, bytes]:
     except UserError:
         raise
     except Exception as error:  # of a header that is none, tarfile raises anything
-        raise UserError(f"{path.name}: no whole tarball: {shown(str(error))}") from None
+        raise UserError(f"{path.name}: no whole tarball: {printable(str(error))}") from None
     check_manifest(path.name, files)
     return {name: content for name, content in files.items() if name != MANIFEST}
 
@@ -224,10 +230,10 @@ def checked_path(
     """
     name = unicodedata.normalize("NFC", member.name)
     if not member.isreg() or member.issparse():  # a sparse one may claim any size
-        raise UserError(f"{path.name}: {shown(name)} is no file")
+        raise UserError(f"{path.name}: {printable(name)} is no file")
     inside = path_inside(name, of)
     if inside is None:
-        raise UserError(f"{path.name}: {shown(name)} does not belong in it")
+        raise UserError(f"{path.name}: {printable(name)} does not belong in it")
     if inside in files:
         raise UserError(f"{path.name}: {name} is in it twice")
     if any(inside.startswith(f"{o}/") or o.startswith(f"{inside}/") for o in files):
@@ -273,13 +279,13 @@ def path_inside(name: str, of: HandedIn) -> str | None:
     if len(name.encode()) > PATH_BYTES:
         return None
     inside = "/".join(path.parts[1:])
-    folder, _, rest = inside.partition("/")
-    known = (
+    folder, _, file = inside.partition("/")
+    belongs = (
         inside in (MANIFEST, ANSWERS, REPORT)
-        or (folder == EXERCISES and re.fullmatch(r"\w+\.py", rest))
+        or (folder == EXERCISES and re.fullmatch(r"\w+\.py", file))
         or (folder == RUN and path.suffix in KINDS_OF_TABLES)
     )
-    return inside if known else None
+    return inside if belongs else None
 
 
 def check_manifest(name: str, files: Mapping[str, bytes]) -> None:
@@ -295,10 +301,10 @@ def check_manifest(name: str, files: Mapping[str, bytes]) -> None:
         if file != MANIFEST and pairs.pop(file, "") != hashlib.sha256(content).hexdigest():
             raise UserError(f"{name}: {file} is not what {MANIFEST} says")
     if pairs:
-        raise UserError(f"{name}: {shown(min(pairs))} is missing")
+        raise UserError(f"{name}: {printable(min(pairs))} is missing")
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     """Returns a name of somebody else's for a message: in a line, and in letters that there are."""
     short = name if len(name) <= SHOWN else f"{name[:SHOWN]}…"
     return short if short.isprintable() else ascii(short)

@@ -23,10 +23,10 @@ class Task:
 
     Attributes:
         name: such as A2.1.
-        title: in words.
-        file: below ``common/exercises``.
-        points: what its checks give together.
-        hours: a student's.
+        title: the task in words.
+        file: file name below ``common/exercises``.
+        points: sum of its checks' points.
+        hours: hours that it takes a student.
         checks: the task's checks, each with its points.
         needs: tasks whose files its own may import.
         bonus: whether its points come on top.
@@ -62,7 +62,7 @@ class Course:
     """The course.
 
     Attributes:
-        tasks: by name, in their order.
+        tasks: task by its name, in their order.
         left_out: patterns of files that students do not get.
         kept: patterns of files among these that they do get.
     """
@@ -97,14 +97,14 @@ def read_course(root: Path | None = None) -> Course:
                 raise UserError(f"{COURSE}: {task.name} needs {needed}, which is no task")
             if needed >= task.name:
                 raise UserError(f"{COURSE}: {task.name} needs {needed}, which comes after it")
-    known = {check for task in tasks.values() for check in task.checks}
+    checks = {check for task in tasks.values() for check in task.checks}
     for task in tasks.values():
         listed = task.loses_too
         if not isinstance(listed, Mapping) or not all(isinstance(o, list) for o in listed.values()):
             raise UserError(f"{COURSE}: {task.name}: loses_too: a list of checks for each check")
-        for check, others in listed.items():
-            for name in (check, *others):
-                if name not in known:
+        for check, losses in listed.items():
+            for name in (check, *losses):
+                if name not in checks:
                     raise UserError(f"{COURSE}: {task.name}: loses_too: {name} is no check")
     patterns = {name: tuple(content.get(name, ())) for name in ("left_out", "kept")}
     return Course(tasks, **patterns)
@@ -122,16 +122,16 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _task(name: str, entries: Mapping) -> Task:
     if not re.fullmatch(r"A\d\.\d", str(name)):
         raise UserError(f"{COURSE}: {name!r} is no name of a task; such as A2.1")
-    known = [field.name for field in fields(Task) if field.name != "name"]
+    allowed = [field.name for field in fields(Task) if field.name != "name"]
     for entry in entries:
-        if entry not in known:
-            raise UserError(f"{COURSE}: {name}: {unknown_name('entry', str(entry), known)}")
+        if entry not in allowed:
+            raise UserError(f"{COURSE}: {name}: {unknown_name('entry', str(entry), allowed)}")
     try:
         task = Task(name, **{**entries, "needs": tuple(entries.get("needs", ()))})
     except TypeError as error:
-        missing = [entry for entry in known[:5] if entry not in entries]
-        said = f"no {', '.join(missing)}" if missing else str(error)
-        raise UserError(f"{COURSE}: {name}: {said}") from None
+        missing = [entry for entry in allowed[:5] if entry not in entries]
+        reason = f"no {', '.join(missing)}" if missing else str(error)
+        raise UserError(f"{COURSE}: {name}: {reason}") from None
     if sum(task.checks.values()) != task.points:
         raise UserError(
             f"{COURSE}: {name}: {task.points} points, and its checks give "

@@ -109,11 +109,11 @@ def open_changes_lab(run_dir: str | Path | None = None) -> ChangesLab:
     By default the newest complete run below outputs/assignment4 that has some, or else recorded
     ones. Raises UserError for no such directory.
     """
-    found = find_changes(choose_run(run_dir, find_changes))
-    if not found:
+    folders = find_changes(choose_run(run_dir, find_changes))
+    if not folders:
         return ChangesLab(None, (), "No proposed change was run here (no proposals.csv).")
-    changes = open_changes(found[-1])
-    return ChangesLab(changes, tuple(_diagnosis(found[-1], changes)))
+    changes = open_changes(folders[-1])
+    return ChangesLab(changes, tuple(_diagnosis(folders[-1], changes)))
 
 
 def _diagnosis(folder: Path, changes: Changes) -> list[str]:
@@ -127,10 +127,10 @@ def sweep_before(folder: Path, changes: Changes) -> tuple[Run, int] | None:
 
     That is one of the same program on the same device and network; None where there is no such.
     """
-    before, own = changes.table.iloc[0], Run(folder, folder).environment
+    before, environment = changes.table.iloc[0], Run(folder, folder).environment
     for run in complete_runs(folder.parent, "arms.csv", places=("*/",)):
         its = run.environment
-        if its.get("label") != SWEEP or difference([("sweep", its), ("changes", own)]):
+        if its.get("label") != SWEEP or difference([("sweep", its), ("changes", environment)]):
             continue
         arms = run.table("arms.csv")
         fits = arms[

@@ -25,9 +25,15 @@ from common.diagnose.causes.gpu import (
     unpinned_copies,
     wide_computation,
 )
+from common.diagnose.causes.job_traces import (
+    by_profile,
+    exposed_communication,
+    profiled,
+    profiled_step,
+)
+from common.diagnose.causes.job_traces import slow_rank as slow_rank_of_traces
 from common.diagnose.causes.machine import cpu_quota, too_few_threads, wrong_interface
 from common.diagnose.causes.overlap import no_overlap
-from common.diagnose.causes.padding import padding
 from common.diagnose.causes.ranks import slow_rank, slow_update, unequal_lengths
 from common.diagnose.causes.script import (
     allocator_retries,
@@ -36,12 +42,18 @@ from common.diagnose.causes.script import (
     hang,
     narrow_gradients,
     needless_search,
+    padding,
     recompiling,
 )
 from common.diagnose.causes.settings import gpu_surroundings, nccl_settings
 from common.diagnose.causes.sharing import oversubscribed_cores, shared_device
-from common.diagnose.causes.trials import Tried, tried_against, tried_changes
-from common.diagnose.causes.tried import borne_out, shown_by_trials
+from common.diagnose.causes.trials import (
+    Tried,
+    borne_out,
+    shown_by_trials,
+    tried_against,
+    tried_changes,
+)
 from common.diagnose.causes.validity import (
     mixed_configurations,
     warm_up_counted,
@@ -55,16 +67,10 @@ from common.diagnose.evidence.evidence import (
     baseline_arm,
     open_evidence,
 )
-from common.diagnose.job_traces.causes import (
-    exposed_communication,
-    profiled_step,
-)
-from common.diagnose.job_traces.causes import slow_rank as slow_rank_of_traces
-from common.diagnose.job_traces.profiled import by_profile, profiled
 from common.diagnose.unexplained import Unexplained, unexplained
 from common.errors import UserError
 
-Seen = TypeVar("Seen")
+Subject = TypeVar("Subject")
 NEEDLESS = "needless-synchronisation"
 LIMITS = ("model-too-small", "batch-too-small", "network-too-slow")
 """Causes in the exchange itself, judged as if no part of it were needless."""
@@ -128,11 +134,11 @@ class Diagnosis:
     """Verdicts on a run.
 
     Attributes:
-        verdicts: the main cause first; empty where none was found.
+        verdicts: verdicts, the main cause first; empty where none was found.
         not_judged: (cause, why), for lack of a table.
         summary: speedup, efficiency and parts of the step, in a sentence or two.
         tried: changes that were tried on the spot, the best first.
-        unexplained: of what scaling costs; None where it is not known.
+        unexplained: shares of a step that scaling costs; None where they are not known.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -157,7 +163,7 @@ class Diagnosis:
             "summary": self.summary,
             "healthy": self.healthy,
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
-            "tried": [asdict(each) for each in self.tried],
+            "tried": [asdict(trial) for trial in self.tried],
             "unexplained": None if self.unexplained is None else asdict(self.unexplained),
             "not_judged": [{"cause": cause, "why": why} for cause, why in self.not_judged],
         }
@@ -174,8 +180,8 @@ def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
     What makes the comparison void comes first, then what costs time, the largest share first.
 
     Args:
-        run: a run on several ranks.
-        baseline: the same on one rank; without it speedups are the model's.
+        run: run on several ranks.
+        baseline: run of the same on one rank; without it speedups are the model's.
     """
     return examine_case(Case(run, baseline))
 
@@ -199,13 +205,13 @@ def examine_case(case: Case) -> Diagnosis:
 
 
 def judged(
-    causes: Mapping[str, Callable[[Seen], Verdict | None]], seen: Seen
+    causes: Mapping[str, Callable[[Subject], Verdict | None]], subject: Subject
 ) -> tuple[list[Verdict], list[tuple[str, str]]]:
     """Judges causes; returns the verdicts, and (cause, why) of those that cannot be judged."""
     verdicts, not_judged = [], []
     for cause, judge in causes.items():
         try:
-            verdict = judge(seen)
+            verdict = judge(subject)
         except NotJudged as missing:
             not_judged.append((cause, str(missing)))
             continue
@@ -221,8 +227,8 @@ def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
     if NEEDLESS in causes:
         at = causes.index(NEEDLESS)
         limits = [v for v in ordered[:at] if v.cause in LIMITS]
-        others = [v for v in ordered[:at] if v.cause not in LIMITS]
-        ordered = [*others, ordered[at], *limits, *ordered[at + 1 :]]
+        before = [v for v in ordered[:at] if v.cause not in LIMITS]
+        ordered = [*before, ordered[at], *limits, *ordered[at + 1 :]]
     return ordered
 
 
@@ -240,11 +246,11 @@ def case_of(
     run = open_evidence(run_folder, arm)
     if baseline_folder:
         return Case(run, open_evidence(baseline_folder))
-    own = baseline_arm(run)
-    if own is None or run.world_size == 1:
+    one_rank_arm = baseline_arm(run)
+    if one_rank_arm is None or run.world_size == 1:
         return Case(run)
     try:
-        return Case(run, run.of_arm(own))
+        return Case(run, run.of_arm(one_rank_arm))
     except UserError:  # the arm has no steps: the run was cut off
         return Case(run)
 
@@ -254,11 +260,11 @@ def _summary(case: Case) -> str:
     if case.ranks == 1:
         sentences.append("One rank: there is no scaling to explain.")
     elif case.speedup_now is not None:
-        one = f"one rank's {case.one_rank_throughput:,.0f} samples/s"
+        baseline = f"one rank's {case.one_rank_throughput:,.0f} samples/s"
         source = "measured" if case.baseline is not None else "predicted from its passes alone"
         sentences.append(
-            f"{case.ranks} ranks are {case.speedup_now:.2f} times as fast as {one} ({source}): "
-            f"efficiency {percent(case.speedup_now / case.ranks)}."
+            f"{case.ranks} ranks are {case.speedup_now:.2f} times as fast as {baseline} "
+            f"({source}): efficiency {percent(case.speedup_now / case.ranks)}."
         )
     else:
         sentences.append(
@@ -267,8 +273,8 @@ def _summary(case: Case) -> str:
     try:
         parts = case.run.parts
     except NotJudged:
-        if (left := profiled(case)) and left.common_steps:
-            sentences.append(f"{profiled_step(left)} {case.file(TRACE_STEPS)}.")
+        if (profile := profiled(case)) and profile.common_steps:
+            sentences.append(f"{profiled_step(profile)} {case.file(TRACE_STEPS)}.")
         return " ".join(sentences)
     shares = ", ".join(
         f"{name} {percent(value / parts.step_ms)}" for name, value in parts.parts_ms.items()
@@ -283,25 +289,25 @@ def diagnosis_lines(
     return lines_of(diagnose_folder(run_folder, baseline_folder, arm))
 
 
-def lines_of(found: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[str]:
+def lines_of(diagnosis: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[str]:
     """Returns a diagnosis as text.
 
     Args:
-        found: the diagnosis.
+        diagnosis: verdicts, summary and trials of a run.
         many_unjudged: with so many causes not judged, finding no other means little.
     """
-    lines = _wrapped(found.summary)
-    if found.much_unexplained:
-        lines += _wrapped(found.unexplained.said())
-        if not found.verdicts:
+    lines = _wrapped(diagnosis.summary)
+    if diagnosis.much_unexplained:
+        lines += _wrapped(diagnosis.unexplained.said())
+        if not diagnosis.verdicts:
             lines.append("No cause was found for it.")
-    if found.healthy and len(found.not_judged) < many_unjudged:
+    if diagnosis.healthy and len(diagnosis.not_judged) < many_unjudged:
         lines.append("No limiting cause found.")
-    elif found.healthy:
+    elif diagnosis.healthy:
         lines.append("No limiting cause found among the few that can be judged here.")
-    for place, verdict in enumerate(found.verdicts, 1):
+    for number, verdict in enumerate(diagnosis.verdicts, 1):
         lost = f"; takes {percent(verdict.lost_share)}" if verdict.lost_share else ""
-        lines += ["", *_wrapped(f"{verdict.title} ({verdict.cause}{lost})", f"{place}. ")]
+        lines += ["", *_wrapped(f"{verdict.title} ({verdict.cause}{lost})", f"{number}. ")]
         for sentence in verdict.evidence:
             lines += _wrapped(sentence, "   - ")
         lines += _wrapped(f"Confidence: {verdict.confidence} ({verdict.reason}).", "   ")
@@ -312,15 +318,15 @@ def lines_of(found: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[str]:
                 f"{verdict.predicted_speedup:.2f} ({verdict.speedup_low:.2f} to "
                 f"{verdict.speedup_high:.2f})."
             )
-        if tried := tried_against(verdict, found.tried):
+        if tried := tried_against(verdict, diagnosis.tried):
             lines += _wrapped(f"Tried: {tried.said()}.", "   ")
-    if found.tried:
+    if diagnosis.tried:
         lines += ["", "Tried on a copy of the model, each change alone:"]
-        for tried in found.tried:
+        for tried in diagnosis.tried:
             lines += _wrapped(f"{tried.said()}.", "   - ")
-    if found.not_judged:
+    if diagnosis.not_judged:
         lines += ["", "Not judged:"]
-        for cause, why in found.not_judged:
+        for cause, why in diagnosis.not_judged:
             lines += _wrapped(f"{cause}: {why}", "   - ")
     return lines
 

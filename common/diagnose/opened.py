@@ -1,4 +1,8 @@
-"""A diagnosis of whatever a user names: a bundle of a watched script, or a run of assignment 4."""
+"""A diagnosis of whatever a user names: a bundle, a run of assignment 4, or what a job left behind.
+
+For the last, nothing of this project need have run. Each kind of file is evidence for some causes;
+without it they are not judged, and the message says which files would be needed.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,21 @@ from tempfile import mkdtemp
 
 import pandas as pd
 
-from common.diagnose.diagnosis import Diagnosis, case_of, examine_case, lines_of
+from common.diagnose.causes.job_traces import CAUSES, profiled_step
+from common.diagnose.diagnosis import Diagnosis, case_of, examine_case, in_order, judged, lines_of
 from common.diagnose.evidence.bundle import is_bundle, read_bundle
 from common.diagnose.evidence.bundle_tables import TABLES_FOLDER, write_run
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import NotJudged
+from common.diagnose.evidence.left_behind import RESULT, LeftBehind, read_left_behind
 from common.diagnose.pages.page import diagnosis_page
 from common.errors import UserError
 from common.runtime.records.run_directory import write_atomically
+from common.runtime.wording import counted
 
 PAGE, JSON = "diagnosis.html", "diagnosis.json"
+FEW = 3
+"""With so many of the five causes not judged, it means little that none was found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,25 +36,25 @@ class Opened:
     """A diagnosis and what it was made from.
 
     Attributes:
-        name: of what was named, for titles.
-        folder: where results may be written.
-        notes: what could not be seen, in sentences.
+        name: name of the bundle or run, for titles.
+        folder: folder that results may be written to.
+        notes: sentences on what could not be seen.
     """
 
     name: str
     folder: Path
     case: Case
-    found: Diagnosis
+    diagnosis: Diagnosis
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Returns the diagnosis as text, with what could not be seen at its end."""
         notes = [f"   - {note}" for note in self.notes]
-        return [*lines_of(self.found), *(["", "Not seen:", *notes] if notes else [])]
+        return [*lines_of(self.diagnosis), *(["", "Not seen:", *notes] if notes else [])]
 
     def as_json(self) -> dict[str, object]:
         """Returns the diagnosis as JSON can hold it."""
-        return {"name": self.name} | self.found.as_json() | {"notes": list(self.notes)}
+        return {"name": self.name} | self.diagnosis.as_json() | {"notes": list(self.notes)}
 
     def write(self) -> list[Path]:
         """Writes ``diagnosis.json`` and ``diagnosis.html``; returns their paths.
@@ -53,7 +62,7 @@ class Opened:
         Raises:
             UserError: the folder cannot be written.
         """
-        page = diagnosis_page(self.found, self.case, self.name, self.notes)
+        page = diagnosis_page(self.diagnosis, self.case, self.name, self.notes)
         text = json.dumps(self.as_json(), indent=1, default=str)
         try:
             write_atomically(self.folder / JSON, text)
@@ -114,7 +123,61 @@ def compared(before: Opened, after: Opened) -> pd.DataFrame:
 
 def causes_changed(before: Opened, after: Opened) -> Sequence[str]:
     """Returns a sentence for each cause that has come or gone."""
-    first, then = ({v.cause: v.title for v in o.found.verdicts} for o in (before, after))
+    first, then = ({v.cause: v.title for v in o.diagnosis.verdicts} for o in (before, after))
     gone = [f"Gone: {title}." for cause, title in first.items() if cause not in then]
     come = [f"New: {title}." for cause, title in then.items() if cause not in first]
     return [*gone, *come] or ["The same causes were found in both."]
+
+
+@dataclass(frozen=True, eq=False)
+class PostMortem:
+    """A diagnosis, and what it was made from."""
+
+    job: LeftBehind
+    diagnosis: Diagnosis
+
+    def lines(self) -> list[str]:
+        """Returns the diagnosis as text."""
+        notes = [f"   - {note}" for note in self.job.notes]
+        return [*lines_of(self.diagnosis, FEW), *(["", "Not read:", *notes] if notes else [])]
+
+    def write(self) -> Path:
+        """Writes ``diagnosis.json`` into the folder; returns its path.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        notes = {"notes": list(self.job.notes)}
+        content = {"name": self.job.folder.name} | self.diagnosis.as_json() | notes
+        path = self.job.folder / RESULT
+        try:
+            write_atomically(path, json.dumps(content, indent=1))
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from None
+        return path
+
+
+def open_postmortem(folder: Path | str) -> PostMortem:
+    """Diagnoses all that a folder, and those below it, hold of a job.
+
+    Raises:
+        UserError: there is no such folder, or nothing in it that can be read.
+    """
+    job = read_left_behind(folder)
+    verdicts, not_judged = judged(CAUSES, job)
+    diagnosis = Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(job))
+    return PostMortem(job, diagnosis)
+
+
+def _summary(job: LeftBehind) -> str:
+    """Returns what was read, and where a step's time goes in the traces."""
+    read = []
+    if len(job.steps):
+        ranks, steps = job.steps["rank"].nunique(), job.common_steps
+        read.append(f"profiler traces of {counted(ranks, 'rank')}, {steps} steps")
+    if job.log is not None:
+        read.append(f"NCCL's log of {len(job.log.hosts)} ranks")
+    if job.dumps:
+        read.append(f"flight recorders' dumps of {len(job.dumps)} ranks")
+    sentence = f"Read: {'; '.join(read)}."
+    return f"{sentence} {profiled_step(job)}." if job.common_steps else sentence

@@ -49,11 +49,11 @@ class Unexplained:
     """Shares of a step; the interval holds 90 %.
 
     Attributes:
-        lost: that one rank would not take for its part of the samples.
-        exchanging: in which ranks wait, or communicate.
-        hindered: by which passes are longer beside those of other ranks, and beside an exchange.
-        caused: of causes that lie within the passes.
-        share: what is left, and ``low``, ``high`` its interval.
+        lost: time that one rank would not take for its part of the samples.
+        exchanging: time in which ranks wait or communicate.
+        hindered: time that passes are longer beside those of other ranks, and beside an exchange.
+        caused: time of causes that lie within the passes.
+        share: remainder, and ``low``, ``high`` its interval.
     """
 
     lost: float
@@ -70,16 +70,16 @@ class Unexplained:
         return self.low > MOST_UNEXPLAINED
 
     def said(self) -> str:
-        """Returns it as sentences."""
-        known = [f"waiting and communication take {percent(self.exchanging)}"]
+        """Returns the shares as sentences."""
+        parts = [f"waiting and communication take {percent(self.exchanging)}"]
         if self.hindered:
-            known.append(f"passes that hinder each other {percent(self.hindered)}")
+            parts.append(f"passes that hinder each other {percent(self.hindered)}")
         if self.caused:
-            known.append(f"causes within the passes {percent(self.caused)}")
+            parts.append(f"causes within the passes {percent(self.caused)}")
         return (
             f"Not explained: {percent(self.share)} of the step ({percent(self.low)} to "
             f"{percent(self.high)}). One rank would not take {percent(self.lost)} of it for as "
-            f"many samples; of these, {', '.join(known)}."
+            f"many samples; of these, {', '.join(parts)}."
         )
 
 
@@ -126,8 +126,8 @@ def _alike(case: Case) -> bool:
     """
     if not _is_measured(case):
         return True
-    each = [run.samples_per_step / run.world_size for run in (case.run, case.baseline)]
-    return math.isclose(*each, rel_tol=0.01)
+    per_rank = [run.samples_per_step / run.world_size for run in (case.run, case.baseline)]
+    return math.isclose(*per_rank, rel_tol=0.01)
 
 
 def _hindered(case: Case, computing: float) -> tuple[float, float]:
@@ -135,12 +135,12 @@ def _hindered(case: Case, computing: float) -> tuple[float, float]:
     times = together_times(case)
     if times is None:
         return 0.0, 0.0
-    together_ms, alone_ms = (float(each.groupby("rank").median().mean()) for each in times)
+    together_ms, alone_ms = (float(series.groupby("rank").median().mean()) for series in times)
     exchanging = case.run.tables.get(EXCHANGING)
     beside = 0.0
     if exchanging is not None and len(exchanging):
-        both = exchanging["forward_time_ms"] + exchanging["backward_time_ms"]
-        sending_ms = float(both.groupby(exchanging["rank"]).median().mean())
+        passes_ms = exchanging["forward_time_ms"] + exchanging["backward_time_ms"]
+        sending_ms = float(passes_ms.groupby(exchanging["rank"]).median().mean())
         [facts] = case.run.need(FACTS)
         exchanges = watched_exchanges(case.run, float(facts["gradient_bytes"].max()))
         share = exchanges / case.run.accumulation

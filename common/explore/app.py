@@ -17,7 +17,7 @@ def explorer(run_dir: str = "") -> ipywidgets.VBox:
     """Returns the tabs of buckets and of micro-batches.
 
     Args:
-        run_dir: a run of assignment 2 to start from; by default the one that ``ddplab explore``
+        run_dir: Run of assignment 2 to start from; by default the one that ``ddplab explore``
             was given, else the newest complete one, else the recorded one.
     """
     systems = known_systems(run_dir or os.environ.get(RUN_DIR_VARIABLE))

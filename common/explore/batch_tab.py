@@ -10,7 +10,7 @@ from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, RED
 from common.data.text_lengths import LengthDistribution, read_text_lengths
 from common.errors import UserError
 from common.explore.bucket_tab import needs
-from common.explore.controls import Slider, box, choice
+from common.explore.controls import Key, Slider, Text, box, choice, column
 from common.explore.figures import Figure, figure, line
 from common.explore.micro_batches import (
     PLANS,
@@ -20,7 +20,6 @@ from common.explore.micro_batches import (
     divide,
     rectangles,
 )
-from common.explore.text import Key, Text
 
 DATA_SETS = {
     "SST-2: phrases of film reviews": "sst2",
@@ -92,39 +91,36 @@ class BatchTab:
     def _say(self, view: BatchView, now: BatchSettings) -> None:
         padding, static = 0.0, view.bottlenecks[STATIC]
         if view.padded.sum():
-            padding = 1 - view.own.sum() / view.padded.sum()
+            padding = 1 - view.unpadded.sum() / view.padded.sum()
         self.headings["rectangles"].show(f"{padding:.0%} of what is computed is padding (orange)")
-        own = view.bottlenecks.get(now.plan)
-        said = ""
-        if own is not None:
-            said = f"bottleneck {own:,} tokens, {own / static:.0%} of static's"
-        self.headings["ranks"].show(said)
-        others = "; ".join(
-            f"{plan} {found:,} ({found / static:.0%})" for plan, found in view.bottlenecks.items()
+        heading, bottleneck = "", view.bottlenecks.get(now.plan)
+        if bottleneck is not None:
+            heading = f"bottleneck {bottleneck:,} tokens, {bottleneck / static:.0%} of static's"
+        self.headings["ranks"].show(heading)
+        by_plan = "; ".join(
+            f"{plan} {tokens:,} ({tokens / static:.0%})"
+            for plan, tokens in view.bottlenecks.items()
         )
         self.caption.show(
-            f"Padded tokens of the slowest rank, by plan: {others}; no plan has less than "
+            f"Padded tokens of the slowest rank, by plan: {by_plan}; no plan has less than "
             f"{view.lower_bound:,}.",
             f"{len(view.lengths):,} texts, their lengths drawn from recorded ones "
             "(data/text-lengths). The optimum is task A3.1: in a student's tree the student's own.",
         )
 
     def _laid_out(self) -> ipywidgets.Widget:
-        panels = []
-        for name, made in self.figures.items():
-            panel = ipywidgets.VBox([self.headings[name].widget, made])
-            panel.add_class("ddplab-panel")
-            panel.add_class("ddplab-timeline")  # each as wide as there is room
-            panels.append(panel)
-        for one in (self.data_set, self.plan):
-            one.add_class("ddplab-stacked")
-        controls = ipywidgets.VBox([self.data_set, self.plan, *self.sliders.values()])
-        controls.add_class("ddplab-controls")
-        for one in (self.message.widget, self.caption.widget):
-            one.add_class("ddplab-wide")
+        panels = [  # each as wide as there is room
+            column([self.headings[name].widget, made], "ddplab-panel", "ddplab-timeline")
+            for name, made in self.figures.items()
+        ]
+        for dropdown in (self.data_set, self.plan):
+            dropdown.add_class("ddplab-stacked")
+        choices = [self.data_set, self.plan, *self.sliders.values()]
+        for text in (self.message.widget, self.caption.widget):
+            text.add_class("ddplab-wide")
         return box(
             self.message.widget,
-            controls,
+            column(choices, "ddplab-controls"),
             box(*panels, css_class="ddplab-plots"),
             self.caption.widget,
             css_class="ddplab-explore",
@@ -147,10 +143,10 @@ def rectangle_figure() -> Figure:
 def show_rectangles(made: Figure, view: BatchView) -> None:
     """Replaces the data of the rectangles."""
     padding, texts = made.data
-    edges, own, padded = rectangles(view)
+    edges, heights, padded = rectangles(view)
     with made.batch_update():
         padding.x, padding.y = edges, padded
-        texts.x, texts.y = edges, own
+        texts.x, texts.y = edges, heights
 
 
 def rank_figure() -> Figure:
@@ -177,7 +173,7 @@ def show_ranks(made: Figure, view: BatchView) -> None:
     with made.batch_update():
         made.layout.xaxis.dtick = max(1, count // 8)
         texts.x = padding.x = np.arange(count)
-        texts.y, padding.y = view.own, view.padded - view.own
+        texts.y, padding.y = view.unpadded, view.padded - view.unpadded
         for trace, height in (
             (bottleneck, view.padded.max()),
             (static, view.bottlenecks[STATIC]),

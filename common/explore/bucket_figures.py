@@ -9,9 +9,9 @@ import plotly.graph_objects as go
 
 from common.analysis.style import BLACK, BLUE, GOOD_EFFICIENCY, GREEN, GREY, ORANGE, RED, SKY
 from common.explore.buckets import BucketSettings, BucketView, cap_curve, lanes
+from common.explore.controls import Key
 from common.explore.figures import Figure, clear, figure, line, points
 from common.explore.systems import System
-from common.explore.text import Key
 
 COMPUTATION, LANE_GAP = 1.0, 0.45
 LIGHT_RED = "#f4c9ac"
@@ -111,13 +111,14 @@ def show_caps(
     """Replaces the data of T(b).
 
     Args:
-        made: result of ``cap_figure``.
-        view: what was computed.
-        settings: what for.
-        system: whose measured points are shown where ``as_is`` says that nothing was moved.
+        made: Result of ``cap_figure``.
+        view: T(b), and the pass at the cap.
+        settings: Settings of the sliders.
+        system: System with the measured points.
+        as_is: Whether nothing was moved, so that measured points are shown.
     """
     near, curve, measured, best, chosen = made.data
-    shown = system.measured_ms if as_is else ()
+    measured_ms = system.measured_ms if as_is else ()
     with made.batch_update():
         if view.best is None:
             clear(made)
@@ -125,8 +126,9 @@ def show_caps(
         caps, times_ms, near_ms = cap_curve(view.best)
         curve.x, curve.y = caps, times_ms
         near.x, near.y = caps, near_ms
-        measured.x, measured.y = [cap for cap, _ in shown], [time for _, time in shown]
-        measured.visible = bool(shown)
+        measured.x = [cap for cap, _ in measured_ms]
+        measured.y = [time_ms for _, time_ms in measured_ms]
+        measured.visible = bool(measured_ms)
         best.x, best.y = [view.best.cap_mib], [view.best.total_s * 1e3]
         chosen.x = [settings.cap_mib]
         chosen.y = [view.timeline.total_s * 1e3] if view.timeline else [None]
@@ -159,12 +161,12 @@ def efficiency_figure() -> Figure:
 
 def show_efficiency(made: Figure, view: BucketView, settings: BucketSettings) -> None:
     """Replaces the data of efficiency."""
-    _, at_best, at_cap, here = made.data
+    _, at_best, at_cap, chosen = made.data
     with made.batch_update():
-        for trace, found in ((at_best, view.at_best), (at_cap, view.at_cap)):
-            trace.x = list(view.ranks) if found is not None else []
-            trace.y = 100 * found if found is not None else []
-        here.x, here.y = [], []
+        for trace, efficiency in ((at_best, view.at_best), (at_cap, view.at_cap)):
+            trace.x = list(view.ranks) if efficiency is not None else []
+            trace.y = 100 * efficiency if efficiency is not None else []
+        chosen.x, chosen.y = [], []
         if view.at_cap is not None:
-            here.x = [settings.ranks]
-            here.y = [100 * view.at_cap[view.ranks.index(settings.ranks)]]
+            chosen.x = [settings.ranks]
+            chosen.y = [100 * view.at_cap[view.ranks.index(settings.ranks)]]

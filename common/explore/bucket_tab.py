@@ -27,14 +27,22 @@ from common.explore.buckets import (
     explore,
     falls_below,
     first_settings,
+    predict_line,
     shown_ranks,
 )
-from common.explore.controls import Command, Slider, box, choice, steps_between
-from common.explore.predict_line import predict_line
+from common.explore.controls import (
+    Command,
+    Slider,
+    Text,
+    box,
+    choice,
+    column,
+    steps_between,
+    time_text,
+)
 from common.explore.systems import System
-from common.explore.text import Text, three, time_text
 from common.perfmodel.ddp.best_cap import BestCap
-from common.runtime.wording import counted
+from common.runtime.wording import counted, digits
 
 FACTORS = steps_between(0.1, 10)
 CONTENTION = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0]
@@ -48,14 +56,16 @@ class BucketTab:
         self.systems = systems
         self.system: System | None = None
         self.at_first: BucketSettings | None = None
-        self._known: tuple[BucketSettings, BestCap | None] | None = None
+        self._searched: tuple[BucketSettings, BestCap | None] | None = None
         self._quiet = False
         self.choice = choice("Start from", list(systems))
         self.sliders: dict[str, Slider] = {
             "alpha_us": Slider("latency α", [1.0], 1.0, lambda value: time_text(value / 1e6)),
-            "beta_gb_per_s": Slider("bandwidth β", [1.0], 1.0, lambda v: f"{three(v)} GB/s"),
+            "beta_gb_per_s": Slider(
+                "bandwidth β", [1.0], 1.0, lambda value: f"{digits(value)} GB/s"
+            ),
             "ranks": Slider("ranks", list(RANKS), RANKS[0], lambda count: f"{count:,}"),
-            "cap_mib": Slider("bucket cap b", [1.0], 1.0, lambda value: f"{three(value)} MiB"),
+            "cap_mib": Slider("bucket cap b", [1.0], 1.0, lambda value: f"{digits(value)} MiB"),
             "compute": Slider("computation", FACTORS, 1.0, lambda value: f"× {value:g}"),
             "contention": Slider("contention", CONTENTION, 1.0, lambda value: f"× {value:g}"),
         }
@@ -87,7 +97,7 @@ class BucketTab:
 
     def open(self, name: str) -> None:
         """Opens a system of the list and shows it as it is."""
-        self.system, self._known = None, None
+        self.system, self._searched = None, None
         self.message.show(f"Opening {name} …")
         try:
             self.system = self.systems[name]()
@@ -124,49 +134,49 @@ class BucketTab:
             return
         now = self.settings()
         # T(b) does not depend on the cap that is chosen.
-        alike = replace(now, cap_mib=self.at_first.cap_mib)
-        known = self._known[1] if self._known and self._known[0] == alike else None
+        but_for_cap = replace(now, cap_mib=self.at_first.cap_mib)
+        searched, best = self._searched or (None, None)
         try:
-            view = explore(self.system, now, known)
+            view = explore(self.system, now, best if searched == but_for_cap else None)
         except UserError as error:
             self.message.show(str(error))
             return
-        self._known = (alike, view.best)
+        self._searched = (but_for_cap, view.best)
         self.message.show(*map(needs, view.unwritten))
-        as_is = alike == self.at_first
+        as_is = but_for_cap == self.at_first
         show_timeline(self.figures["timeline"], view)
         show_caps(self.figures["caps"], view, now, self.system, as_is)
         show_efficiency(self.figures["efficiency"], view, now)
         self._say(view, now, as_is)
-        asked = predict_line(self.system, now, self.at_first)
+        command = predict_line(self.system, now, self.at_first)
         with self.command.hold_sync():
-            self.command.line, self.command.note = asked.line, asked.note
+            self.command.line, self.command.note = command.line, command.note
 
-    def _offer(self, name: str, own: float, label: str) -> None:
-        """Offers values around the system's own, from a thousandth to a thousand times as much."""
-        self.sliders[name].offer(steps_between(own / 1000, own * 1000, own), own, label)
+    def _offer(self, name: str, value: float, label: str) -> None:
+        """Offers values from a thousandth of ``value`` to a thousand times as much."""
+        self.sliders[name].offer(steps_between(value / 1000, value * 1000, value), value, label)
 
     def _say(self, view: BucketView, now: BucketSettings, as_is: bool) -> None:
         timeline, best = view.timeline, view.best
-        said = dict.fromkeys(self.headings, "")
+        texts = dict.fromkeys(self.headings, "")
         if timeline:
-            said["timeline"] = (
-                f"T = {time_text(timeline.total_s)} at b = {three(now.cap_mib)} MiB: "
+            texts["timeline"] = (
+                f"T = {time_text(timeline.total_s)} at b = {digits(now.cap_mib)} MiB: "
                 f"{counted(timeline.num_buckets, 'bucket')}, "
                 f"{time_text(timeline.exposed_communication_s)} exposed (red)"
             )
         if best:
-            said["caps"] = f"b* = {three(best.cap_mib)} MiB: T = {time_text(best.total_s)}"
+            texts["caps"] = f"b* = {digits(best.cap_mib)} MiB: T = {time_text(best.total_s)}"
         if view.at_cap is not None:
-            here = view.at_cap[view.ranks.index(now.ranks)]
+            share = view.at_cap[view.ranks.index(now.ranks)]
             under = falls_below(view, GOOD_EFFICIENCY)
-            said["efficiency"] = f"{here:.0%} on {now.ranks:,} ranks; " + (
+            texts["efficiency"] = f"{share:.0%} on {now.ranks:,} ranks; " + (
                 f"under {GOOD_EFFICIENCY:.0%} from {under:,} on"
                 if under
                 else f"never under {GOOD_EFFICIENCY:.0%}"
             )
         without = () if as_is and self.system.measured_ms else ("measured",)
-        for name, text in said.items():
+        for name, text in texts.items():
             self.headings[name].show(text, without=without)
         moved = (now.alpha_us, now.beta_gb_per_s) != (
             self.at_first.alpha_us,
@@ -178,21 +188,17 @@ class BucketTab:
         self.caption.show(f"{self.system.caption}. Shown: {how}.")
 
     def _laid_out(self) -> ipywidgets.Widget:
-        panels = []
-        for name, made in self.figures.items():
-            panel = ipywidgets.VBox([self.headings[name].widget, made])
-            panel.add_class("ddplab-panel")
-            panel.add_class(f"ddplab-{name}")
-            panels.append(panel)
-        controls = ipywidgets.VBox([*self.sliders.values(), self.reset])
-        controls.add_class("ddplab-controls")
+        panels = [
+            column([self.headings[name].widget, made], "ddplab-panel", f"ddplab-{name}")
+            for name, made in self.figures.items()
+        ]
         wide = [self.choice, self.message.widget, self.command, self.caption.widget]
-        for one in wide:
-            one.add_class("ddplab-wide")
+        for widget in wide:
+            widget.add_class("ddplab-wide")
         return box(
             self.choice,
             self.message.widget,
-            controls,
+            column([*self.sliders.values(), self.reset], "ddplab-controls"),
             box(*panels, css_class="ddplab-plots"),
             self.command,
             self.caption.widget,

@@ -1,4 +1,5 @@
-"""Computes what the tab of buckets shows: a timeline, T(b) with b*, and efficiency over ranks.
+"""Computes what the tab of buckets shows: a timeline, T(b) with b*, efficiency over ranks, and the
+``ddplab predict`` that answers the same.
 
 All of it is the project's own model (``DdpModel``) of a system in which some quantities were moved.
 α and β are those of the system's all-reduces on the ranks that it starts with: α is the shortest
@@ -10,7 +11,8 @@ The model calls what students write. A part that needs a task which is not writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -18,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import NotYetWritten, UserError
-from common.explore.systems import Placed, System, as_curve
+from common.explore.systems import ClusterCommand, Placed, RunCommand, System, as_curve
 from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.cluster.assumptions import MFU, OVERLAP_SLOWDOWN
 from common.perfmodel.collectives import scaled
 from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize
@@ -29,6 +32,7 @@ from common.perfmodel.ddp.timeline import BackwardTimeline
 RANKS = tuple(2**power for power in range(1, 11))
 """Numbers of ranks that efficiency is computed for, beside 1 and the system's own."""
 SMALLEST_SHOWN_MIB = 1 / 16
+COMMAND = ("uv", "run", "ddplab", "predict")
 Found = TypeVar("Found")
 
 
@@ -118,8 +122,8 @@ def with_contention(costs: DdpCosts, factor: float) -> DdpCosts:
     def more(slowdown: float) -> float:
         return 1 + (slowdown - 1) * factor
 
-    def times(known: SecondsBySize | None) -> SecondsBySize | None:
-        return known and (known[0], tuple(time_s * factor for time_s in known[1]))
+    def times(by_size: SecondsBySize | None) -> SecondsBySize | None:
+        return by_size and (by_size[0], tuple(time_s * factor for time_s in by_size[1]))
 
     return replace(
         costs,
@@ -130,14 +134,15 @@ def with_contention(costs: DdpCosts, factor: float) -> DdpCosts:
     )
 
 
-def explore(system: System, settings: BucketSettings, known: BestCap | None = None) -> BucketView:
+def explore(system: System, settings: BucketSettings, best: BestCap | None = None) -> BucketView:
     """Computes everything that the tab shows.
 
     Args:
-        system, settings: what is asked.
-        known: T(b) of the same settings but for the cap, which it does not depend on.
+        system: System to start from.
+        settings: Settings of the sliders.
+        best: T(b) of the same settings but for the cap, which it does not depend on.
     """
-    here = placed(system, settings)
+    chosen = placed(system, settings)
     unwritten: dict[str, None] = {}
 
     def if_written(compute: Callable[[], Found]) -> Found | None:
@@ -147,9 +152,9 @@ def explore(system: System, settings: BucketSettings, known: BestCap | None = No
             unwritten[error.task] = None
             return None
 
-    timeline = if_written(lambda: here.model.at_cap(settings.cap_mib))
-    best = known or if_written(
-        lambda: here.model.best_cap(system.caps_mib, bucketings=system.bucketings)
+    timeline = if_written(lambda: chosen.model.at_cap(settings.cap_mib))
+    best = best or if_written(
+        lambda: chosen.model.best_cap(system.caps_mib, bucketings=system.bucketings)
     )
     ranks = shown_ranks(system)
     at_cap = if_written(lambda: efficiency(system, settings, settings.cap_mib, ranks))
@@ -179,7 +184,8 @@ def efficiency(
 
 def falls_below(view: BucketView, share: float) -> int | None:
     """Returns the first number of ranks whose efficiency at the chosen cap is under ``share``."""
-    below = [n for n, found in zip(view.ranks, view.at_cap, strict=True) if found < share]
+    reached = zip(view.ranks, view.at_cap, strict=True)
+    below = [ranks for ranks, efficiency_ in reached if efficiency_ < share]
     return below[0] if below else None
 
 
@@ -188,10 +194,14 @@ def cap_curve(best: BestCap) -> tuple[NDArray, NDArray, NDArray]:
 
     The latter is NaN elsewhere. Caps below ``SMALLEST_SHOWN_MIB`` are left out.
     """
-    shown = [one for one in best.candidates if one.high_mib > SMALLEST_SHOWN_MIB]
-    low = np.maximum([one.low_mib for one in shown], SMALLEST_SHOWN_MIB)
-    caps = np.stack([low, [one.high_mib for one in shown]], axis=1).ravel()
-    times_ms = np.repeat([one.total_s * 1e3 for one in shown], 2)
+    visible = [
+        (max(candidate.low_mib, SMALLEST_SHOWN_MIB), candidate.high_mib, candidate.total_s * 1e3)
+        for candidate in best.candidates
+        if candidate.high_mib > SMALLEST_SHOWN_MIB
+    ]
+    low, high, total_ms = np.array(visible).T
+    caps = np.stack([low, high], axis=1).ravel()
+    times_ms = np.repeat(total_ms, 2)
     near = np.where(times_ms <= best.total_s * 1e3 * 1.01, times_ms, np.nan)
     return caps, times_ms, near
 
@@ -206,3 +216,81 @@ def lanes(timeline: BackwardTimeline) -> list[int]:
         ends[lane : lane + 1] = [event.end_s]
         chosen.append(lane)
     return chosen
+
+
+@dataclass(frozen=True)
+class PredictLine:
+    """A command for a shell, and the settings of the explorer that it does not have."""
+
+    line: str
+    missing: tuple[str, ...]
+
+    @property
+    def note(self) -> str:
+        """Returns a sentence about what is missing; empty where nothing is."""
+        return f"Not in this command: {', '.join(self.missing)}." if self.missing else ""
+
+
+def predict_line(system: System, now: BucketSettings, at_first: BucketSettings) -> PredictLine:
+    """Returns the command for a system with these settings.
+
+    Args:
+        system: System that is explored.
+        now: Settings of the sliders.
+        at_first: Settings that the system starts with, which need no flag.
+    """
+    words = {
+        "alpha_us": "α",
+        "beta_gb_per_s": "β",
+        "ranks": "the number of ranks",
+        "compute": "the time of computation",
+        "contention": "contention",
+    }
+    moved = [name for name in words if getattr(now, name) != getattr(at_first, name)]
+    if isinstance(system.command, RunCommand):
+        flags = _of_run(system, now, moved)
+        covered = {"alpha_us"} if "--alpha-us" in flags else set()
+        lacks: Iterable[str] = system.command.lacks
+    else:
+        flags, covered = _of_cluster(system.command, now, moved)
+        lacks = ["the bucket cap"]
+        if not system.command.is_this:
+            lacks = ["the published times (this computes the same model on such a cluster)", *lacks]
+    missing = [*lacks, *(words[name] for name in moved if name not in covered)]
+    return PredictLine(shlex.join([*COMMAND, *flags]), tuple(missing))
+
+
+def _of_run(system: System, now: BucketSettings, moved: list[str]) -> list[str]:
+    """Returns the flags for a run. ``--alpha-us`` stands for α where it means the same.
+
+    It moves the curve of all-reduces one after another. Where those of several at a time were
+    measured, too, the explorer moves both, and with another β or more ranks there is no flag.
+    """
+    flags = [*system.command.flags, "--bucket-cap-mb", f"{now.cap_mib:g}"]
+    model = system.start.model
+    one_curve = model.crowded_network is None
+    smallest_first = model.network.times_s[0] == model.network.times_s.min()
+    if moved and moved[0] == "alpha_us" and len(moved) == 1 and one_curve and smallest_first:
+        flags += ["--alpha-us", f"{now.alpha_us:g}"]
+    return flags
+
+
+def _of_cluster(
+    command: ClusterCommand, now: BucketSettings, moved: list[str]
+) -> tuple[list[str], set[str]]:
+    """Returns the flags for a cluster, and the settings that they tell."""
+    work = command.workload
+    flags = ["--cluster", command.cluster, "--model", work.model, "--gpus", f"{now.ranks}"]
+    flags += ["--batch-size", f"{work.batch_size}", "--precision", work.precision]
+    covered = {"ranks"}
+    if not command.is_this:
+        return flags, covered
+    mfu = MFU.value / now.compute
+    if "compute" in moved and 0.001 <= mfu <= 1:
+        flags += ["--mfu", f"{mfu:.12g}"]
+        covered.add("compute")
+    if "contention" in moved:
+        slowdown = 1 + (OVERLAP_SLOWDOWN.value - 1) * now.contention
+        flags += ["--overlap-slowdown", f"{slowdown:.12g}"]
+        covered.add("contention")
+    return flags, covered

@@ -1,4 +1,4 @@
-"""The controls: a slider, a command to copy, and a choice.
+"""The controls, a slider, a command to copy and a choice, and the text around them.
 
 ipywidgets' own slider has no name for a screen reader, and numbers on it are small. This one is a
 native range input over a list of values, with what each value is called.
@@ -6,7 +6,8 @@ native range input over a list of values, with what each value is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -14,6 +15,9 @@ import anywidget
 import ipywidgets
 import numpy as np
 import traitlets
+
+from common.analysis.html import rendered
+from common.runtime.wording import digits
 
 HERE = Path(__file__).parent
 STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
@@ -48,7 +52,7 @@ class Slider(anywidget.AnyWidget, Generic[Value]):
         self.values = list(values)
         with self.hold_sync(), self.hold_trait_notifications():
             self.label = label or self.label
-            self.texts = [self.text(one) for one in self.values]
+            self.texts = [self.text(option) for option in self.values]
             self.index = self.values.index(value)
 
 
@@ -61,32 +65,85 @@ class Command(anywidget.AnyWidget):
     note = traitlets.Unicode().tag(sync=True)
 
 
+@dataclass(frozen=True)
+class Key:
+    """The sign of a trace in a legend: its colour, and a shape that the style sheet draws."""
+
+    colour: str
+    shape: str
+
+
+class Text:
+    """Lines of text, the first of which may be a heading, and a legend below them.
+
+    A legend inside of a figure would take room from it, and is cut on a narrow page.
+    """
+
+    def __init__(
+        self, css_class: str = "", heading: bool = False, legend: Mapping[str, Key] | None = None
+    ) -> None:
+        self.widget = ipywidgets.HTML()
+        self.heading = heading
+        self.legend = legend or {}
+        if css_class:
+            self.widget.add_class(css_class)
+
+    def show(self, *lines: str, without: Collection[str] = ()) -> None:
+        """Replaces the text; empty lines are left out.
+
+        Args:
+            lines: Text of each line.
+            without: Names that the legend leaves out.
+        """
+        keys = {name: key for name, key in self.legend.items() if name not in without}
+        self.widget.value = rendered(
+            HERE / "text.html.j2",
+            lines=list(filter(None, lines)),
+            heading=self.heading,
+            keys=keys,
+        )
+
+
 def choice(label: str, options: Mapping[str, str] | Sequence[str]) -> ipywidgets.Dropdown:
     """Returns a list to choose from. A mapping goes from what is shown to the value."""
     pairs = list(options.items()) if isinstance(options, Mapping) else list(options)
-    found = ipywidgets.Dropdown(description=label, options=pairs)
-    found.style.description_width = "auto"
-    found.add_class("ddplab-choice")
-    return found
+    dropdown = ipywidgets.Dropdown(description=label, options=pairs)
+    dropdown.style.description_width = "auto"
+    dropdown.add_class("ddplab-choice")
+    return dropdown
+
+
+def column(children: Sequence[ipywidgets.Widget], *css_classes: str) -> ipywidgets.VBox:
+    """Returns widgets one below the other."""
+    container = ipywidgets.VBox(children)
+    for name in css_classes:
+        container.add_class(name)
+    return container
 
 
 def box(*children: ipywidgets.Widget, css_class: str) -> ipywidgets.Box:
     """Returns a box whose layout is the style sheet's."""
-    found = ipywidgets.Box(children)
-    found.add_class(css_class)
-    return found
+    container = ipywidgets.Box(children)
+    container.add_class(css_class)
+    return container
 
 
-def steps_between(low: float, high: float, own: float | None = None) -> list[float]:
-    """Returns round numbers from ``low`` to ``high``, a decade's ``STEPS``, and ``own`` among them.
+def steps_between(low: float, high: float, extra: float | None = None) -> list[float]:
+    """Returns round numbers from ``low`` to ``high``, a decade's ``STEPS``, with ``extra`` added.
 
-    >>> steps_between(4, 20, own=7)
+    >>> steps_between(4, 20, extra=7)
     [4.0, 5.0, 6.0, 7, 8.0, 10.0, 12.0, 15.0, 20.0]
     """
     first, last = np.floor(np.log10([low, high])).astype(int)
     powers = range(first, last + 1)
     values = [float(f"{step}e{power}") for power in powers for step in STEPS]
-    found = [value for value in values if low <= value <= high]
-    if own is not None and own not in found:
-        found.append(own)
-    return sorted(found)
+    steps = {value for value in values if low <= value <= high}
+    return sorted(steps if extra is None else steps | {extra})
+
+
+def time_text(seconds: float) -> str:
+    """Formats a time with three figures in its unit: ``85 µs``, ``1.2 ms``, ``3.4 s``."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{digits(seconds / unit)} {name}"
+    return f"{digits(seconds * 1e6)} µs"

@@ -16,7 +16,7 @@ from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.explore.systems import ClusterAsked, Placed, RunAsked, System, on_a_ring
+from common.explore.systems import ClusterCommand, Placed, RunCommand, System, on_a_ring
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.cluster.assumptions import MFU, STRAGGLER_SPREAD
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
@@ -43,21 +43,21 @@ def known_systems(run_dir: str | Path | None = None) -> dict[str, Opener]:
     """Returns a function that opens each system, by its name; the first is shown first.
 
     Args:
-        run_dir: a run of assignment 2; by default the newest complete one. Recorded runs come
+        run_dir: Run of assignment 2; by default the newest complete one. Recorded runs come
             after it.
 
     Raises:
         UserError: there is no such folder, or no complete run of assignment 2 in it.
     """
     recorded = recorded_assignment("assignment2")
-    own = choose_folder(run_dir, "assignment2", tuple(WRITTEN_BY))
-    found: dict[str, Opener] = {}
-    for folder in dict.fromkeys([own.resolve(), recorded.resolve()]):
-        found |= _of_run(folder)
-    found["published: gpt2-large on 2 × 4 A100"] = published
+    chosen = choose_folder(run_dir, "assignment2", tuple(WRITTEN_BY))
+    openers: dict[str, Opener] = {}
+    for folder in dict.fromkeys([chosen.resolve(), recorded.resolve()]):
+        openers |= _of_run(folder)
+    openers["published: gpt2-large on 2 × 4 A100"] = published
     for name in known_clusters():
-        found[f"computed: {CLUSTER_MODEL} on {name}"] = partial(on_cluster, name)
-    return found
+        openers[f"computed: {CLUSTER_MODEL} on {name}"] = partial(on_cluster, name)
+    return openers
 
 
 def _of_run(folder: Path) -> dict[str, Opener]:
@@ -71,15 +71,15 @@ def _of_run(folder: Path) -> dict[str, Opener]:
             raise UserError(f"{relative_to_project(folder)}: no complete run with {name}")
     sweep = find_table(folder, "ddp-times.csv", WRITTEN_BY["ddp-times.csv"])
     network = read_environment(sweep.parent).get("network", "its network")
-    place = f"{whose}: {network}" if is_recorded(folder) else f"{whose} {folder.name}: {network}"
-    found: dict[str, Opener] = {place: partial(over_own_network, place, folder)}
+    name = f"{whose}: {network}" if is_recorded(folder) else f"{whose} {folder.name}: {network}"
+    openers: dict[str, Opener] = {name: partial(over_own_network, name, folder)}
     for below in sorted(folder.glob("emulated-*")):
         table = find_table(below, "ddp-times.csv")
         if table and find_table(below, "allreduce-samples.csv"):
             network = read_environment(table.parent)["network"]
             name = f"{whose}: {network}"
-            found[name] = partial(over_emulated, name, folder, below, network)
-    return found
+            openers[name] = partial(over_emulated, name, folder, below, network)
+    return openers
 
 
 def over_own_network(name: str, folder: Path) -> System:
@@ -92,25 +92,26 @@ def over_own_network(name: str, folder: Path) -> System:
         caption=run.caption,
         sweep=run.sweep,
         local=find_table(folder, "local-times.csv", WRITTEN_BY["local-times.csv"]),
-        asked=RunAsked(("--run-dir", relative_to_project(folder))),
+        command=RunCommand(("--run-dir", relative_to_project(folder))),
     )
 
 
 def over_emulated(name: str, folder: Path, below: Path, network: str) -> System:
     """Opens what a run of assignment 2 measured on emulated hosts, in its folder ``below``."""
     run = open_run(folder)
-    found: NetworkRun = next(one for one in open_networks(folder).runs if one.name == network)
+    runs: dict[str, NetworkRun] = {run.name: run for run in open_networks(folder).runs}
+    emulated = runs[network]
     ready = find_table(folder, "gradient-ready-times.csv", WRITTEN_BY["gradient-ready-times.csv"])
     flags = ("--run-dir", relative_to_project(below), "--ready-times", relative_to_project(ready))
     has_costs = find_table(below, "overlap-times.csv") is not None
     return _measured(
         name=name,
         run=run,
-        model=found.model,
-        caption=found.caption,
-        sweep=found.sweep,
+        model=emulated.model,
+        caption=emulated.caption,
+        sweep=emulated.sweep,
         local=find_table(below, "local-times.csv"),
-        asked=RunAsked(flags, lacks=() if has_costs else ("DDP's copies",)),
+        command=RunCommand(flags, lacks=() if has_costs else ("DDP's copies",)),
     )
 
 
@@ -121,7 +122,7 @@ def _measured(
     caption: str,
     sweep: BucketSweep,
     local: Path,
-    asked: RunAsked,
+    command: RunCommand,
 ) -> System:
     parts = replace(read_step_parts(local), local_backward_s=model.profile.backward_s)
     whose = "recorded" if run.recorded else "your own"
@@ -131,7 +132,7 @@ def _measured(
         ranks=sweep.world_size,
         on=cache(on_a_ring(model, parts, sweep.world_size)),
         alone=parts,
-        asked=asked,
+        command=command,
         measured_ms=tuple((cap, time * 1e3) for cap, time in sweep.measured_s().items()),
     )
 
@@ -159,7 +160,7 @@ def published() -> System:
         ranks=recorded.world_size,
         on=cache(on_a_ring(model, parts, recorded.world_size)),
         alone=parts,
-        asked=ClusterAsked("a100-ib", workload, is_this=False),
+        command=ClusterCommand("a100-ib", workload, is_this=False),
     )
 
 
@@ -196,6 +197,6 @@ def on_cluster(name: str) -> System:
         ranks=CLUSTER_GPUS,
         on=cache(on),
         alone=alone,
-        asked=ClusterAsked(name, workload),
+        command=ClusterCommand(name, workload),
         caps_mib=tuple(default_caps_mib(profile.total_bytes).tolist()),
     )

@@ -62,7 +62,7 @@ class BatchView:
     Attributes:
         lengths: [B] tokens of each text, in the order of arrival.
         groups: for each rank its texts; None where the plan's task is not written yet.
-        padded, own: [G] tokens of each rank, with padding and without.
+        padded, unpadded: [G] tokens of each rank, with padding and without.
         bottlenecks: padded tokens of the slowest rank, by plan.
         lower_bound: no plan has a smaller bottleneck.
         unwritten: tasks that are needed and not written yet.
@@ -71,7 +71,7 @@ class BatchView:
     lengths: NDArray
     groups: list[list[int]] | None
     padded: NDArray
-    own: NDArray
+    unpadded: NDArray
     bottlenecks: dict[str, int]
     lower_bound: int
     unwritten: tuple[str, ...]
@@ -97,8 +97,8 @@ def divide(distribution: LengthDistribution, settings: BatchSettings) -> BatchVi
         lengths=lengths,
         groups=groups,
         padded=np.array(padded_tokens(lengths, groups)) if groups else nothing,
-        own=np.array([lengths[group].sum() for group in groups]) if groups else nothing,
-        bottlenecks={name: max(padded_tokens(lengths, found)) for name, found in plans.items()},
+        unpadded=np.array([lengths[group].sum() for group in groups]) if groups else nothing,
+        bottlenecks={name: max(padded_tokens(lengths, plan)) for name, plan in plans.items()},
         lower_bound=bound,
         unwritten=tuple(unwritten),
     )
@@ -123,16 +123,16 @@ def rectangles(view: BatchView) -> tuple[NDArray, NDArray, NDArray]:
     the rank that they are padded to, both in tokens; ranks have a gap of height 0 between them.
     """
     gap = max(1.0, 0.01 * len(view.lengths))
-    edges, own, padded, at = [0.0], [0.0], [0.0], 0.0
+    edges, heights, padded, at = [0.0], [0.0], [0.0], 0.0
     for group in view.groups or []:
         tallest_first = np.sort(view.lengths[group])[::-1]
         for length in tallest_first.tolist():
             edges += [at, at + 1]
-            own += [length, length]
+            heights += [length, length]
             padded += [tallest_first[0]] * 2
             at += 1
         edges += [at, at + gap]
-        own += [0.0, 0.0]
+        heights += [0.0, 0.0]
         padded += [0.0, 0.0]
         at += gap
-    return np.array(edges), np.array(own), np.array(padded)
+    return np.array(edges), np.array(heights), np.array(padded)

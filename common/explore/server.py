@@ -86,9 +86,9 @@ def serving(run_dir: str = "", port: int = 0, token: str | None = None) -> Itera
     """Serves the explorer while the block runs; then server and kernels are gone.
 
     Args:
-        run_dir: a run of assignment 2; by default the newest one.
-        port: 0 for one that is free.
-        token: without it, nobody on this machine gets at the page; None for a random one.
+        run_dir: Run of assignment 2; by default the newest one.
+        port: Port of the page; 0 for one that is free.
+        token: Word without which nobody on this machine gets at the page; None for a random one.
 
     Raises:
         UserError: a port or a token that cannot be used.
@@ -180,11 +180,11 @@ def _end(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    _, left = psutil.wait_procs(kernels, timeout=2)
-    for kernel in left:
+    _, survivors = psutil.wait_procs(kernels, timeout=2)
+    for kernel in survivors:
         with contextlib.suppress(psutil.NoSuchProcess):
             kernel.kill()
-    psutil.wait_procs(left, timeout=5)
+    psutil.wait_procs(survivors, timeout=5)
 
 
 def _last_line(log: Path) -> str:

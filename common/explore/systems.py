@@ -24,23 +24,20 @@ CURVE_BYTES = np.geomspace(1024, 2**30, 81)
 
 
 @dataclass(frozen=True)
-class RunAsked:
-    """A run: the flags that name its tables, and what these tables do not hold."""
+class RunCommand:
+    """``ddplab predict`` of a run: the flags that name its tables, and what these do not hold."""
 
     flags: tuple[str, ...]
     lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class ClusterAsked:
-    """A computed cluster; ``is_this`` is False where it only resembles the system."""
+class ClusterCommand:
+    """``ddplab predict`` of a cluster; ``is_this`` is False where it only resembles the system."""
 
     cluster: str
     workload: Workload
     is_this: bool = True
-
-
-Asked = RunAsked | ClusterAsked
 
 
 @dataclass(frozen=True)
@@ -56,12 +53,12 @@ class System:
     """A model on a network, from which the explorer starts.
 
     Attributes:
-        name: what it is called in the list of systems.
+        name: name in the list of systems.
         caption: hardware, date and source; recorded, of the reader's own, or computed.
         ranks: the ranks that its all-reduces were measured on, or are computed for at first.
         on: returns the system on this number of ranks, at least 2.
         alone: the step of one rank that exchanges nothing, with its backward pass.
-        asked: how ``ddplab predict`` is called for it.
+        command: the ``ddplab predict`` that answers for it.
         caps_mib: the caps to search; None for every distinct bucketing.
         measured_ms: by bucket cap in MiB, the backward passes that were measured here.
     """
@@ -71,7 +68,7 @@ class System:
     ranks: int
     on: Callable[[int], Placed]
     alone: StepParts
-    asked: Asked
+    command: RunCommand | ClusterCommand
     caps_mib: tuple[float, ...] | None = None
     measured_ms: tuple[tuple[float, float], ...] = ()
 
@@ -109,7 +106,7 @@ class System:
         """Computes the step of one rank that exchanges nothing.
 
         Args:
-            compute: both passes take this many times as long.
+            compute: Factor on the time of both passes.
         """
         passes = self.alone.forward_s + (self.alone.local_backward_s or 0.0)
         return passes * compute + self.alone.update_s

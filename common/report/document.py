@@ -7,20 +7,29 @@ around the parts is a template, so that it can be written again after every stag
 
 from __future__ import annotations
 
+import base64
+import html
+import re
 import tempfile
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.analysis.html import rendered
 from common.errors import RunFailed
-from common.report import page
-from common.report.markdown import notebook_markdown, pandoc
-from common.report.page import Heading
 from common.runtime.machine.environment import now
 from common.runtime.records.run_directory import write_atomically
 
 TITLE = "ddplab report"
-TEMPLATE = Path(__file__).with_name("template.typ")
+PAGE, STYLE, SCRIPT, TEMPLATE, FILTER = (
+    Path(__file__).with_name(name)
+    for name in ("page.html.j2", "style.css", "page.js", "template.typ", "filter.lua")
+)
+MARKDOWN = "markdown+tex_math_dollars+pipe_tables+link_attributes-yaml_metadata_block"
+MARKDOWN += "-implicit_figures"
+PICTURES = {"image/svg+xml": "svg", "image/png": "png"}
+HEADING = re.compile(r'<h([1-6]) id="([^"]+)"[^>]*>(.*?)</h\1>', re.S)
 SUBJECTS = {
     "assignment0": "One device",
     "assignment1": "Data-parallel training",
@@ -41,6 +50,15 @@ class Document:
 
 
 @dataclass(frozen=True)
+class Heading:
+    """A heading of the page; ``level`` is 1 for a notebook's title, 2 for what is below it."""
+
+    anchor: str
+    text: str
+    level: int
+
+
+@dataclass(frozen=True)
 class Part:
     """One assignment, rendered for the page: a ``<section>`` per notebook, figures inside."""
 
@@ -55,21 +73,30 @@ def render(document: Document) -> Part:
     sections = []
     with tempfile.TemporaryDirectory() as scratch:
         for notebook in document.notebooks:
-            markdown = notebook_markdown(notebook, Path(scratch))
+            markdown = _notebook_markdown(notebook, Path(scratch))
             shift = f"--shift-heading-level-by={NOTEBOOK_LEVEL - 1}"
-            body = pandoc(markdown, "html5", notebook.stem, shift, "--mathml")
-            sections.append(page.section(notebook.stem, body, Path(scratch)))
+            body = _pandoc(markdown, "html5", notebook.stem, shift, "--mathml")
+            sections.append(_section(notebook.stem, body, Path(scratch)))
     text = "".join(sections)
-    contents = page.headings(text, NOTEBOOK_LEVEL)
-    return Part(document.assignment, assignment_title(document.assignment), text, contents)
+    title = assignment_title(document.assignment)
+    return Part(document.assignment, title, text, _headings(text))
 
 
 def write_page(folder: Path, parts: Sequence[Part], front: str = "", style: str = "") -> None:
-    """Writes ``index.html`` into ``folder``, whole or not at all.
+    """Writes ``index.html`` into ``folder``, whole or not at all. It needs no other file.
 
     ``front`` is HTML that comes first in ``<main>``, ``style`` is CSS for it.
     """
-    write_atomically(folder / "index.html", page.page(TITLE, now()[:10], parts, front, style))
+    text = rendered(
+        PAGE,
+        title=TITLE,
+        date=now()[:10],
+        parts=parts,
+        front=front,
+        style=STYLE.read_text() + style,
+        script=SCRIPT.read_text(),
+    )
+    write_atomically(folder / "index.html", text)
 
 
 def write_pdf(
@@ -104,14 +131,104 @@ def assignment_title(assignment: str) -> str:
     return f"{name}: {SUBJECTS[assignment]}" if assignment in SUBJECTS else name
 
 
+def svg_address(picture: str) -> str:
+    """Returns a ``data:`` address with an SVG in it, which stays text: shorter than base64."""
+    kept = ' !()*,-./:;=?@[]_{}|~$&+<>"\\^`'  # all but ' and what ends or encodes an address
+    text = urllib.parse.quote(picture, safe=kept)
+    return f"data:image/svg+xml,{text}"
+
+
+def _section(stem: str, body: str, pictures: Path) -> str:
+    """Returns a notebook's ``<section>``, with the figures of the folder ``pictures`` inside."""
+
+    def embed(match: re.Match) -> str:
+        return f"src='{_data_address(pictures / match[1])}'"
+
+    body = re.sub(r'(?<=<img )src="([^"]+)"', embed, body)
+    formula = '<span class="formula" tabindex="0" role="group" aria-label="Formula">'
+    body = re.sub(r'<math display="block".*?</math>', rf"{formula}\g<0></span>", body, flags=re.S)
+    return f'<section id="{stem}">\n{body}\n</section>\n'
+
+
+def _headings(text: str) -> tuple[Heading, ...]:
+    """Returns the headings of notebooks on the page.
+
+    Titles leave out the assignment, which the contents name above them.
+    """
+    headings = []
+    for level, anchor, inner in HEADING.findall(text):
+        words = _plain(inner)
+        if short := re.match(r"Assignment \d+(?:, |: )(.)(.*)", words):
+            words = short[1].upper() + short[2]
+        headings.append(Heading(anchor, words, int(level) - NOTEBOOK_LEVEL + 1))
+    return tuple(headings)
+
+
+def _plain(inner: str) -> str:
+    """Returns a heading's words; of a formula, what it was written as.
+
+    >>> _plain('Where <math><mi>b</mi><annotation encoding="x">b^*</annotation></math> &amp; c')
+    'Where b* & c'
+    """
+    formula = r"<math.*?<annotation[^>]*>(.*?)</annotation>.*?</math>"
+    text = re.sub(formula, lambda match: re.sub(r"[\^${}\\]", "", match[1]), inner, flags=re.S)
+    return html.unescape(re.sub(r"<[^>]+>", "", text)).strip()
+
+
+def _data_address(picture: Path) -> str:
+    """Returns a ``data:`` address with the picture in it; an SVG stays text, which is shorter."""
+    if picture.suffix == ".svg":
+        return svg_address(picture.read_text()).replace("&", "&amp;")
+    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+
+
+def _notebook_markdown(notebook: Path, folder: Path) -> str:
+    """Returns a notebook's text and outputs, without code; writes its figures to ``folder``."""
+    import nbformat
+    from nbconvert import MarkdownExporter
+
+    content = nbformat.read(notebook, as_version=4)
+    (folder / notebook.stem).mkdir(exist_ok=True)
+    for index, cell in enumerate(content.cells):
+        for number, output in enumerate(cell.get("outputs", [])):
+            kind = next((kind for kind in PICTURES if kind in output.get("data", {})), None)
+            if kind:
+                name = f"{notebook.stem}/{index}-{number}.{PICTURES[kind]}"
+                data = output.data[kind]
+                picture = data.encode() if kind == "image/svg+xml" else base64.b64decode(data)
+                (folder / name).write_bytes(picture)
+                output.data = {"text/markdown": _figure(name, output.metadata.get(kind, {}))}
+                output.metadata = {}
+    exporter = MarkdownExporter(exclude_input=True, exclude_output_prompt=True)
+    return exporter.from_notebook_node(content)[0]
+
+
+def _pandoc(markdown: str, to: str, stem: str, *options: str) -> str:
+    """Returns Markdown as HTML or Typst. Ids of headings begin with ``stem``."""
+    import pypandoc
+
+    arguments = [f"--lua-filter={FILTER}", f"--metadata=stem={stem}", "--wrap=none", *options]
+    try:
+        return pypandoc.convert_text(markdown, to, format=MARKDOWN, extra_args=arguments)
+    except RuntimeError as error:
+        raise RunFailed(f"pandoc: {error}") from None
+
+
+def _figure(name: str, metadata: dict) -> str:
+    """Returns a figure's Markdown with its width and the words for those who cannot see it."""
+    alt = re.sub(r'([\\"])', r"\\\1", metadata.get("alt", "Figure"))
+    pixels = f" pixels={metadata['width']}" if "width" in metadata else ""
+    return f'![]({name}){{{pixels} alt="{alt}"}}'
+
+
 def _typst(document: Document, work: Path) -> str:
     """Returns an assignment as Typst: a chapter whose notebooks begin on pages of their own."""
     chapter = [f"#pagebreak(weak: true)\n= {assignment_title(document.assignment)}"]
     chapter[0] += f" <{document.assignment}>\n"
-    for place, notebook in enumerate(document.notebooks):
-        markdown = notebook_markdown(notebook, work)
-        start = "#pagebreak(weak: true)\n" if place else ""
-        body = pandoc(markdown, "typst", notebook.stem, "--shift-heading-level-by=1")
+    for index, notebook in enumerate(document.notebooks):
+        markdown = _notebook_markdown(notebook, work)
+        start = "#pagebreak(weak: true)\n" if index else ""
+        body = _pandoc(markdown, "typst", notebook.stem, "--shift-heading-level-by=1")
         chapter.append(f"{start}#metadata(none) <{notebook.stem}>\n{body}")
     return "\n".join(chapter)
 

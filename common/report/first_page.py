@@ -20,8 +20,7 @@ from common.analysis.findings.figures import SmallFigure
 from common.analysis.findings.finding import Finding
 from common.analysis.html import rendered
 from common.analysis.picture import svg
-from common.report.document import assignment_title
-from common.report.page import svg_address
+from common.report.document import assignment_title, svg_address
 from common.report.timetable import Timetable
 
 TEMPLATE = Path(__file__).with_name("first_page.html.j2")
@@ -56,12 +55,12 @@ class FirstPage:
     @property
     def answered(self) -> tuple[Finding, ...]:
         """Returns the findings that have a number."""
-        return tuple(one for one in self.findings if one.found is not None)
+        return tuple(finding for finding in self.findings if finding.answer is not None)
 
     @property
     def unanswered(self) -> tuple[Finding, ...]:
         """Returns the findings that have none, with the reason."""
-        return tuple(one for one in self.findings if one.found is None)
+        return tuple(finding for finding in self.findings if finding.answer is None)
 
     @property
     def left_out(self) -> str:
@@ -70,8 +69,8 @@ class FirstPage:
         return f"Not in this run: {names}." if names else ""
 
 
-def machine_text(environment: Mapping) -> tuple[str, ...]:
-    """Returns what a run's environment record says of its machine, in two lines."""
+def machine_lines(environment: Mapping) -> tuple[str, str]:
+    """Returns the hardware and the software of a run's environment record, a line each."""
     gpus = environment.get("gpus") or []
     cpu = environment.get("cpu", {})
     cores = f"{cpu.get('cores', '?')} cores of {cpu.get('model', 'an unknown CPU')}"
@@ -97,16 +96,16 @@ def as_html(page: FirstPage, anchors: Collection[str] = ()) -> str:
     """Returns the page's section for index.html.
 
     Args:
-        page: the first page.
-        anchors: anchors that the report has; a finding without one is no link.
+        page: The first page.
+        anchors: Anchors that the report has; a finding without one is no link.
     """
-    pictures = [(one, svg_address(svg(one.figure))) for one in page.figures]
+    pictures = [(small, svg_address(svg(small.figure))) for small in page.figures]
     return rendered(TEMPLATE, page=page, anchors=set(anchors), pictures=pictures)
 
 
 def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
     """Returns the page as Typst, and the files of its figures by the names used in there."""
-    files = {f"first-{one.assignment}.svg": svg(one.figure).encode() for one in page.figures}
+    files = {f"first-{small.assignment}.svg": svg(small.figure).encode() for small in page.figures}
     lines = [
         "#set par(justify: false, leading: 0.5em)",
         "#set text(hyphenate: false)",
@@ -116,29 +115,30 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
     if page.state != COMPLETE:
         lines.append(f"#strong[{_typst(f'This run was not completed: {page.reason}')}]\n")
     rows = []
-    for one in page.answered:
-        found = one.found
-        marks = "".join(f" _({_typst(mark)})_" for mark in one.marks)
-        title = _typst_link(one.question.anchor, one.question.title)
+    for finding in page.answered:
+        question, answer = finding.question, finding.answer
+        marks = "".join(f" _({_typst(mark)})_" for mark in finding.marks)
+        title = _typst_link(question.anchor, question.title)
         rows.append(
-            f"[{title}], [#strong[{_typst(found.said)}]{marks} \\ "
-            f"#text(size: 7.2pt)[{_typst(found.spread + '.')} "
-            f"#emph[{_typst(one.question.meaning)}]]],"
+            f"[{title}], [#strong[{_typst(answer.text)}]{marks} \\ "
+            f"#text(size: 7.2pt)[{_typst(answer.spread + '.')} "
+            f"#emph[{_typst(question.meaning)}]]],"
         )
     if rows:
         lines.append(
             "#table(columns: (27%, 1fr), align: (left, left), inset: (x: 4pt, y: 3pt), "
             "stroke: (x, y) => (bottom: 0.4pt + luma(200)),\n" + "\n".join(rows) + "\n)"
         )
-    for one in page.unanswered:
-        text = f"{one.question.title}: not there. {one.missing}."
+    for finding in page.unanswered:
+        text = f"{finding.question.title}: not there. {finding.missing}."
         lines.append(f"#text(size: 8pt)[{_typst(text)}]\n")
     if page.left_out:
         lines.append(f"#text(size: 8pt)[{_typst(page.left_out)}]\n")
     pictures = [
-        f'[#text(size: 8.5pt, weight: "bold")[{_typst(one.title)}] #image('
-        f"{json.dumps(f'first-{one.assignment}.svg')}, height: 3.7cm, alt: {json.dumps(one.alt)})],"
-        for one in page.figures
+        f'[#text(size: 8.5pt, weight: "bold")[{_typst(small.title)}] #image('
+        f"{json.dumps(f'first-{small.assignment}.svg')}, height: 3.7cm, "
+        f"alt: {json.dumps(small.alt)})],"
+        for small in page.figures
     ]
     if pictures:
         lines.append("#grid(columns: (1fr, 1fr), gutter: 6pt,\n" + "\n".join(pictures) + "\n)")
@@ -148,15 +148,15 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
 def print_page(page: FirstPage, console: Console) -> None:
     """Prints the findings for a terminal: a line with the number, and one that says how sure."""
     console.print(f"\n[bold]What was found[/bold] on {escape(page.machine[0])}", highlight=False)
-    for one in page.answered:
-        marks = "".join(f" [yellow]({escape(mark)})[/yellow]" for mark in one.marks)
+    for finding in page.answered:
+        title, answer = finding.question.title, finding.answer
+        marks = "".join(f" [yellow]({escape(mark)})[/yellow]" for mark in finding.marks)
         console.print(
-            f"  {escape(one.question.title)}: [bold]{escape(one.found.said)}[/bold]{marks}",
-            highlight=False,
+            f"  {escape(title)}: [bold]{escape(answer.text)}[/bold]{marks}", highlight=False
         )
-        console.print(Padding(f"[dim]{escape(one.found.spread)}[/dim]", (0, 0, 0, 6)))
-    for one in page.unanswered:
-        text = f"  {one.question.title}: not there. {one.missing}"
+        console.print(Padding(f"[dim]{escape(answer.spread)}[/dim]", (0, 0, 0, 6)))
+    for finding in page.unanswered:
+        text = f"  {finding.question.title}: not there. {finding.missing}"
         console.print(escape(text), highlight=False)
     if page.left_out:
         console.print(f"  {escape(page.left_out)}", highlight=False)

@@ -60,6 +60,6 @@ def execute_notebooks(
         return result
 
     with ThreadPoolExecutor(max_workers=2) as pool:  # a kernel mostly waits for imports
-        done = list(pool.map(execute, notebooks))
-    executed = [result for result in done if isinstance(result, Path)]
-    return executed, [result for result in done if isinstance(result, UserError)]
+        results = list(pool.map(execute, notebooks))
+    executed = [result for result in results if isinstance(result, Path)]
+    return executed, [result for result in results if isinstance(result, UserError)]

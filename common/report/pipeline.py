@@ -16,15 +16,12 @@ from common.report.notebooks import execute_notebooks
 from common.report.presets import (
     Preset,
     count_ranks,
-    counted,
     known_assignments,
     load_preset,
     preset_of,
-    where_text,
     with_dividing_batches,
 )
-from common.report.run_page import RunPage
-from common.report.run_watch import RunWatch
+from common.report.run_page import RunPage, RunWatch
 from common.report.stages import Measured, Measuring
 from common.report.timetable import (
     FIRST_PAGE,
@@ -38,6 +35,7 @@ from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import RunDirectory
 from common.runtime.stage_progress import StageProgress
+from common.runtime.wording import counted
 
 
 def run_assignments(what: str, label: str, output_dir: str, progress: StageProgress) -> Path:
@@ -46,16 +44,16 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
     index.html is there from the beginning and grows. Each run directory keeps its own report.
 
     Args:
-        what: an assignment, or ``all``.
-        label: name of the presets: smoke, laptop or gpu.
-        output_dir: the folder of all runs.
-        progress: the terminal's display.
+        what: Name of an assignment, or ``all``.
+        label: Name of the presets: smoke, laptop or gpu.
+        output_dir: Folder of all runs.
+        progress: Display of the terminal.
     """
-    known = known_assignments()
-    if what != "all" and what not in known:
-        raise UserError(unknown_name("assignment", what, ["all", *known]))
+    assignments = known_assignments()
+    if what != "all" and what not in assignments:
+        raise UserError(unknown_name("assignment", what, ["all", *assignments]))
     output = Path(output_dir).absolute()
-    named = [load_preset(name, label) for name in (known if what == "all" else [what])]
+    named = [load_preset(name, label) for name in (assignments if what == "all" else [what])]
     presets = [with_dividing_batches(preset, progress.say) for preset in named]
     titles = entry_titles(presets)
     try:
@@ -75,10 +73,12 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
     last = timetable.entries[-1]
     with watch.stage(last.assignment, last.key):
         watch.page.write_report(output)
-    progress.say(f"Done in {progress.elapsed_s:.0f} s. Report: {_shown(output / 'report.pdf')}")
-    progress.say(f"and {_shown(output / 'index.html')}")
+    progress.say(
+        f"Done in {progress.elapsed_s:.0f} s. Report: {relative_to_project(output / 'report.pdf')}"
+    )
+    progress.say(f"and {relative_to_project(output / 'index.html')}")
     for folder in folders:
-        progress.say(f"Measurements: {_shown(folder)}")
+        progress.say(f"Measurements: {relative_to_project(folder)}")
     print_page(watch.page.first(), progress.console)
     return output
 
@@ -87,12 +87,14 @@ def entry_titles(presets: Sequence[Preset]) -> dict[str, dict[str, str]]:
     """Returns the title of all that a run of presets does, by assignment and key, in order."""
     titles = {}
     for preset in presets:
-        ranks = {stage: count_ranks(stage.ranks) for stage in preset.stages}
-        stages = {stage.key: where_text(stage, ranks) for stage in preset.stages}
+        stages = {
+            stage.key: f"{stage.title} ({stage.hosts or counted(count_ranks(stage.ranks), 'rank')})"
+            for stage in preset.stages
+        }
         after = {NOTEBOOKS: counted(len(preset.notebooks), "notebook"), REPORT: "report"}
         titles[preset.assignment] = stages | after
-    whole = REPORT_OF_ALL if len(presets) > 1 else FIRST_PAGE
-    titles[presets[-1].assignment][whole] = whole
+    closing = REPORT_OF_ALL if len(presets) > 1 else FIRST_PAGE
+    titles[presets[-1].assignment][closing] = closing
     return titles
 
 
@@ -118,7 +120,7 @@ def _run_assignment(
     no_hosts = why_not() if any(stage.hosts for stage in preset.stages) else None
     environment["emulated_hosts_left_out"] = no_hosts
     run = RunDirectory.create(output / preset.assignment, label, preset.content, environment)
-    watch.progress.say(f"{preset.assignment}, preset {label}: {_shown(run.path)}")
+    watch.progress.say(f"{preset.assignment}, preset {label}: {relative_to_project(run.path)}")
     watch.open(preset.assignment, run.path)
     (run.path / "logs").mkdir()
     measuring = Measuring(preset, ranks, run.path, watch, kept if label != "gpu" else None)
@@ -128,7 +130,7 @@ def _run_assignment(
             if stage.hosts and no_hosts:
                 watch.leave_out(preset.assignment, stage.key, no_hosts)
             elif source := measured.copy(stage, preset, run.path):
-                watch.copied(preset.assignment, stage.key, _shown(source))
+                watch.copied(preset.assignment, stage.key, relative_to_project(source))
             else:
                 new.append(stage)
         measuring.measure(new)
@@ -201,11 +203,7 @@ def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> P
         if new:  # nothing half-written where there was nothing to report
             shutil.rmtree(folder / "notebooks", ignore_errors=True)
         raise
-    progress.say(f"Report: {_shown(folder / 'report.pdf')}")
-    progress.say(f"and {_shown(folder / 'index.html')}")
+    progress.say(f"Report: {relative_to_project(folder / 'report.pdf')}")
+    progress.say(f"and {relative_to_project(folder / 'index.html')}")
     print_page(page.first(only=assignment), progress.console)
     return folder
-
-
-def _shown(path: Path) -> str:
-    return relative_to_project(path)

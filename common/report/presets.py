@@ -22,7 +22,6 @@ from common.runtime.paths import project_root, relative_to_project
 from common.runtime.records.run_directory import read_environment
 from common.runtime.run_options import dividing_batch
 from common.runtime.script import read_yaml
-from common.runtime.wording import counted
 
 PRESETS = ("smoke", "laptop", "gpu")
 GLOBAL_BATCH = "global_batch_size"
@@ -169,13 +168,13 @@ def count_ranks(ranks: int | str) -> int:
     choose_device("cuda", instead="--preset laptop")
     import torch
 
-    found = torch.cuda.device_count()
-    if found < 2:
+    gpus = torch.cuda.device_count()
+    if gpus < 2:
         raise UserError(
-            f"the preset wants a rank per GPU and at least 2; torch can use {found} here. "
+            f"the preset wants a rank per GPU and at least 2; torch can use {gpus} here. "
             "Without them: --preset laptop"
         )
-    return found
+    return gpus
 
 
 def stages_that_run(presets: Sequence[Preset], with_hosts: bool) -> set[tuple[str, str]]:
@@ -183,16 +182,10 @@ def stages_that_run(presets: Sequence[Preset], with_hosts: bool) -> set[tuple[st
 
     What an earlier assignment has measured is copied. Without emulated hosts theirs are left out.
     """
-    found, measured = set(), set()
+    running, measured = set(), set()
     for preset in presets:
-        stages = [s for s in preset.stages if with_hosts or not s.hosts]
+        stages = [stage for stage in preset.stages if with_hosts or not stage.hosts]
         new = [stage for stage in stages if preset.identity(stage) not in measured]
-        found |= {(preset.assignment, stage.key) for stage in new}
+        running |= {(preset.assignment, stage.key) for stage in new}
         measured |= {preset.identity(stage) for stage in new}
-    return found
-
-
-def where_text(stage: Stage, ranks: Mapping[Stage, int]) -> str:
-    """Returns a stage's title with the hosts or the number of ranks that it runs on."""
-    where = str(stage.hosts) if stage.hosts else counted(ranks[stage], "rank")
-    return f"{stage.title} ({where})"
+    return running

@@ -1,8 +1,12 @@
-"""index.html of a run: there from its beginning, and made again after each of its stages."""
+"""The progress of a run: lines in the terminal, and index.html, which is there from its beginning
+and made again after each of its stages."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.analysis.findings.collect import QUESTIONS, findings_of
@@ -11,8 +15,9 @@ from common.analysis.findings.finding import Finding
 from common.report import first_page
 from common.report.document import Document, Part, render, write_page, write_pdf
 from common.report.first_page import FirstPage
-from common.report.timetable import Timetable
+from common.report.timetable import COPIED, DONE, FAILED, LEFT_OUT, Timetable
 from common.runtime.records.run_directory import read_environment
+from common.runtime.stage_progress import StageProgress
 
 NOTHING_YET = ("Nothing has been measured yet.",)
 
@@ -40,8 +45,8 @@ class RunPage:
     def look(self, assignment: str) -> None:
         """Looks for what the assignment's run has found since the last time."""
         folder = self._folders[assignment]
-        known = self._findings.get(assignment, ())
-        self._findings[assignment] = findings_of(assignment, folder, known)
+        earlier = self._findings.get(assignment, ())
+        self._findings[assignment] = findings_of(assignment, folder, earlier)
         if self._figures.get(assignment) is None:
             self._figures[assignment] = figure_of(assignment, folder)
 
@@ -62,10 +67,10 @@ class RunPage:
         """Returns the first page as of now; of one assignment where ``only`` names it."""
         names = [name for name in self._folders if only in (None, name)]
         record = next(map(_environment, [self._folders[name] for name in reversed(names)]), None)
-        machine = first_page.machine_text(record) if record else NOTHING_YET
+        machine = first_page.machine_lines(record) if record else NOTHING_YET
         return FirstPage(
             machine=machine,
-            findings=tuple(one for name in names for one in self._findings.get(name, ())),
+            findings=tuple(finding for name in names for finding in self._findings.get(name, ())),
             figures=tuple(figure for name in names if (figure := self._figures.get(name))),
             not_run=() if only else tuple(sorted(set(QUESTIONS) - self._planned())),
             state=first_page.COMPLETE if only else self.state,
@@ -102,8 +107,91 @@ class RunPage:
         write_pdf(folder, documents, front=front, front_files=files)
 
 
+class RunWatch:
+    """Follows a run's stages, for the terminal and for the page in ``folder``."""
+
+    def __init__(self, folder: Path, timetable: Timetable, progress: StageProgress) -> None:
+        self.folder = folder
+        self.timetable = timetable
+        self.progress = progress
+        self.page = RunPage(timetable)
+        self._run_dirs: dict[str, Path] = {}
+
+    def announce(self) -> None:
+        """Says how many stages there are and how long they will take, and makes the first page."""
+        timetable = self.timetable
+        expected = timetable.time_text()
+        how_long = "; how long they take is not known yet"
+        if expected:
+            how_long = f": {expected}, {timetable.basis}"
+        self.progress.say(f"{len(timetable.entries)} stages{how_long}")
+        self._write()
+
+    def open(self, assignment: str, run_dir: Path) -> None:
+        """Notes where an assignment is measured."""
+        self._run_dirs[assignment] = run_dir
+        self.page.open(assignment, run_dir)
+
+    @contextmanager
+    def stage(self, assignment: str, key: str) -> Iterator[Callable[[str], None]]:
+        """Follows a stage; yields a function that takes its output, line by line.
+
+        The page is made again when the stage is over. Ranks that go on with the next stage set
+        themselves up meanwhile, for longer than this takes.
+        """
+        entry = self.timetable.begin(assignment, key)
+        self._write()
+        try:
+            with self.progress.stage(entry.title, self._left) as update:
+                yield update
+        except BaseException:
+            self.timetable.end(entry, FAILED)
+            raise
+        self.timetable.end(entry, DONE)
+        self._note(assignment)
+
+    def copied(self, assignment: str, key: str, source: str) -> None:
+        """Notes that a stage was measured for another assignment."""
+        entry = self.timetable.entry(assignment, key)
+        self.timetable.end(entry, COPIED)
+        self.progress.say(f"= {entry.title}: as in {source}")
+        self._note(assignment)
+
+    def leave_out(self, assignment: str, key: str, reason: str) -> None:
+        """Notes that a stage cannot run."""
+        entry = self.timetable.entry(assignment, key)
+        self.timetable.end(entry, LEFT_OUT)
+        self.progress.say(f"- {entry.title}: left out, because {reason}")
+        self._note(assignment)
+
+    @contextmanager
+    def until_the_end(self) -> Iterator[None]:
+        """Leaves a page that says how the run ended, whatever ends it."""
+        try:
+            yield
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt | GeneratorExit)
+            self.page.state = "interrupted" if interrupted else "failed"
+            self.page.reason = "interrupted by the user" if interrupted else str(error)
+            with contextlib.suppress(OSError):  # such as the full disk that ended the run
+                self._write()
+            raise
+        self.page.state = first_page.COMPLETE
+
+    def _left(self) -> str:
+        return ", ".join(filter(None, [self.timetable.place_text(), self.timetable.left_text()]))
+
+    def _note(self, assignment: str) -> None:
+        self.timetable.write(assignment, self._run_dirs[assignment])
+        self.page.look(assignment)
+        self._write()
+
+    def _write(self) -> None:
+        self.page.write(self.folder)
+
+
 def _environment(run_dir: Path) -> dict:
     """Returns the record of a run, or of one in it: the folder of cluster jobs has none itself."""
-    own = run_dir / "environment.json"
-    held = sorted(run_dir.glob("**/environment.json"))
-    return read_environment(own.parent if own.is_file() or not held else held[0].parent)
+    record = run_dir / "environment.json"
+    below = sorted(run_dir.glob("**/environment.json"))
+    return read_environment(run_dir if record.is_file() or not below else below[0].parent)

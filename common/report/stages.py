@@ -17,7 +17,7 @@ from common.cluster.kept_ranks import KeptRanks, Place
 from common.cluster.launch import launch
 from common.errors import UserError, unwritten_task
 from common.report.presets import Preset, Stage
-from common.report.run_watch import RunWatch
+from common.report.run_page import RunWatch
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import read_environment, write_atomically
 
@@ -55,8 +55,8 @@ class Measuring:
     """The stages of one assignment being measured into one run directory.
 
     Attributes:
-        ranks: by stage.
-        kept: ranks that stages share; None where each stage has ranks of its own.
+        ranks: Number of ranks of each stage.
+        kept: Ranks that stages share; None where each stage has ranks of its own.
     """
 
     preset: Preset
@@ -86,12 +86,12 @@ class Measuring:
                 task = unwritten_task(str(error))
                 if not task:
                     raise
-                done = sum(map(self.is_complete, waiting))
-                stage = waiting[done]
+                complete = sum(map(self.is_complete, waiting))
+                stage = waiting[complete]
                 self.watch.leave_out(
                     self.preset.assignment, stage.key, f"task {task} is not written yet"
                 )
-                waiting = waiting[done + 1 :]
+                waiting = waiting[complete + 1 :]
 
     def _measure(self, stages: Sequence[Stage]) -> None:
         """Runs neighbouring stages of one place."""

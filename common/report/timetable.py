@@ -71,8 +71,8 @@ class Timetable:
             if (entry.assignment, entry.key) == (assignment, key):
                 return entry
         added = Entry(assignment, key, key)
-        places = [i for i, one in enumerate(self.entries) if one.assignment == assignment]
-        self.entries.insert(places[-1] + 1 if places else len(self.entries), added)
+        beside = [i for i, entry in enumerate(self.entries) if entry.assignment == assignment]
+        self.entries.insert(beside[-1] + 1 if beside else len(self.entries), added)
         return added
 
     def begin(self, assignment: str, key: str) -> Entry:
@@ -95,15 +95,15 @@ class Timetable:
         over, and that of the whole run if the others take as long as before. The two meet as the
         run goes on. None where nothing is known of the stages to come.
         """
-        left = [entry for entry in self.entries if not entry.is_over]
-        known = [entry for entry in left if entry.expected_s is not None]
-        if left and not known:
+        ahead = [entry for entry in self.entries if not entry.is_over]
+        timed = [entry for entry in ahead if entry.expected_s is not None]
+        if ahead and not timed:
             return None
         took_s = sum(entry.took_s for entry in self._measured)
         over_s = sum(entry.expected_s for entry in self._measured)
-        ahead_s = sum(entry.expected_s for entry in known)
+        ahead_s = sum(entry.expected_s for entry in timed)
         paces = (took_s / over_s, (took_s + ahead_s) / (over_s + ahead_s)) if over_s else (1.0, 1.0)
-        low, high = (sum(_left_of(entry, pace) for entry in known) for pace in sorted(paces))
+        low, high = (sum(_left_of(entry, pace) for entry in timed) for pace in sorted(paces))
         return low, high
 
     @property
@@ -111,18 +111,13 @@ class Timetable:
         """Returns the stages that were run to their end and of which a time was expected."""
         return [entry for entry in self.entries if entry.state == DONE and entry.expected_s]
 
-    @property
-    def has_unknown(self) -> bool:
-        """Returns True if a stage is still to come that never ran before."""
-        return any(entry.expected_s is None for entry in self.entries if not entry.is_over)
-
     def time_text(self) -> str:
         """Returns the time that is left in words; empty where nothing is, or is known of it."""
         left_s = self.left_s()
         if left_s is None or left_s[1] < 0.5:
             return ""
         low, high = map(duration_text, left_s)
-        if self.has_unknown:
+        if any(entry.expected_s is None for entry in self.entries if not entry.is_over):
             return f"at least {low}"
         if low == high:
             return f"about {low}"
@@ -131,8 +126,8 @@ class Timetable:
 
     def left_text(self) -> str:
         """Returns ``time_text`` as what is left; empty where that is."""
-        found = self.time_text()
-        return f"{found} left" if found else ""
+        expected = self.time_text()
+        return f"{expected} left" if expected else ""
 
     @property
     def basis(self) -> str:
@@ -183,18 +178,20 @@ def plan(
     """Plans a run.
 
     Args:
-        presets: presets of the run's assignments, in order.
-        label: the preset's name.
-        output: the folder with earlier runs.
-        titles: by assignment, the title of each stage and of what follows them, by its key.
-        with_hosts: this machine can emulate hosts; without, their stages take no time.
+        presets: Presets of the run's assignments, in order.
+        label: Name of the presets.
+        output: Folder with earlier runs.
+        titles: Titles of stages and of what follows them, by assignment and key.
+        with_hosts: Whether this machine can emulate hosts; without, their stages take no time.
     """
-    entries, own = [], True
+    entries, was_here = [], True
     run = stages_that_run(presets, with_hosts=with_hosts)
-    passed_over = {(p.assignment, stage.key) for p in presets for stage in p.stages} - run
+    passed_over = {
+        (preset.assignment, stage.key) for preset in presets for stage in preset.stages
+    } - run
     for preset in presets:
-        expected, from_here = _earlier_times(preset.assignment, label, output)
-        own = own and from_here
+        expected, is_here = _earlier_times(preset.assignment, label, output)
+        was_here = was_here and is_here
         for key, title in titles[preset.assignment].items():
             is_passed_over = (preset.assignment, key) in passed_over
             expected_s = 0.0 if is_passed_over else expected.get(key)
@@ -203,23 +200,24 @@ def plan(
     if entries[-1].key in (FIRST_PAGE, REPORT_OF_ALL) and None not in reports:
         # It sets what the reports of the assignments have set, once more.
         entries[-1].expected_s = entries[-1].expected_s or sum(reports)
-    known = any(entry.expected_s is not None for entry in entries)
+    if all(entry.expected_s is None for entry in entries):
+        return Timetable(entries)
     elsewhere = "as on the machine of the recorded runs; the first stages will tell"
-    return Timetable(entries, ("as it did here before" if own else elsewhere) if known else "")
+    return Timetable(entries, "as it did here before" if was_here else elsewhere)
 
 
 def _earlier_times(assignment: str, label: str, output: Path) -> tuple[dict[str, float], bool]:
     """Returns seconds by stage of the newest runs, and whether they ran in this output folder."""
-    found: list[tuple[str, Path]] = []
+    runs: list[tuple[str, Path]] = []
     for path in (output / assignment).glob(f"*/{STAGES}"):
         environment = read_environment(path.parent)
         if environment.get("label") == label:
-            found.append((environment.get("start_time", ""), path))
-    here = [path for _, path in sorted(found, reverse=True)[:NEWEST]]
-    if not here:
+            runs.append((environment.get("start_time", ""), path))
+    newest = [path for _, path in sorted(runs, reverse=True)[:NEWEST]]
+    if not newest:
         return _recorded_times(assignment, label), False
     times: dict[str, list[float]] = {}
-    for path in here:
+    for path in newest:
         for row in pd.read_csv(path).itertuples():
             if row.state == DONE:
                 times.setdefault(row.stage, []).append(row.seconds)
@@ -232,5 +230,5 @@ def _recorded_times(assignment: str, label: str) -> dict[str, float]:
     if not path.is_file():
         return {}
     table = pd.read_csv(path)
-    own = table[(table["preset"] == label) & (table["assignment"] == assignment)]
-    return dict(zip(own["stage"], own["seconds"], strict=True))
+    rows = table[(table["preset"] == label) & (table["assignment"] == assignment)]
+    return dict(zip(rows["stage"], rows["seconds"], strict=True))

@@ -14,12 +14,13 @@ from common.analysis.accuracy.tables import (
     CONTENTION,
     JUDGED,
     NOISE,
+    OFF_CASES,
     REGIMES,
     SHARED_CORES,
     SINGLE,
     UNKNOWN,
     cause_of_error,
-    off_table,
+    off_cases,
     regret_facts,
     regret_summary,
 )
@@ -210,9 +211,9 @@ def test_groups_are_those_of_hosts_and_replay(unlike):
 
 
 def test_cases_that_are_off_are_listed_and_only_those(unlike, study):
-    found = off_table(unlike)
-    assert [row[:2] for row in found.cells] == [["odd_2_balanced", "3 of 3"]]
-    assert off_table(study).cells == []
+    table = show(off_cases(unlike), OFF_CASES)
+    assert [row[:2] for row in table.cells] == [["odd_2_balanced", "3 of 3"]]
+    assert show(off_cases(study), OFF_CASES).cells == []
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,21 @@ import yaml
 
 from common.analysis.one_device import throughput_figures as plots
 from common.analysis.one_device.options import (
+    GAINS,
     OptionsRun,
     in_company,
     not_measured,
-    option_facts,
     option_ratios,
 )
 from common.analysis.one_device.throughput import (
+    SATURATION,
+    SWEEP,
     ThroughputRun,
-    batch_table,
     extrapolation_facts,
     open_throughput,
-    saturation_facts,
 )
 from common.analysis.runs import Run
+from common.analysis.show import show, told_of
 from common.errors import UserError
 from common.perfmodel.one_device.peaks import DevicePeak
 
@@ -58,7 +59,7 @@ def opened(folder: Path) -> Run:
     """Opens a run whose settings and environment are on disk."""
     (folder / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
-    return Run(folder=folder, shown=folder)
+    return Run(folder=folder, source=folder)
 
 
 def made_up(folder: Path, peak: DevicePeak | None, steps_s: dict[int, float]) -> ThroughputRun:
@@ -102,11 +103,11 @@ def test_a_point_off_the_line_is_found(tmp_path: Path) -> None:
     error = run.off_the_line
     assert error.abs().idxmax() == 4
     assert error[4] < -0.1
-    assert saturation_facts(run)["batches without a result"] == "64 (out of memory)"
+    assert told_of(run, SATURATION)["batches without a result"] == "64 (out of memory)"
 
 
 def test_two_batches_are_no_line(tmp_path: Path) -> None:
-    facts = saturation_facts(made_up(tmp_path, PEAK, {8: 0.25, 16: 0.4}))
+    facts = told_of(made_up(tmp_path, PEAK, {8: 0.25, 16: 0.4}), SATURATION)
     assert next(iter(facts.values())) == "none: it takes 3 batch sizes"
     assert facts["fastest batch"] == "16, at 40,960 tokens/s"
 
@@ -117,7 +118,7 @@ def test_the_courses_figures_read_as_the_course_did(tmp_path: Path) -> None:
     assert run.naive.years == pytest.approx(78_202, rel=1e-4)
     # 12 · 12 · 768 · 1024 operations for attention on 6 for each of 123.5 million weights.
     assert run.flops_per_token == 6 * (12 * 12 * 768**2 + 50_257 * 768) + 12 * 12 * 768 * 1024
-    assert "MFU" not in batch_table(run)
+    assert "MFU" not in show(run.sweep, SWEEP).columns
 
 
 def test_the_two_extrapolations_differ_by_operations_per_parameter(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_the_two_extrapolations_differ_by_operations_per_parameter(tmp_path: Pat
 def test_mfu_is_of_the_peak_in_the_runs_precision(tmp_path: Path) -> None:
     run = made_up(tmp_path, PEAK, {8: 0.25})
     expected = 8 * 1024 / 0.25 * run.flops_per_token / 1e14
-    assert batch_table(run)["MFU"][0] == pytest.approx(expected)
+    assert run.sweep["mfu"][0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("batches", [{8: 0.25}, {8: 0.25, 16: 0.4, 32: 0.7}], ids=["one", "three"])
@@ -178,15 +179,15 @@ def test_each_option_is_drawn_alone_and_on_top_of_the_others(tmp_path: Path) -> 
 
 def test_options_within_the_noise_are_marked_first(tmp_path: Path) -> None:
     run = made_up_options(tmp_path, ARMS)
-    told = run.measured["told"]
-    assert told[["baseline", "baseline-again"]].isna().all()
-    assert told.dropna().to_dict() == {
+    above_noise = run.measured["above_noise"]
+    assert above_noise[["baseline", "baseline-again"]].isna().all()
+    assert above_noise.dropna().to_dict() == {
         "sdpa": True,
         "fused": False,
         "all": True,
         "all-but-sdpa": True,
     }
-    facts = option_facts(run)
+    facts = told_of(run, GAINS)
     assert facts["can be told from noise"] == "sdpa"
     assert facts["cannot be told from noise"] == "fused"
     assert facts["largest ratio of one option"] == "2.00 (sdpa)"

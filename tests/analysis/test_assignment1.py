@@ -17,8 +17,7 @@ from common.analysis.data_parallel.loss_curves import (
     learned,
     smoothed_loss,
 )
-from common.analysis.data_parallel.memory import memory_table
-from common.analysis.data_parallel.traced_steps import training_overlap
+from common.analysis.data_parallel.training_parts import peak_memory, training_overlap
 from common.analysis.data_parallel.training_runs import open_learning, open_training
 from common.errors import UserError
 from common.perfmodel.one_device.memory import predict_memory
@@ -214,7 +213,7 @@ def test_memory_is_predicted_for_each_runs_own_micro_batch_and_sharding(tmp_path
         tmp_path / "b" / "memory.csv", index=False
     )
     training = open_training(tmp_path)
-    table = memory_table(training).set_index("strategy")
+    table = peak_memory(training).set_index("strategy")
     for run in training.compared:
         sharding = Sharding("none" if run.strategy == "single" else run.strategy, run.ranks)
         expected = predict_memory(run.workload, sharding).peak_bytes
@@ -241,7 +240,7 @@ def test_measured_memory_is_compared_with_one_devices_and_ddps_on_most_ranks(
     write_training(tmp_path / "b", "DDP", 2, peak_bytes=120 * MIB)
     write_training(tmp_path / "c", "DDP", 4, peak_bytes=160 * MIB)
     write_training(tmp_path / "d", "FULL_SHARD", 2, peak_bytes=80 * MIB)
-    table = memory_table(open_training(tmp_path)).set_index("name")
+    table = peak_memory(open_training(tmp_path)).set_index("name")
     assert list(table.index) == ["one device", "DDP × 2", "DDP × 4", "FULL_SHARD"]
     assert table["over_single_bytes"].tolist() == [0, 20 * MIB, 60 * MIB, -20 * MIB]
     assert table["share_of_ddp"].tolist() == [100 / 160, 120 / 160, 1.0, 0.5]

@@ -13,12 +13,13 @@ from common.analysis.scaling.prediction import smaller_ring
 from common.analysis.scaling.sweep_run import LABEL, Series, open_assignment4
 from common.analysis.scaling.sweep_tables import (
     PARTS_OF_STEP,
+    SPEEDUPS,
     against_one_rank,
-    laws_table,
+    fitted_parameters,
     limits_table,
+    on_several_ranks,
     parts_facts,
     prediction_facts,
-    speedup_table,
 )
 from common.analysis.show import show
 from common.diagnose.evidence.evidence import ARMS, STEPS
@@ -262,10 +263,11 @@ def test_a_part_table_says_first_whether_parts_are_a_plain_steps(run: Path) -> N
 
 
 def test_speedups_of_all_ranks_are_shown_with_their_interval(run: Path) -> None:
-    table = speedup_table(open_assignment4(run).replay)
-    assert table["ranks"].tolist() == [2, 3, 4, 6, 8]
-    assert set(table["compared with one rank"]) == {"faster"}
-    assert table["95 % interval"].iloc[0] == "1.85 to 1.85"  # rounds differ in speed alone
+    table = show(on_several_ranks(open_assignment4(run).replay), SPEEDUPS)
+    columns = dict(zip(table.columns, zip(*table.cells, strict=True), strict=True))
+    assert columns["ranks"] == ("2", "3", "4", "6", "8")
+    assert set(columns["compared with one rank"]) == {"faster"}
+    assert columns["95 % interval"][0] == "1.85 to 1.85"  # rounds differ in speed alone
 
 
 @pytest.mark.parametrize(
@@ -285,8 +287,9 @@ def test_an_arm_without_one_on_one_rank_is_shown_with_the_reason(tmp_path: Path)
     write_run(tmp_path / "run", label="assignment4")
     write_sweep(tmp_path / "run" / "sweep", [2, 4], "mlp")
     sweep = open_assignment4(tmp_path / "run").sweep
-    shown = speedup_table(sweep)["compared with one rank"]
-    assert shown.str.startswith("no arm on one rank").tolist() == [True, True]
+    table = show(on_several_ranks(sweep), SPEEDUPS)
+    reasons = [row[table.columns.index("compared with one rank")] for row in table.cells]
+    assert [reason.startswith("no arm on one rank") for reason in reasons] == [True, True]
 
 
 def test_communication_after_the_backward_pass_hides_nothing(run: Path) -> None:
@@ -308,11 +311,11 @@ def test_errors_of_predictions_are_those_of_their_steps(run: Path) -> None:
 
 def test_a_law_that_describes_the_points_says_where_it_ends(run: Path) -> None:
     lab = open_assignment4(run)
-    laws = laws_table(lab.replay.series)
-    assert dict(zip(laws["parameter"], laws["describes the points"], strict=True)) == {
-        "s": "no",
-        "σ": "yes",
-        "κ": "yes",
+    laws = fitted_parameters(lab.replay.series)
+    assert dict(zip(laws["parameter"], laws["describes_points"], strict=True)) == {
+        "s": False,
+        "σ": True,
+        "κ": True,
     }
     gustafson, usl = limits_table(lab.replay.series).to_dict("records")
     peak = np.sqrt((1 - SIGMA) / KAPPA)
@@ -331,5 +334,5 @@ def test_a_parameter_that_is_0_whatever_is_drawn_has_no_interval() -> None:
         {"world_size": ranks, "speedup": ranks, "speedup_low": ranks, "speedup_high": ranks}
     )
     ideal = Series("strong", 64, table, np.tile(ranks, (3, 1)))
-    assert set(laws_table([ideal])["95 % interval"]) == {"at its bound"}
+    assert set(fitted_parameters([ideal])["interval"]) == {"at its bound"}
     assert set(limits_table([ideal])["most speedup"]) == {"no bound"}

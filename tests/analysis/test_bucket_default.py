@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.buckets.default import NAME, default_facts, gain_text, gains_over_default
+from common.analysis.buckets.choice import default_facts, gain_text
 from common.analysis.buckets.figures import bucket_times
-from common.analysis.buckets.sweep import BucketSweep, evaluate
+from common.analysis.buckets.sweep import DEFAULT_NAME, BucketSweep, evaluate
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.model import DdpModel
@@ -47,22 +47,22 @@ ALONE = sweep({1.0: (80, 45, 60)})
 
 def test_a_gain_is_taken_within_a_round():
     # 20 of 100, 5 of 50 and 60 of 120 ms. Of the medians, 60 and 100, it would be 40 %.
-    assert gains_over_default(BOTH, 1.0) == pytest.approx([0.2, 0.1, 0.5])
+    assert BOTH.gains_over_default(1.0) == pytest.approx([0.2, 0.1, 0.5])
     assert gain_text(BOTH, 1.0) == "20.0% (10.0% to 50.0%)"
 
 
 def test_without_the_default_there_is_no_gain_and_no_row():
     assert ALONE.default() is None
-    assert gains_over_default(ALONE, 1.0) == []
+    assert ALONE.gains_over_default(1.0) == []
     assert gain_text(ALONE, 1.0) == "not measured"
     accuracy = evaluate(ALONE, {1.0: 0.05})
-    assert default_facts(MODEL, ALONE, accuracy) == {NAME: "not measured in this run"}
+    assert default_facts(MODEL, ALONE, accuracy) == {DEFAULT_NAME: "not measured in this run"}
 
 
 def test_the_defaults_row_is_its_own_and_has_its_prediction():
     accuracy = evaluate(BOTH, {1.0: 0.05})
     found = default_facts(MODEL, BOTH, accuracy)
-    assert found[f"{NAME}, measured"] == "100.0 ms"
+    assert found[f"{DEFAULT_NAME}, measured"] == "100.0 ms"
     assert found["its buckets"] == "2"
     # Gradients of 1 MiB, 10 ms apart: the first bucket has one, the other three, and nothing
     # is left to compute when it is ready at 40 ms. Then 1 + 3 · 2 ms.
@@ -77,5 +77,5 @@ def test_the_defaults_row_is_its_own_and_has_its_prediction():
 def test_the_figure_has_a_line_for_the_default_where_there_is_one(measured):
     figure = bucket_times(MODEL.best_cap(), "made up", sweep=measured, measured_best_mib=1.0)
     lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    found = [list(line.get_ydata()) for label, line in lines.items() if NAME in label]
+    found = [list(line.get_ydata()) for label, line in lines.items() if DEFAULT_NAME in label]
     assert found == ([[100, 100]] if measured is BOTH else [])

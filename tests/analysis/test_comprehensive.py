@@ -251,14 +251,14 @@ def test_specials_in_names_are_escaped() -> None:
 
 def test_the_notebook_opens_the_published_runs_and_the_readers(tmp_path: Path) -> None:
     empty = open_text_study(tmp_path)
-    assert empty.own == {}
+    assert empty.local == {}
     assert "holds no runs of train_text.py" in empty.left_out
     small = one_of(empty.published["AGNews"], "small", 4)
     assert small.per_sample.value == pytest.approx(1.85, abs=0.005)
     write_text_run(tmp_path / "one", 1, (12.0, 10.0, 10.2))
     write_text_run(tmp_path / "two", 2, (7.0, 6.0, 6.1))
     study = open_text_study(tmp_path)
-    ((_, both),) = study.own.values()
+    ((_, both),) = study.local.values()
     assert both.speedup.value == pytest.approx(20.2 / 12.1)
     assert (study.left_out, study.recorded, study.warmup) == ("", False, 1)
 
@@ -267,5 +267,5 @@ def test_runs_of_a_single_epoch_have_no_warm_up_to_leave_out(tmp_path: Path) -> 
     write_text_run(tmp_path / "one", 1, (10.0,))
     write_text_run(tmp_path / "two", 2, (5.0,))
     study = open_text_study(tmp_path)
-    ((_, both),) = study.own.values()
+    ((_, both),) = study.local.values()
     assert (both.speedup.value, study.warmup) == (2.0, 0)

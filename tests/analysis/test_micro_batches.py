@@ -20,7 +20,7 @@ from common.analysis.micro_batches.summary import (
     merged,
     printed,
     summary,
-    training_shown,
+    training_measures,
     write_analysis,
 )
 from common.analysis.micro_batches.training_figures import FIGURES
@@ -114,8 +114,8 @@ def test_a_mode_with_batches_of_its_own_is_compared_by_the_text_only(tmp_path: P
 
 def test_the_notebook_shows_measures_of_both_runs_and_the_largest_peak(tmp_path: Path) -> None:
     static, dynamic = (read(folder) for folder in write_two(tmp_path))
-    shown = training_shown({"static": static, "dynamic": dynamic}).set_index("measure")
-    mean = shown.loc["step of the slowest rank, mean (ms)"]
+    shown = training_measures({"static": static, "dynamic": dynamic})
+    mean = shown.loc["step_time_mean_ms"]
     assert mean[["static", "dynamic"]].tolist() == [82, 42]
     # rank 1 has 60 MB in every step of both runs
     assert shown.iloc[-1].tolist() == [60, 60, 0]

@@ -22,11 +22,18 @@ from micro_batch_support import (
     write_records,
 )
 
-from common.analysis.micro_batches import costs, lengths, mode_tables
+from common.analysis.micro_batches import calibration, lengths
+from common.analysis.micro_batches.calibration import slow_found, slow_plans, slow_summary
 from common.analysis.micro_batches.lab import open_assignment3
-from common.analysis.micro_batches.mode_comparison import ModeComparison, read_comparison
-from common.analysis.micro_batches.slow_rank import slow_found, slow_plans, slow_summary
-from common.analysis.micro_batches.summary import loss_agreement, training_shown
+from common.analysis.micro_batches.mode_comparison import (
+    DATA_SETS,
+    WAITING,
+    ModeComparison,
+    read_comparison,
+    static_imbalance,
+)
+from common.analysis.micro_batches.summary import loss_agreement, training_measures
+from common.analysis.show import show
 from common.errors import UserError
 from common.scheduling.cost import CalibratedCost, TokensCost
 from common.scheduling.partition import min_max_contiguous
@@ -129,16 +136,16 @@ def test_waiting_is_a_share_of_all_ranks_time_above_the_control(tmp_path: Path) 
     assert found.waiting["static"] == pytest.approx(share)
     assert found.summary.loc["static", "waiting_points"] == pytest.approx((share - floor) * 100)
     assert found.summary.loc["dynamic", "waiting"] == 0
-    shown = mode_tables.waiting_shown(found).set_index("mode")
-    assert shown.index[-1] == "equal lengths (control)"
-    assert shown["waiting"].iloc[-1] == pytest.approx(floor)
-    assert shown.loc["static", "above the control (points)"] == pytest.approx((share - floor) * 100)
+    table = found.waiting_points
+    assert table["waiting"].iloc[-1] == pytest.approx(floor)
+    assert table.loc["static", "points"] == pytest.approx((share - floor) * 100)
+    assert show(table, WAITING).cells[-1] == ["equal lengths (control)", f"{floor:.1%}", "–"]
 
 
 def test_imbalance_of_static_is_that_of_its_fullest_and_emptiest_rank(
     comparison: ModeComparison,
 ) -> None:
-    found = mode_tables.static_imbalance(comparison)
+    found = static_imbalance(comparison)
     # seven steps of 400, seven of 440, six of 480; the other rank has half, and half of it is text
     assert found["fullest"] == pytest.approx((7 * 400 + 7 * 440 + 6 * 480) / 20)
     assert found["emptiest"] == pytest.approx(found["fullest"] / 2)
@@ -166,9 +173,10 @@ def test_modes_with_other_batches_are_compared_by_the_text(tmp_path: Path) -> No
 
 def test_padded_tokens_promise_a_ratio_even_where_it_is_a_loss(tmp_path: Path) -> None:
     write_comparison(tmp_path / "run", mode_times(20, {"static": 1.0, "dynamic": 1.3}))
-    shown = mode_tables.datasets_shown(open_assignment3(tmp_path).comparisons)
-    assert shown.loc[0, "promised"] == pytest.approx(1.3)
-    assert shown.loc[0, ["differs from static", "pays"]].tolist() == [True, False]
+    lab = open_assignment3(tmp_path)
+    assert lab.comparison.dynamic["padded_ratio"] == pytest.approx(1.3)
+    [row] = show(lab.comparisons, DATA_SETS).cells
+    assert row[1:5] == ["yes", "no", "20", "1.30"]  # differs, pays, steps, promised
 
 
 # Costs, slow ranks, many ranks
@@ -176,20 +184,20 @@ def test_padded_tokens_promise_a_ratio_even_where_it_is_a_loss(tmp_path: Path) -
 
 def test_costs_are_fitted_to_medians_of_each_rank() -> None:
     timed = calibration_rows()
-    fitted = costs.fit_costs(timed, CalibratedCost.fit)
+    fitted = calibration.fit_costs(timed, CalibratedCost.fit)
     # one pass of three took three times as long: the median does not see it
     assert fitted[1].c0_s == pytest.approx(5e-3)
     assert fitted[1].c1_s == pytest.approx(2e-5)
-    errors = costs.calibration_errors(costs.with_predicted(timed, fitted))
+    errors = calibration.calibration_errors(calibration.with_predicted(timed, fitted))
     assert errors["largest error"].max() < 1e-6
     assert errors["points"].tolist() == [9, 9]
 
 
 def test_the_fixed_share_is_that_of_the_bottleneck_rank(comparison: ModeComparison) -> None:
-    fitted = costs.fit_costs(comparison.calibration, CalibratedCost.fit)
+    fitted = calibration.fit_costs(comparison.calibration, CalibratedCost.fit)
     expected = np.mean([5 / cost_ms(1, 400 + 40 * (step % 3)) for step in range(20)])
-    assert costs.fixed_share(comparison, fitted) == pytest.approx(expected)
-    share, ratio = costs.measured_points([comparison], CalibratedCost.fit)["sst2"]
+    assert calibration.fixed_share(comparison, fitted) == pytest.approx(expected)
+    share, ratio = calibration.measured_points([comparison], CalibratedCost.fit)["sst2"]
     assert share == pytest.approx(expected)
     assert ratio == comparison.summary.loc["dynamic", "compute_ratio"]
 
@@ -197,7 +205,7 @@ def test_the_fixed_share_is_that_of_the_bottleneck_rank(comparison: ModeComparis
 def test_errors_of_a_prediction_are_relative_and_by_rank() -> None:
     table = pd.DataFrame({"rank": [0, 0, 0, 1], "time_ms": [10.0] * 4})
     table["predicted_ms"] = [11.0, 8.0, 10.5, 10.0]
-    errors = costs.calibration_errors(table).set_index("rank")
+    errors = calibration.calibration_errors(table).set_index("rank")
     assert errors.loc[0, ["median error", "largest error"]].tolist() == pytest.approx([0.1, 0.2])
     assert errors.loc[1, "median error"] == 0
 
@@ -242,13 +250,13 @@ def test_bottlenecks_are_over_the_bound_of_the_same_texts(tmp_path: Path) -> Non
     # half the bottleneck for half the texts is as good
     assert table["imdb", "token_budget", 1024] == pytest.approx(1.1 * 1.04)
     # static and the best mode that pads, on the fewest and on the most ranks
-    shown = simulation.extremes_shown().set_index(["data set", "mode"])
+    shown = simulation.extremes().set_index(["data set", "mode"])
     assert shown.columns.tolist() == ["8 ranks", "1,024 ranks"]
     assert shown.loc[("sst2", "static")].tolist() == pytest.approx([2.5 * 1.04, 6 * 1.04])
     assert shown.loc[("sst2", "dynamic")].tolist() == pytest.approx([1.1 * 1.04] * 2)
     assert len(shown) == 6
     # of three plans in 0.25, 0.5 and 9 ms
-    planning = simulation.planning_shown()
+    planning = simulation.plan_times()
     assert planning.iloc[0].tolist() == [64, 512, 0.5]
 
 
@@ -301,7 +309,7 @@ def test_a_constant_share_of_a_step_is_left_as_it_is() -> None:
 def test_a_run_of_all_stages_is_opened(tmp_path: Path) -> None:
     lab = open_assignment3(write_lab(tmp_path / "lab"))
     assert lab.comparison.dataset == "sst2"  # that of the training runs
-    assert [other.dataset for other in lab.others] == ["ag_news"]
+    assert [other.dataset for other in lab.other_data] == ["ag_news"]
     assert list(lab.training) == ["static", "dynamic"]
     assert lab.origin == (
         "> Measured in this run: a pretend machine; 2026-01-02; run lab. "
@@ -316,10 +324,10 @@ def test_a_run_without_training_calibration_or_simulation_is_read_all_the_same(
     (folder / "calibration.csv").unlink()
     (folder / "slow-rank.csv").unlink()
     lab = open_assignment3(folder)
-    assert (lab.training, lab.simulation, lab.others) == ({}, None, ())
-    assert training_shown(lab.training).empty
+    assert (lab.training, lab.simulation, lab.other_data) == ({}, None, ())
+    assert training_measures(lab.training).empty
     assert loss_agreement(lab.training).empty
-    assert costs.measured_points(lab.comparisons, CalibratedCost.fit) == {}
+    assert calibration.measured_points(lab.comparisons, CalibratedCost.fit) == {}
     missing = [part for part, found in lab.contents.items() if found == "not in this run"]
     assert missing == [
         "modes with batches of their own",

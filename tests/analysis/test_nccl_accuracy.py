@@ -19,7 +19,7 @@ from common.analysis.clusters.nccl_accuracy import (
     INTERPOLATED,
     MIB,
     TUNER,
-    accuracy_table,
+    accuracy_by_model,
     curves,
     predictions,
     published_all_reduces,
@@ -57,7 +57,7 @@ def computed(table: str, *, bare: bool = False) -> NcclAllReduce:
 
 @pytest.fixture(scope="module")
 def accuracy() -> pd.DataFrame:
-    return accuracy_table().set_index(["table", "model", "fitted_on"]).sort_index()
+    return accuracy_by_model().set_index(["table", "model", "fitted_on"]).sort_index()
 
 
 @pytest.mark.parametrize("name", ORIGINALS)

@@ -259,7 +259,7 @@ def profile_of(times_ms: dict[bool, list[float]]) -> ProfileRun:
     step = pd.DataFrame(OPERATORS, columns=columns).assign(shapes="")
     steps = [(profiled, time_ms) for profiled, times in times_ms.items() for time_ms in times]
     return ProfileRun(
-        opened=Run(folder=Path("nowhere"), shown=Path("nowhere")),
+        opened=Run(folder=Path("nowhere"), source=Path("nowhere")),
         operators=pd.concat([step.assign(step=index) for index in range(3)], ignore_index=True),
         steps=pd.DataFrame(steps, columns=["profiled", "time_ms"]),
         roofline=pd.DataFrame(FLOPS, columns=["phase", "operator", "flops"]),
@@ -284,8 +284,8 @@ def test_operations_are_of_the_kind_of_work_and_all_of_the_optimizers_of_one():
 
 
 def test_what_can_be_fused_lies_between_matrix_products():
-    calls, share = profile_of({True: [14.0], False: [13.0]}).between_products()
-    assert (calls, share) == (1, pytest.approx(1 / 14))
+    profile = profile_of({True: [14.0], False: [13.0]})
+    assert (profile.between_calls, profile.between_share) == (1, pytest.approx(1 / 14))
 
 
 def test_the_profilers_cost_is_told_from_the_spread_of_the_steps():

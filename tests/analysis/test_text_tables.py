@@ -8,19 +8,23 @@ from text_run_support import write_text_run
 
 from common.analysis.scaling.text_study import TextStudy, one_of, open_text_study
 from common.analysis.scaling.text_tables import (
-    OWN,
+    LOCAL,
+    PER_SAMPLE,
+    PRINTED,
     PUBLISHED,
-    accuracy_table,
+    SPEEDUPS,
+    added_to_steps,
+    equal_losses,
     file_facts,
-    growth_table,
-    own_speedup_table,
-    per_sample_table,
-    printed_facts,
-    published_on_several,
-    same_loss_table,
-    step_table,
+    growth,
+    times_to_accuracy,
 )
-from common.analysis.show import show
+from common.analysis.show import Table, show, told_of
+
+
+def by_title(table: Table) -> list[dict[str, str]]:
+    """Returns the rows of a table as they are shown, by the titles of its columns."""
+    return [dict(zip(table.columns, row, strict=True)) for row in table.cells]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def test_the_published_runs_are_never_shown_as_the_readers(
 
 
 def test_a_printed_ratio_is_first_of_all_no_speedup(published: TextStudy) -> None:
-    facts = printed_facts(one_of(published.published["AGNews"], "small", 4))
+    facts = told_of(one_of(published.published["AGNews"], "small", 4), PRINTED)
     assert next(iter(facts.items())) == (
         "comparable by our rule",
         "no: samples per epoch not counted",
@@ -61,26 +65,26 @@ def test_the_mixed_file_is_two_jobs_that_hardly_shared_their_gpus() -> None:
 
 def test_losses_tell_how_much_an_epoch_on_four_gpus_is_worth(published: TextStudy) -> None:
     agnews, imdb = published.published["AGNews"], published.published["IMDB"]
-    table = same_loss_table(one_of(agnews, "small", 1), one_of(agnews, "small", 4))
+    table = equal_losses(one_of(agnews, "small", 1), one_of(agnews, "small", 4))
     # The loss after epoch 1 on four GPUs, 0.418515, lies between the first two on one GPU.
     expected = 1 + (0.569998 - 0.418515) / (0.569998 - 0.349245)
-    assert table["epochs on 1 GPU"].iloc[0] == pytest.approx(expected, rel=1e-4)
+    assert table["alone"].iloc[0] == pytest.approx(expected, rel=1e-4)
     assert table["worth"].max() > 3  # no split of the data could do that
-    split = same_loss_table(one_of(imdb, "small", 1), one_of(imdb, "small", 4))
+    split = equal_losses(one_of(imdb, "small", 1), one_of(imdb, "small", 4))
     assert split["worth"].max() < 0.5
     # 25,000 texts in batches of 32, by one rank or by four.
-    assert split["updates on 4 GPUs"].iloc[-1] == 20 * 196
-    assert split["updates on 1 GPU"].iloc[-1] == pytest.approx(3083, abs=1)
+    assert split["updates"].iloc[-1] == 20 * 196
+    assert split["updates_alone"].iloc[-1] == pytest.approx(3083, abs=1)
 
 
 def test_published_ratios_and_what_they_rest_on(published: TextStudy) -> None:
-    table = show(published_on_several(published), PUBLISHED)
-    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.cells}
+    cases = published.published_on_several
+    rows = {row["data"]: row for row in by_title(show(cases, PUBLISHED))}
     assert rows["AGNews"]["passes"] == "4"
     assert rows["IMDB"]["per sample"] == "3.49"
-    known = per_sample_table(published)
-    assert set(known["samples counted"]) == {"no"}
-    assert known["verdict"].tolist() == [
+    ratios = by_title(show(cases, PER_SAMPLE))
+    assert {row["samples counted"] for row in ratios} == {"no"}
+    assert [row["verdict"] for row in ratios] == [
         "Excellent scaling performance",
         "Low scaling efficiency",
         "Good scaling performance",
@@ -88,51 +92,49 @@ def test_published_ratios_and_what_they_rest_on(published: TextStudy) -> None:
 
 
 def test_what_four_gpus_add_to_a_step(published: TextStudy) -> None:
-    table = step_table(published).set_index(["data", "model"])
+    table = added_to_steps(published).set_index(["data", "model"])
     small = table.loc[("AGNews", "small")]
     # An epoch is 3,750 steps on one GPU and on each of four: nobody split the data.
-    assert small["on 1 GPU (ms)"] == pytest.approx(19.53 / 3750 * 1e3, rel=1e-3)
-    assert small["on several (ms)"] == pytest.approx(42.33 / 3750 * 1e3, rel=1e-3)
-    assert small["of one GPU's step"] == pytest.approx(42.33 / 19.53 - 1, rel=1e-3)
+    assert small["alone_ms"] == pytest.approx(19.53 / 3750 * 1e3, rel=1e-3)
+    assert small["several_ms"] == pytest.approx(42.33 / 3750 * 1e3, rel=1e-3)
+    assert small["share"] == pytest.approx(42.33 / 19.53 - 1, rel=1e-3)
 
 
 def test_time_to_an_accuracy_that_is_never_reached_is_no_number(published: TextStudy) -> None:
     four = one_of(published.published["IMDB"], "small", 4)
-    reached, never = accuracy_table([(four, 0.76), (four, 0.99)]).to_dict("records")
+    reached, never = times_to_accuracy([(four, 0.76), (four, 0.99)]).to_dict("records")
     # The second epoch on one GPU is the first above 76 %.
-    assert reached["1 GPU (s)"] == pytest.approx(22.94, abs=0.01)
-    assert reached["ratio"] == pytest.approx(reached["1 GPU (s)"] / reached["4 GPUs (s)"])
-    assert pd.isna([never["1 GPU (s)"], never["4 GPUs (s)"], never["ratio"]]).all()
+    assert reached["alone_s"] == pytest.approx(22.94, abs=0.01)
+    assert reached["ratio"] == pytest.approx(reached["alone_s"] / reached["several_s"])
+    assert pd.isna([never["alone_s"], never["several_s"], never["ratio"]]).all()
 
 
 def test_the_readers_runs_say_first_whether_they_are_comparable(tmp_path: Path) -> None:
     write_text_run(tmp_path / "good" / "one", 1, (12.0, 10.0, 10.2))
     write_text_run(tmp_path / "good" / "two", 2, (7.0, 6.0, 6.1))
     study = open_text_study(tmp_path / "good")
-    [row] = own_speedup_table(study).to_dict("records")
-    assert row["comparable"] == "yes"
-    assert row["speedup"] == pytest.approx(20.2 / 12.1)
-    table = show(study.all_own, OWN)
-    speedups = [row[table.columns.index("speedup")] for row in table.cells]
+    [row] = by_title(show(study.local_on_several, SPEEDUPS))
+    assert (row["comparable"], row["speedup"]) == ("yes", f"{20.2 / 12.1:.2f}")
+    speedups = [row["speedup"] for row in by_title(show(study.all_local, LOCAL))]
     assert speedups == ["base", f"{20.2 / 12.1:.2f}x"]
     assert not study.problems
 
     write_text_run(tmp_path / "bad" / "one", 1)
     write_text_run(tmp_path / "bad" / "two", 2, (14.0, 12.0, 12.0), passes=2)
-    [row] = own_speedup_table(open_text_study(tmp_path / "bad")).to_dict("records")
+    study = open_text_study(tmp_path / "bad")
+    [row] = by_title(show(study.local_on_several, SPEEDUPS))
     assert row["comparable"].startswith("no: 2 ranks computed 2,000 samples an epoch")
-    assert pd.isna(row["speedup"])
-    assert row["per sample"] == pytest.approx(2 / 1.2)
+    assert (row["speedup"], row["per sample"]) == ("–", f"{2 / 1.2:.2f}")
 
 
 def test_the_part_that_grows_most_is_named(tmp_path: Path) -> None:
     write_text_run(tmp_path / "one", 1)
     write_text_run(tmp_path / "two", 2)
-    [row] = growth_table(open_text_study(tmp_path)).to_dict("records")
+    [row] = growth(open_text_study(tmp_path)).to_dict("records")
     # Made-up steps of 15 ms on one rank, to which two ranks add 3 ms of communication.
     assert (row["from"], row["to"], row["largest"]) == ("1 rank", "2 ranks", "communication")
-    assert row["step (ms)"] == pytest.approx(3)
-    assert row["of the step"] == pytest.approx(3 / 18)
+    assert row["step_ms"] == pytest.approx(3)
+    assert row["share"] == pytest.approx(3 / 18)
     assert row["forward"] == pytest.approx(0)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.analysis.buckets.timeline_figures import predicted_and_measured
+from common.analysis.buckets.model_figures import predicted_and_measured
 from common.analysis.buckets.timelines import (
     ALL_REDUCE,
     COMPUTATION,

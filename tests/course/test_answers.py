@@ -18,7 +18,7 @@ from common.course.answers import (
     read_answers,
     read_questions,
 )
-from common.course.grading.judged_answers import judge_answers, read_key
+from common.course.grading.marks import judge_answers, read_key
 from common.course.grading.reading import blank_levels, read_levels, reading_sheet
 from common.course.numbers import assignment0, assignment1, assignment2, assignment3, assignment4
 from common.course.tasks import read_tasks

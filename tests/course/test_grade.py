@@ -19,8 +19,7 @@ from common.course import autograder
 from common.course.answers import CHOICE, NUMBER, questions_path, read_questions
 from common.course.grading.classes import Class
 from common.course.grading.grade import FAULT, Grader, marks_of, write_json
-from common.course.grading.judged_answers import read_key
-from common.course.grading.marks import Grade, Mark
+from common.course.grading.marks import Grade, Mark, read_key
 from common.course.grading.matrix import grade_references, parts_of
 from common.course.markers import student_source
 from common.course.numbers import assignment3
@@ -229,7 +228,7 @@ def autograde(
     root: Path, uploaded: Path, results: Path, variant: str
 ) -> subprocess.CompletedProcess:
     """Runs what Gradescope runs."""
-    command = [sys.executable, "-m", "common.course.grading.autograde", uploaded, results, variant]
+    command = [sys.executable, "-m", "common.course.autograder", uploaded, results, variant]
     return subprocess.run(
         command, cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.course.leaks import Solutions, find_leaks
+from common.course.check import Solutions, find_leaks
 
 SOLUTION = """
     end = ready = 0.0

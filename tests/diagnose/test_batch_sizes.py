@@ -10,9 +10,9 @@ import pytest
 from scaling_evidence import MadeUp
 
 from common.diagnose.diagnosis import Diagnosis, examine_case, lines_of
+from common.diagnose.evidence.bundle_tables import of_usual_batch
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import open_evidence
-from common.diagnose.evidence.usual_batch import of_usual_batch
 
 ONE_RANK_MS = 0.2 + 30 / 1.1 + 1
 """Of ``MadeUp``'s step: data, both passes alone, and the update."""

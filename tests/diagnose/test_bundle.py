@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from bundle_support import step_row, with_steps, write_bundle
 
 from common.diagnose.causes.ranks import slow_rank, unequal_lengths
 from common.diagnose.causes.validity import mixed_configurations
@@ -16,65 +17,6 @@ from common.diagnose.evidence.bundle_tables import tables_of, write_run
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import NotJudged, open_evidence
 from common.errors import UserError
-
-ABOUT = {
-    "table": "about",
-    "format": 1,
-    "version": "0.1.0",
-    "world_size": 2,
-    "backend": "gloo",
-    "host": "here",
-    "process": 7,
-    "started": "2026-11-23T10:00:00+0000",
-    "torch": "2.9.0",
-    "python": "3.12.0",
-    "cpu": "x86_64",
-    "device": "cpu",
-    "device_name": "",
-    "command": ["train.py"],
-    "variables": {},
-}
-EXCHANGES_MS = {0: [5.0, 2.0], 1: [1.0, 4.0]}
-"""Of ranks 0 and 1, in two steps."""
-
-
-def step_row(rank: int, step: int) -> dict:
-    exchange = EXCHANGES_MS[rank][step]
-    return {
-        "table": "steps",
-        "kind": "timed",
-        "epoch": 0,
-        "step": step,
-        "warmup": False,
-        "samples": 8,
-        "tokens": 8,
-        "padded_tokens": 8,
-        "longest": 1,
-        "micro_batches": 1,
-        "step_time_ms": 10.0 + exchange,
-        "data_time_ms": 1.0,
-        "forward_time_ms": 3.0,
-        "backward_time_ms": 5.0,
-        "exchange_time_ms": exchange,
-        "optimizer_time_ms": 1.0,
-        "began_s": step * 1.0,
-        "ended_s": step + 0.25,
-        "cpu_time_ms": 9.0,
-        "exchanged_bytes": 4000,
-    }
-
-
-def write_bundle(folder: Path, ranks: tuple[int, ...] = (0, 1), **about: object) -> Path:
-    folder.mkdir()
-    for rank in ranks:
-        facts = {"table": "facts", "parameters": 1000, "gradient_bytes": 4000}
-        facts |= {"gradient_dtype": "float32", "compute_dtype": "float32"}
-        facts |= {"model": "Net", "data": "Texts", "data_samples": 100}
-        rows = [ABOUT | about, facts, *(step_row(rank, step) for step in (0, 1))]
-        rows.append({"table": "end", "status": "complete", "steps": 2})
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"rank{rank}.jsonl").write_text(text)
-    return folder
 
 
 def test_the_exchange_is_divided_into_communication_and_waiting(tmp_path: Path) -> None:
@@ -165,14 +107,6 @@ def test_a_packed_bundle_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.tar.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     with pytest.raises(UserError, match="cannot be unpacked"):
         read_bundle(tmp_path / "b.tar.gz")
-
-
-def with_steps(bundle: Path, rank: int, **values: float) -> None:
-    """Gives all steps of a rank these values."""
-    path = bundle / f"rank{rank}.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [row | values if row["table"] == "steps" else row for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.mark.parametrize(("update_ms", "waited_ms"), [(41.0, 37.0), (11.0, 10.0), (1.0, 0.0)])

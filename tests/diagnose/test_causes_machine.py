@@ -20,7 +20,7 @@ from common.diagnose.causes.settings import NOT_ON_A_GPU
 from common.diagnose.diagnosis import MACHINE_CAUSES, diagnose_folder
 from common.diagnose.evidence.case import MINOR, PERFORMANCE, Case, Verdict
 from common.diagnose.evidence.evidence import NotJudged, open_evidence
-from common.diagnose.evidence.measured_surroundings import number_set, surroundings_of
+from common.diagnose.evidence.measured_surroundings import surroundings_of
 from common.tables import SURROUNDING_COLUMNS
 
 MIB = 2**20
@@ -539,13 +539,6 @@ def test_what_the_watcher_reads_here_is_read_back_and_judged(tmp_path):
     assert set(table["threads"]) == {torch.get_num_threads()}
     found = dict(diagnose_folder(folder).not_judged)
     assert not set(MACHINE_CAUSES) & set(found) - {"wrong-interface", "cpu-quota"}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("", set()), ("3", {3}), ("0-2,8", {0, 1, 2, 8}), ("0,2", {0, 2})]
-)
-def test_lists_of_cores_are_read(text, expected):
-    assert number_set(text) == expected
 
 
 def test_a_list_of_one_core_is_text_again(tmp_path):

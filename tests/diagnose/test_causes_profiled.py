@@ -5,27 +5,22 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from bundle_support import with_steps, write_bundle
 from scaling_evidence import MadeUp
 from test_causes_machine import network
 from test_postmortem import STEP_US, span, trace
 
 from common.diagnose.diagnosis import diagnose_folder
-from common.diagnose.opened import Opened, open_diagnosis
-from common.diagnose.postmortem import open_postmortem
-from common.runtime.paths import project_root
+from common.diagnose.opened import Opened, open_diagnosis, open_postmortem
 from common.traces.profiler_trace import events_of
 from common.traces.step_operations import step_operations
 from common.traces.step_overlap import activity, step_windows
-
-sys.path.insert(0, str(project_root() / "tests" / "watch"))
-from test_bundle import with_steps, write_bundle
 
 
 def opened(folder: Path, *passes: tuple[int, int], steps: int = 3, gpu: bool = True) -> Opened:
@@ -41,7 +36,7 @@ def opened(folder: Path, *passes: tuple[int, int], steps: int = 3, gpu: bool = T
 
 
 def test_the_rank_that_computes_longer_is_found_in_profiled_steps(tmp_path: Path) -> None:
-    found = opened(tmp_path, (40_000, 60_000), (90_000, 10_000)).found
+    found = opened(tmp_path, (40_000, 60_000), (90_000, 10_000)).diagnosis
     verdict = next(each for each in found.verdicts if each.cause == "slow-rank")
     assert verdict.title == "rank 1 keeps the others waiting"
     assert verdict.lost_share == pytest.approx(0.5)
@@ -52,7 +47,7 @@ def test_the_rank_that_computes_longer_is_found_in_profiled_steps(tmp_path: Path
 
 @pytest.mark.parametrize("gpu", [True, False])
 def test_communication_that_nothing_hides_is_found_in_profiled_steps(tmp_path, gpu) -> None:
-    found = opened(tmp_path, (50_000, 50_000), (60_000, 40_000), gpu=gpu).found
+    found = opened(tmp_path, (50_000, 50_000), (60_000, 40_000), gpu=gpu).diagnosis
     verdict = next(each for each in found.verdicts if each.cause == "exposed-communication")
     assert verdict.lost_share == pytest.approx(0.4, rel=0.05)
     assert "1 all_reduce 40 ms (40 exposed)" in verdict.evidence[1]
@@ -60,12 +55,12 @@ def test_communication_that_nothing_hides_is_found_in_profiled_steps(tmp_path, g
 
 def test_a_gpu_that_waits_for_its_host_is_found_and_a_cpu_not_judged(tmp_path: Path) -> None:
     for gpu in (True, False):
-        found = opened(tmp_path / str(gpu), (50_000, 5_000), (50_000, 5_000), gpu=gpu).found
+        found = opened(tmp_path / str(gpu), (50_000, 5_000), (50_000, 5_000), gpu=gpu).diagnosis
         assert ("idle-device" in [verdict.cause for verdict in found.verdicts]) == gpu
 
 
 def test_without_a_trace_nothing_is_said_of_one(tmp_path: Path) -> None:
-    found = opened(tmp_path).found
+    found = opened(tmp_path).diagnosis
     assert "slow-rank" in dict(found.not_judged)
     assert "profiler" not in found.summary
 
@@ -76,7 +71,7 @@ def test_a_trace_that_was_cut_off_is_noted(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
     found = open_diagnosis(bundle)
     assert any("rank1-trace.json.gz: not a trace" in note for note in found.notes)
-    assert "slow-rank" in dict(found.found.not_judged)  # of one rank
+    assert "slow-rank" in dict(found.diagnosis.not_judged)  # of one rank
 
 
 def test_steps_as_they_were_are_believed_before_profiled_ones(tmp_path: Path) -> None:
@@ -141,7 +136,7 @@ def sharded_trace(folder: Path, *, gpu: bool, gather_us: int, scatter_us: int) -
 )
 def test_gathers_and_scatters_are_told_apart(tmp_path, gpu, gather_us, scatter_us, do) -> None:
     sharded_trace(tmp_path, gpu=gpu, gather_us=gather_us, scatter_us=scatter_us)
-    [verdict] = open_postmortem(tmp_path).found.verdicts[:1]
+    [verdict] = open_postmortem(tmp_path).diagnosis.verdicts[:1]
     assert verdict.cause == "exposed-communication"
     gathers, scatters = 2 * gather_us / 1e3, scatter_us / 1e3
     if not gpu:  # on a GPU a step begins with its first computing kernel

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bundle_support import write_bundle
 from command_line import ddplab, refused
 from interruptible import start_interruptible
 
@@ -22,9 +23,6 @@ from common.cli.diagnose import split_script
 from common.runtime.paths import project_root
 
 ROOT = project_root()
-sys.path.insert(0, str(ROOT / "tests" / "watch"))
-from test_bundle import write_bundle  # noqa: E402
-
 RECORDED = ROOT / "data" / "xeon-2-cores" / "study-diagnosis" / "slow-rank-seen"
 
 

@@ -15,7 +15,8 @@ from common.diagnose.studies.planted import (
     PLANTED,
     Case,
     DiagnosisStudy,
-    faults_table,
+    diagnose_case,
+    row_of,
 )
 from common.diagnose.studies.planted_faults import FAULTS, parse_faults
 from common.errors import UserError
@@ -87,7 +88,7 @@ def test_a_fault_planted_from_outside_is_named_first(cause, rank_server, tmp_pat
             break
     told = "\n".join(diagnosis_lines(folder / "run"))
     assert found[:1] == ([] if cause == "healthy" else [cause]), told
-    [row] = faults_table([case], folder).to_dict("records")
+    row = row_of(case, diagnose_case(case, folder))
     assert row["right"]
     assert row["first"] == cause
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import ddplab, refused
 
-from common.diagnose.postmortem import open_postmortem
+from common.diagnose.opened import open_postmortem
 from common.errors import UserError
 
 STEP_US = 100_000
@@ -20,16 +20,16 @@ HERE = Path(__file__).parent
 
 
 def names(folder: Path) -> list[str]:
-    return [verdict.cause for verdict in open_postmortem(folder).found.verdicts]
+    return [verdict.cause for verdict in open_postmortem(folder).diagnosis.verdicts]
 
 
 def verdict(folder: Path, cause: str):
-    found = open_postmortem(folder).found.verdicts
+    found = open_postmortem(folder).diagnosis.verdicts
     return next(each for each in found if each.cause == cause)
 
 
 def not_judged(folder: Path) -> set[str]:
-    return {cause for cause, _ in open_postmortem(folder).found.not_judged}
+    return {cause for cause, _ in open_postmortem(folder).diagnosis.not_judged}
 
 
 # Flight recorders ---------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_a_dump_with_code_in_it_is_not_run(tmp_path: Path) -> None:
     dump(tmp_path, 1, entry(1))
     found = open_postmortem(tmp_path)
     assert not (tmp_path / "trapped").exists()
-    assert "mkdir" in found.left.notes[0]
+    assert "mkdir" in found.job.notes[0]
 
 
 # Traces -------------------------------------------------------------------------------------------

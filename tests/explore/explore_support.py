@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from common.explore.systems import RunAsked, System, on_a_ring
+from common.explore.systems import RunCommand, System, on_a_ring
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepParts
@@ -37,5 +37,5 @@ def small_system(costs: DdpCosts = NO_COSTS, seed: int = 0) -> System:
         ranks=4,
         on=cache(on_a_ring(DdpModel(profile, network, costs), parts, 4)),
         alone=parts,
-        asked=RunAsked(("--run-dir", "nowhere")),
+        command=RunCommand(("--run-dir", "nowhere")),
     )

@@ -40,12 +40,12 @@ def test_every_text_has_one_rank_and_no_plan_is_below_the_bound(name: str, plan:
     view = divide(read_text_lengths(name), settings)
     assert sorted(itertools.chain(*view.groups)) == list(range(32))
     assert view.lengths.max() <= 256
-    assert view.own.sum() == view.lengths.sum()
-    assert (view.padded >= view.own).all()
+    assert view.unpadded.sum() == view.lengths.sum()
+    assert (view.padded >= view.unpadded).all()
     assert view.lower_bound <= min(view.bottlenecks.values())
     assert view.bottlenecks[OPTIMUM] == min(view.bottlenecks.values())
     edges, own, padded = rectangles(view)
-    assert np.trapezoid(own, edges) == pytest.approx(view.own.sum())
+    assert np.trapezoid(own, edges) == pytest.approx(view.unpadded.sum())
     assert np.trapezoid(padded, edges) == pytest.approx(view.padded.sum())
 
 

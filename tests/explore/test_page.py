@@ -68,6 +68,7 @@ def test_bad_input_is_refused_in_one_line(
     assert said in error_line(ddplab("explore", *arguments))
 
 
+@pytest.mark.slow
 def test_the_page_is_behind_its_token_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     # What is broken in the user's own Jupyter and IPython is not read.
     for place in (".jupyter/voila.py", ".ipython/profile_default/startup/0.py"):

@@ -15,9 +15,8 @@ from explore_support import small_system
 
 from common.cli.explore import check_run
 from common.errors import UserError
-from common.explore.buckets import explore, first_settings
+from common.explore.buckets import explore, first_settings, predict_line
 from common.explore.known_systems import known_systems, on_cluster
-from common.explore.predict_line import predict_line
 from common.explore.systems import System
 
 RECORDED = ROOT / "data" / "epyc-2-cores" / "assignment2"

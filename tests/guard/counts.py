@@ -65,10 +65,18 @@ class Checkout:
         """Returns the lines of files."""
         return sum(self.text[name].count("\n") for name in names)
 
-    def nodes(self, kind: type) -> Iterator[ast.AST]:
-        """Yields each node of a kind in common."""
+    @cached_property
+    def by_kind(self) -> dict[type, list[ast.AST]]:
+        """Returns the nodes of common by their kind."""
+        nodes: dict[type, list[ast.AST]] = defaultdict(list)
         for tree in self.trees.values():
-            yield from (node for node in ast.walk(tree) if isinstance(node, kind))
+            for node in ast.walk(tree):
+                nodes[type(node)].append(node)
+        return nodes
+
+    def nodes(self, kind: type) -> list[ast.AST]:
+        """Returns the nodes of a kind in common."""
+        return self.by_kind[kind]
 
     def matches(self, pattern: re.Pattern) -> int:
         """Returns how often a pattern is found in common."""

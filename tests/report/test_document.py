@@ -10,7 +10,6 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,16 +17,13 @@ import nbformat
 import pytest
 from browser_support import axe_violations
 
-from common.analysis.runs import recorded_assignment
 from common.report.document import Document, Part, render, write_page, write_pdf
-from common.report.notebooks import execute_notebooks
 
 ROOT = Path(__file__).resolve().parents[2]
-EXECUTED = ("assignment1_ddp", "assignment4_text_scaling")
 WIDTHS = (360, 768, 1300, 1920)
 MIB = 2**20
 
-pytestmark = [pytest.mark.xdist_group("document"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("report"), pytest.mark.timeout(300)]
 
 
 class Page(HTMLParser):
@@ -66,18 +62,8 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
-    folder = tmp_path_factory.mktemp("document") / "notebooks"
-
-    def execute(name: str) -> Document:
-        assignment = name.split("_")[0]
-        run_dir = recorded_assignment(assignment)
-        notebook = ROOT / "notebooks" / f"{name}.ipynb"
-        [[done], _] = execute_notebooks([notebook], folder, {"run_dir": str(run_dir)})
-        return Document(assignment, (done,))
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(execute, EXECUTED))
+def documents(executed: dict[str, Path]) -> list[Document]:
+    return [Document(name.split("_")[0], (path,)) for name, path in executed.items()]
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +99,15 @@ def tables(documents: list[Document]) -> Iterator[list[list[str]]]:
             yield [[cell.strip() for cell in row] for row in rows]
 
 
-def test_contents_and_headings_lead_to_each_other_and_no_anchor_is_there_twice(text: str) -> None:
+def test_contents_and_headings_lead_to_each_other_and_no_anchor_is_there_twice(
+    text: str, executed: dict[str, Path]
+) -> None:
     page = Page(text)
     assert [name for name, count in Counter(page.ids).items() if count > 1] == []
     headings = {name for _, name in page.headings if name}
-    sections = {name.split("_")[0] for name in EXECUTED}
+    sections = {name.split("_")[0] for name in executed}
     assert set(page.links) == headings | sections
-    assert set(page.links) | set(EXECUTED) <= set(page.ids)
+    assert set(page.links) | set(executed) <= set(page.ids)
 
 
 def test_anchors_are_the_notebooks_name_and_the_words_of_the_heading(parts: list[Part]) -> None:
@@ -270,8 +258,15 @@ def test_the_contents_are_closed_above_the_text_of_a_narrow_window(opened) -> No
     assert first <= second
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1300])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (360, "dark"),
+        pytest.param(360, "light", marks=pytest.mark.slow),
+        pytest.param(1300, "dark", marks=pytest.mark.slow),
+        (1300, "light"),
+    ],
+)
 def test_axe_finds_nothing(opened, scheme: str, width: int) -> None:
     page = opened(width, color_scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")

@@ -62,7 +62,7 @@ def slowest(table: pd.DataFrame, keys: list[str], column: str) -> pd.Series:
 def test_there_are_at_most_ten_and_each_names_its_source(found: dict[str, Finding]) -> None:
     assert len(found) == sum(map(len, QUESTIONS.values())) <= 10
     for one in found.values():
-        assert one.found is not None, one.missing
+        assert one.answer is not None, one.missing
         assert "recorded data, not measured here" in one.marks
         assert "core" in one.source
 
@@ -76,7 +76,7 @@ def test_tokens_per_second_and_mfu(found: dict[str, Finding]) -> None:
     width, layers, words, length = 256, 6, 8192, 128
     per_token = 6 * (12 * width**2 * layers + words * width) + 12 * layers * width * length
     peak = pd.read_csv(folder / "device-peak.csv")["flops_per_s"].iloc[0]
-    one = found["Speed of one device"].found
+    one = found["Speed of one device"].answer
     median = rates.median()
     assert shown(one.value, median, "{:,.0f}")
     assert shown(one.value, median * per_token / peak, "{:.0%}")
@@ -92,7 +92,7 @@ def test_the_largest_batch_is_that_of_the_smallest_memory_on_a_cpu(
     folder = RUNS["assignment0"] / "memory_analysis"
     row = pd.read_csv(folder / "largest-batch.csv").sort_values("memory_gb").iloc[0]
     peaks = pd.read_csv(folder / "memory-peak.csv").set_index("source")["peak_bytes"]
-    one = found["Largest batch"].found
+    one = found["Largest batch"].answer
     assert numbers(one.value) == [row["as_asked"], row["memory_gb"]]
     assert numbers(one.spread)[0] == row["both"]
     assert abs(peaks["predicted"] / peaks["tracked"] - 1) < 1e-4
@@ -106,7 +106,7 @@ def test_the_largest_kind_of_work(found: dict[str, Finding]) -> None:
     lengths = by_step.sum(axis=1).sort_values()
     middle = lengths.index[(len(lengths) - 1) // 2]
     name = by_step.loc[middle].idxmax()
-    one = found["Where a step's time goes"].found
+    one = found["Where a step's time goes"].answer
     assert name in one.value
     assert shown(one.value, by_step.loc[middle, name] / lengths[middle], "{:.0%}")
     shares = by_step[name] / by_step.sum(axis=1)
@@ -121,7 +121,7 @@ def test_the_speedup_of_ddp_and_what_the_exchange_adds(found: dict[str, Finding]
     steps = slowest(table, ["strategy", "round", "iteration"], "step_time_ms")
     rounds = steps.groupby(["strategy", "round"]).median().unstack("strategy")
     speedups = rounds["single"] / rounds["DDP"]
-    one = found["Speedup of DDP"].found
+    one = found["Speedup of DDP"].answer
     assert shown(one.value, speedups.median(), "{:.2f}")
     assert shown(one.value, speedups.median() / 2, "{:.0%}")
     assert numbers(one.spread)[:2] == [round(speedups.min(), 2), round(speedups.max(), 2)]
@@ -139,7 +139,7 @@ def sweep_at_1_gbit() -> pd.DataFrame:
 
 
 def test_the_best_cap_and_what_the_worst_one_costs(found: dict[str, Finding]) -> None:
-    one = found["Best bucket cap"].found
+    one = found["Best bucket cap"].answer
     assert "2 emulated hosts at 1 Gbit/s" in one.spread
     model = measured_networks(open_run(RUNS["assignment2"]))[0].model
     # Brute force: no cap of a fine grid is predicted faster than b*, by more than its digits tell.
@@ -154,7 +154,7 @@ def test_the_best_cap_and_what_the_worst_one_costs(found: dict[str, Finding]) ->
 def test_the_gain_over_the_default_is_measured_where_the_default_was(
     found: dict[str, Finding],
 ) -> None:
-    one = found["Gain over DDP's default"].found
+    one = found["Gain over DDP's default"].answer
     steps = sweep_at_1_gbit()
     default = steps[steps["bucket_cap_mib"].isna()]
     model = measured_networks(open_run(RUNS["assignment2"]))[0].model
@@ -176,7 +176,7 @@ def test_the_gain_over_the_default_is_measured_where_the_default_was(
 
 
 def test_the_error_of_the_prediction_stands_beside_the_noise(found: dict[str, Finding]) -> None:
-    one = found["Error of the prediction"].found
+    one = found["Error of the prediction"].answer
     steps = sweep_at_1_gbit().dropna()
     medians = steps.groupby("bucket_cap_mib")["backward_time_ms"].median() / 1e3
     model = measured_networks(open_run(RUNS["assignment2"]))[0].model
@@ -197,7 +197,7 @@ def test_dynamic_over_static_with_its_interval(found: dict[str, Finding]) -> Non
     table = pd.read_csv(RUNS["assignment3"] / "compare_modes" / "mode-times.csv")
     steps = slowest(table, ["mode", "step"], "step_time_ms").unstack("mode")
     both = steps[["dynamic", "static"]].dropna()
-    one = found["Dynamic over static batches"].found
+    one = found["Dynamic over static batches"].answer
     assert shown(one.value, both["dynamic"].mean() / both["static"].mean(), "{:.2f}")
     # The interval by the delta method, which draws nothing.
     ratio = both["dynamic"].mean() / both["static"].mean()
@@ -223,7 +223,7 @@ def plain_medians(folder: Path) -> pd.DataFrame:
 
 
 def test_the_main_cause_takes_the_share_that_nothing_hides(found: dict[str, Finding]) -> None:
-    one = found["What limits scaling"].found
+    one = found["What limits scaling"].answer
     assert "too small for this exchange" in one.value
     steps = pd.read_csv(RUNS["assignment4"] / "emulated-2x1gbit" / "sweep_text" / "steps.csv")
     timed = steps[(steps["arm"] == 1) & (steps["kind"] == "timed") & ~steps["warmup"]]
@@ -249,7 +249,7 @@ def test_the_change_that_was_predicted_to_help_most_and_what_it_achieved(
         samples = both["global_batch"] / one["global_batch"]
         return samples * medians[one["arm"]] / medians[both["arm"]]
 
-    one = found["The change that helps most"].found
+    one = found["The change that helps most"].answer
     assert one.value.startswith(f"{best}: {speedup('none'):.2f} → {speedup(best):.2f} ")
     assert f"predicted {proposals[best]:.2f}" in one.spread
     assert f"{proposals[best] / speedup(best) - 1:+.0%}" in one.spread
@@ -376,10 +376,10 @@ def test_a_run_without_a_table_says_what_is_not_there(tmp_path: Path) -> None:
     shutil.rmtree(run / "throughput")
     (run / "profile_training" / "environment.json").write_text('{"status": "failed"}')
     speed, batch, kinds = findings_of("assignment0", run)
-    assert (speed.found, kinds.found) == (None, None)
+    assert (speed.answer, kinds.answer) == (None, None)
     assert "no complete run with throughput-batches.csv" in speed.missing
     assert "profile-operators.csv" in kinds.missing
-    assert batch.found is not None
+    assert batch.answer is not None
     assert batch.marks == ("predicted",)  # a copy elsewhere did not come with the project
     assert figure_of("assignment0", run) is None
 
@@ -391,10 +391,10 @@ def test_a_table_that_is_cut_costs_its_finding_alone(content: str, tmp_path: Pat
     for table in ("throughput/throughput-batches.csv", "profile_training/profile-operators.csv"):
         (run / table).write_text(content)
     speed, batch, kinds = findings_of("assignment0", run)
-    assert speed.found is None
+    assert speed.answer is None
     assert speed.missing
-    assert kinds.found is None
-    assert batch.found is not None
+    assert kinds.answer is None
+    assert batch.answer is not None
     assert figure_of("assignment0", run) is None
 
 
@@ -403,7 +403,7 @@ def test_what_was_found_is_not_sought_again_while_a_run_grows(tmp_path: Path) ->
     shutil.copytree(RUNS["assignment0"], run)
     before = findings_of("assignment0", run)
     shutil.rmtree(run / "throughput")
-    again = findings_of("assignment0", run, known=before)
+    again = findings_of("assignment0", run, earlier=before)
     assert again[0] is before[0]
 
 

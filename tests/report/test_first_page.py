@@ -27,8 +27,7 @@ from common.report.document import write_pdf
 from common.report.first_page import FirstPage
 from common.report.pipeline import entry_titles
 from common.report.presets import load_preset
-from common.report.run_page import RunPage
-from common.report.run_watch import RunWatch
+from common.report.run_page import RunPage, RunWatch
 from common.report.timetable import DONE, Entry, Timetable, plan
 from common.runtime.paths import project_root
 from common.runtime.stage_progress import StageProgress
@@ -90,7 +89,7 @@ def test_every_form_shows_every_finding_and_what_was_not_run(
         plain = re.sub(r"\s+", " ", form)
         for one in page.answered:
             assert one.question.title in plain
-            assert one.found.said in plain
+            assert one.answer.text in plain
         assert plain.count("recorded data, not measured here") == 4
         assert "Not in this run: Assignment 1: Data-parallel training, Assignment 2" in plain
 
@@ -109,9 +108,9 @@ def test_figures_say_what_they_show(page: FirstPage) -> None:
 
 def test_a_run_measured_elsewhere_says_so() -> None:
     record = {"host": "another", "cpu": {"cores": 8, "model": "Xeon"}, "gpus": []}
-    assert "another machine than this one" in first_page.machine_text(record)[0]
+    assert "another machine than this one" in first_page.machine_lines(record)[0]
     record["gpus"] = [{"name": "NVIDIA H100"}] * 4
-    assert first_page.machine_text(record)[0].startswith("4 × NVIDIA H100, 8 cores of Xeon")
+    assert first_page.machine_lines(record)[0].startswith("4 × NVIDIA H100, 8 cores of Xeon")
 
 
 def test_a_run_that_was_not_completed_says_where_it_ended(tmp_path: Path) -> None:
@@ -317,16 +316,31 @@ def test_the_page_of_a_run_without_a_record_of_its_own_names_the_machine(tmp_pat
     assert "AMD EPYC" in page.first(only="assignment0").machine[0]
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1300, 1920])
-def test_a_browser_shows_it_whole(chromium, width: int, dark: bool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     timetable = Timetable([Entry("assignment0", "throughput", "throughput (1 rank)", 20.0)])
     page = RunPage(timetable)
     for assignment in ("assignment0", "assignment1", "assignment3"):
         page.open(assignment, DATA / assignment)
         page.look(assignment)
-    page.write(tmp_path)
-    with open_page(chromium, tmp_path / "index.html", width=width, dark=dark) as (shown, problems):
+    folder = tmp_path_factory.mktemp("first-page")
+    page.write(folder)
+    return folder / "index.html"
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (360, True),
+        pytest.param(360, False, marks=pytest.mark.slow),
+        pytest.param(1300, True, marks=pytest.mark.slow),
+        (1300, False),
+        pytest.param(1920, True, marks=pytest.mark.slow),
+        pytest.param(1920, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_browser_shows_it_whole(chromium, written: Path, width: int, dark: bool) -> None:
+    with open_page(chromium, written, width=width, dark=dark) as (shown, problems):
         wide = shown.evaluate("document.scrollingElement.scrollWidth")
         assert wide <= width
         sizes = shown.eval_on_selector_all(".first img", "all => all.map(one => one.naturalWidth)")

@@ -1,6 +1,6 @@
 """Notebooks and report: executed on recorded data, without outputs in git, one PDF and one page.
 
-One notebook of each assignment is executed here; CI's ``ddplab run --preset smoke`` executes all.
+Two notebooks are executed here; ``ddplab run --preset smoke`` and the guard execute all in CI.
 """
 
 import dataclasses
@@ -8,7 +8,6 @@ import json
 import re
 import runpy
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -16,7 +15,6 @@ import pytest
 
 from common.analysis.buckets import measurements
 from common.analysis.buckets import networks as emulated_networks
-from common.analysis.runs import recorded_assignment
 from common.errors import RunFailed, UserError
 from common.report.document import Document, render, write_page, write_pdf
 from common.report.notebooks import execute_notebooks
@@ -35,13 +33,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RECORDED = ROOT / "data" / "epyc-2-cores" / "assignment2"
 ASSIGNMENTS = [f"assignment{number}" for number in range(5)]
-EXECUTED = (
-    "assignment0_memory",
-    "assignment1_ddp",
-    "assignment2_part1_model",
-    "assignment3_dynamic_batches",
-    "assignment4_synthetic_scaling",
-)
 
 pytestmark = pytest.mark.xdist_group("report")  # the notebooks are executed once
 
@@ -68,39 +59,22 @@ def figures(path: Path) -> int:
     return sum(not kinds.isdisjoint(output.get("data", {})) for output in outputs)
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("report") / "notebooks"
-
-    def execute(name: str) -> Path:
-        run_dir = recorded_assignment(name.split("_")[0])
-        notebook = ROOT / "notebooks" / f"{name}.ipynb"
-        [[done], _] = execute_notebooks([notebook], folder, {"run_dir": str(run_dir)})
-        return done
-
-    before = Path.cwd()
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(execute, EXECUTED))
-    assert Path.cwd() == before  # a notebook's folder is its kernel's alone
-    return found
-
-
-def test_recorded_data_is_never_shown_as_the_readers_own(executed: list[Path]) -> None:
-    for path in executed:
+def test_recorded_data_is_never_shown_as_the_readers_own(executed: dict[str, Path]) -> None:
+    for path in executed.values():
         outputs = json.dumps([cell.outputs for cell in cells(path, "code")])
         assert "Recorded data, not yours" in outputs, path.stem
 
 
 def test_the_report_is_one_pdf_and_one_page_that_needs_nothing_else(
-    executed: list[Path], tmp_path: Path
+    executed: dict[str, Path], tmp_path: Path
 ) -> None:
-    document = Document("assignment2", tuple(executed))
+    document = Document("assignment2", tuple(executed.values()))
     write_page(tmp_path, [render(document)])
     write_pdf(tmp_path, [document])
     pdf = (tmp_path / "report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
     page = (tmp_path / "index.html").read_text()
-    assert page.count("data:image/") == sum(map(figures, executed)) > 0
+    assert page.count("data:image/") == sum(map(figures, executed.values())) > 0
     # nothing is fetched when the page is opened: no address but namespaces
     links = re.findall(r"(?:src|href)=\"(http[^\"]*)\"", page)
     assert links == []

@@ -1,1 +1,1 @@
-"""What the accuracy study found."""
+"""Evaluates the accuracy study: predictions of bucketings that no calibration has seen."""

@@ -29,12 +29,12 @@ class JudgedCase:
     """One case: what predicts it, and what it is held against.
 
     Attributes:
-        facts: its row of cases.csv.
+        facts: row of cases.csv.
         profile: gradients, without DDP.
         curve: all-reduces one after another.
-        crowded: several at once, the time of each.
+        crowded: all-reduces while several run, the time of each.
         costs: DDP's copies and contention, of this case alone.
-        longer: the same from all cases that can tell: copies by the byte from all on as many hosts,
+        longer: costs from all cases that can tell: copies by the byte from all on as many hosts,
             what a message takes from computation from all networks of the model.
         local_s, around_s: backward pass without DDP; DDP's forward pass, which broadcasts buffers,
             and the update.
@@ -100,28 +100,28 @@ def lost_to_messages(networks: Sequence[pd.DataFrame]) -> SecondsBySize | None:
     That is processor time, in which the rate of a link has no part: the median over the job's
     networks. None where nothing was run beside all-reduces.
     """
-    found = [own_costs(rows).lost_compute for rows in networks]
-    if not found or None in found:
+    by_network = [case_costs(rows).lost_compute for rows in networks]
+    if not by_network or None in by_network:
         return None
-    sizes = found[0][0]
-    return sizes, tuple(np.median([seconds for _, seconds in found], axis=0).tolist())
+    sizes = by_network[0][0]
+    return sizes, tuple(np.median([seconds for _, seconds in by_network], axis=0).tolist())
 
 
-def own_costs(overlap: pd.DataFrame, backend: str | None = None) -> DdpCosts:
+def case_costs(overlap: pd.DataFrame, backend: str | None = None) -> DdpCosts:
     """Computes DDP's copies and contention from the rows of overlap.csv of one case."""
     return OverlapSamples.of(overlap.assign(rank=0), backend).costs()
 
 
 def longer_costs(
-    own: DdpCosts, lost: SecondsBySize | None, copies_s: float, total_bytes: int
+    costs: DdpCosts, lost: SecondsBySize | None, copies_s: float, total_bytes: int
 ) -> DdpCosts:
-    """Makes the costs of a case, with copies and lost computation from other cases besides.
+    """Replaces copies and lost computation in a case's costs by those from several cases.
 
-    A message's delay is its network's own.
+    Delays of messages stay, as they are the network's.
     """
     per_byte = copies_s / 2 / total_bytes
     copies = replace(NO_COSTS, copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
-    return replace(copies, lost_compute=lost, delays=own.delays)
+    return replace(copies, lost_compute=lost, delays=costs.delays)
 
 
 def case_of(
@@ -135,7 +135,9 @@ def case_of(
     Of steps without DDP there may be more, from the same ranks in the same minutes.
 
     Args:
-        lost: what messages take from computation, from all networks of the job.
+        facts: Row of cases.csv.
+        tables: Rows of the case by the name of their table.
+        lost: Computation lost to messages, from all networks of the job.
         copies_s: DDP's copies of all gradients, from all cases.
     """
     steps, all_reduces = tables["steps.csv"], tables["all-reduces.csv"]
@@ -152,22 +154,22 @@ def case_of(
     around_s = _median_s(forward, "forward_time_ms") + float(update_ms.median()) / 1e3
     ranks = int(facts["hosts"])
     curve, crowded = (
-        AllReduceSamples.of(own.assign(rank=ranks - 1)).curve()
-        for own in (all_reduces[all_reduces["mode"] == mode] for mode in MODES)
+        AllReduceSamples.of(all_reduces[all_reduces["mode"] == mode].assign(rank=ranks - 1)).curve()
+        for mode in MODES
     )
     profile = _profile(tables["gradients.csv"])
     if predictions is None:  # calibrated while it was judged: as fast as steps were all along
         profile = profile.scaled(compute=local_s / profile.backward_s)
     judged = BucketSweep(by_role["judged"], ranks)
     judged.check_buckets(profile)
-    own = own_costs(tables["overlap.csv"], facts.get("backend"))
+    costs = case_costs(tables["overlap.csv"], facts.get("backend"))
     return JudgedCase(
         facts=facts,
         profile=profile,
         curve=curve,
         crowded=crowded,
-        costs=own,
-        longer=longer_costs(own, lost, copies_s, profile.total_bytes),
+        costs=costs,
+        longer=longer_costs(costs, lost, copies_s, profile.total_bytes),
         local_s=local_s,
         around_s=around_s,
         witness_s=_median_s(by_role.get("witness", local), "backward_time_ms"),

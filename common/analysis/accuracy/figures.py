@@ -20,16 +20,16 @@ def errors_by_group(study: JudgedStudy) -> Figure:
     errors = study.errors.assign(group=grouped(study.errors))
     groups = [name for name in GROUPS if (errors["group"] == name).any()]
     with figure(study.caption, figsize=(7.2, 0.62 * len(groups) + 1.9)) as (fig, axes):
-        for place, group in enumerate(groups):
-            own = errors[errors["group"] == group]
+        for index, group in enumerate(groups):
+            rows = errors[errors["group"] == group]
             for offset, (name, colour) in enumerate(PREDICTORS.items()):
-                size = own[name].abs().clip(lower=5e-4) * 100
-                y = place + 0.2 * (offset - 1.5)
+                size = rows[name].abs().clip(lower=5e-4) * 100
+                y = index + 0.2 * (offset - 1.5)
                 axes.plot(size, np.full(len(size), y), "o", ms=3, color=colour, alpha=0.55, mew=0)
                 axes.plot(size.median(), y, "|", ms=11, mew=2.2, color=colour)
-            noise = own["standard error"].median() * 100
-            label = "n: standard error of the measured median" if not place else None
-            axes.plot([noise] * 2, [place - 0.45, place + 0.45], ":", color=BLACK, label=label)
+            noise = rows["standard error"].median() * 100
+            label = "n: standard error of the measured median" if not index else None
+            axes.plot([noise] * 2, [index - 0.45, index + 0.45], ":", color=BLACK, label=label)
         for name, colour in PREDICTORS.items():
             axes.plot([], [], "o", color=colour, ms=4, label=name)
         axes.set_xscale("log")

@@ -49,6 +49,8 @@ BESIDE = (LONGER, OTHERS, WITNESS)
 """The full model with other inputs."""
 GROUPS = (*REGIMES, LATENCY, "four ranks on two cores", "replay", LOOPBACK)
 JUDGED_ROUNDS = 8
+OFF = 0.05
+"""|error| of a backward pass above which a bucketing is listed by itself."""
 USUAL_CAP_MIB = 25.0
 """DDP's ``bucket_cap_mb``; an explicit one is not its default, whose first bucket has 1 MiB."""
 CHOICES = ("b*", "smallest", "largest", "default")
@@ -84,7 +86,7 @@ class JudgedStudy:
 
         None where there is no other, or no contention.
         """
-        alike = [
+        fellows = [
             other
             for other in self.cases
             if other.facts["model"] != case.facts["model"]
@@ -92,18 +94,18 @@ class JudgedStudy:
             and not other.facts["added_latency_ms"]
             and all(other.facts[key] == case.facts[key] for key in ("hosts", "regime"))
         ]
-        if not alike or case.longer.lost_compute is None:
+        if not fellows or case.longer.lost_compute is None:
             return None
         sizes = case.longer.lost_compute[0]
 
-        def middle(known: list[SecondsBySize]) -> SecondsBySize:
-            found = np.median([of_size(each, np.array(sizes)) for each in known], axis=0)
-            return sizes, tuple(found.tolist())
+        def middle(curves: list[SecondsBySize]) -> SecondsBySize:
+            seconds = np.median([of_size(curve, np.array(sizes)) for curve in curves], axis=0)
+            return sizes, tuple(seconds.tolist())
 
         return replace(
             case.longer,
-            lost_compute=middle([other.longer.lost_compute for other in alike]),
-            delays=middle([other.longer.delays for other in alike]),
+            lost_compute=middle([other.longer.lost_compute for other in fellows]),
+            delays=middle([other.longer.delays for other in fellows]),
         )
 
     def by_regime(self) -> pd.DataFrame:
@@ -117,24 +119,24 @@ class JudgedStudy:
         """
         rows = []
         errors = self.errors.assign(group=grouped(self.errors))
-        for group, own in errors.groupby("group", sort=False):
-            row = {"group": group, "cases": own["case"].nunique(), "bucketings": len(own)}
-            row["noise"] = own.drop_duplicates("case")["noise"].median()
-            row["n"] = own["standard error"].median()
-            enough = own["rounds"] >= JUDGED_ROUNDS
-            known = own[enough & (own["standard error"] <= MOST_NOISE)]
-            judged = known if row["n"] <= MOST_NOISE else own[:0]
+        for group, members in errors.groupby("group", sort=False):
+            row = {"group": group, "cases": members["case"].nunique(), "bucketings": len(members)}
+            row["noise"] = members.drop_duplicates("case")["noise"].median()
+            row["n"] = members["standard error"].median()
+            enough = members["rounds"] >= JUDGED_ROUNDS
+            quiet = members[enough & (members["standard error"] <= MOST_NOISE)]
+            judged = quiet if row["n"] <= MOST_NOISE else members[:0]
             row |= {"judged": len(judged), "excess": judged["excess"].median()}
             row["excess p90"] = judged["excess"].quantile(0.9)
-            row |= {name: own[name].astype(float).mean() for name in ("inside", "expected")}
+            row |= {name: members[name].astype(float).mean() for name in ("inside", "expected")}
             for what, column in (("", FULL), ("step ", "step error")):
-                size = own[column].abs()
+                size = members[column].abs()
                 row |= {f"{what}median": size.median(), f"{what}p90": size.quantile(0.9)}
                 row[f"{what}worst"] = size.max()
             for column in (*BESIDE, *RUNGS[:-1]):
-                row[column] = own[column].abs().median()
+                row[column] = members[column].abs().median()
             rows.append(row)
-        order = {name: place for place, name in enumerate(GROUPS)}
+        order = {name: index for index, name in enumerate(GROUPS)}
         return (
             pd.DataFrame(rows).sort_values("group", key=lambda g: g.map(order)).set_index("group")
         )
@@ -158,10 +160,10 @@ class JudgedStudy:
         """
         return pd.DataFrame([_regrets(case) for case in self.cases])
 
-    def over(self, limit: float = 0.05) -> pd.DataFrame:
-        """Selects the judged bucketings whose backward pass is off by more, the worst first."""
+    def off(self) -> pd.DataFrame:
+        """Selects the judged bucketings that are ``OFF``, the worst first."""
         errors = self.errors
-        return errors[errors[FULL].abs() > limit].sort_values(FULL, key=np.abs, ascending=False)
+        return errors[errors[FULL].abs() > OFF].sort_values(FULL, key=np.abs, ascending=False)
 
 
 def grouped(errors: pd.DataFrame) -> pd.Series:
@@ -229,16 +231,17 @@ def _expected(errors: pd.DataFrame) -> list[float]:
     1 or 0, and NaN in a group of one case.
     """
     groups = grouped(errors)
-    found = []
+    inside = []
     for (_, row), group in zip(errors.iterrows(), groups, strict=True):
-        others = errors.loc[((groups == group) & (errors["case"] != row["case"])).to_numpy(), FULL]
-        if others.empty:
-            found.append(np.nan)
+        is_fellow = ((groups == group) & (errors["case"] != row["case"])).to_numpy()
+        fellows = errors.loc[is_fellow, FULL]
+        if fellows.empty:
+            inside.append(np.nan)
             continue
-        error = math.hypot(others.abs().quantile(0.9), row["chance"])
+        error = math.hypot(fellows.abs().quantile(0.9), row["chance"])
         low, high = interval_s(row["predicted_ms"], error)
-        found.append(float(low <= row["measured_ms"] <= high))
-    return found
+        inside.append(float(low <= row["measured_ms"] <= high))
+    return inside
 
 
 def _regrets(case: JudgedCase) -> dict:
@@ -277,10 +280,10 @@ def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
 
 def recorded_study() -> JudgedStudy:
     """Opens the newest study that is recorded under data/. Raises UserError where there is none."""
-    found = [path.parent for path in (project_root() / "data").glob("*/study-accuracy/cases.csv")]
-    if not found:
+    tables = [*(project_root() / "data").glob("*/study-accuracy/cases.csv")]
+    if not tables:
         raise UserError("no accuracy study is recorded below data/")
-    return open_study(max((Run(folder, folder) for folder in found), key=age).folder)
+    return open_study(max((Run(path.parent, path.parent) for path in tables), key=age).folder)
 
 
 def open_study(folder: str | Path) -> JudgedStudy:
@@ -300,11 +303,11 @@ def open_study(folder: str | Path) -> JudgedStudy:
     opened = []
     for _, facts in cases.iterrows():
         name = facts["case"]
-        own = {file: table[table["case"] == name] for file, table in tables.items()}
-        others = [case for case in jobs[name] if case != name]
-        alike = steps["role"].isin(["local", "witness"]) & steps["case"].isin(others)
-        own["steps.csv"] = pd.concat([own["steps.csv"], steps[alike]])
-        opened.append(case_of(facts, own, lost.get(name), copies[name]))
+        rows = {file: table[table["case"] == name] for file, table in tables.items()}
+        fellows = [case for case in jobs[name] if case != name]
+        shared = steps["role"].isin(["local", "witness"]) & steps["case"].isin(fellows)
+        rows["steps.csv"] = pd.concat([rows["steps.csv"], steps[shared]])
+        opened.append(case_of(facts, rows, lost.get(name), copies[name]))
     environment = Run(folder, folder).environment
     if "cpu" not in environment:
         raise UserError(f"{folder}: no environment.json that says where and when it was measured")
@@ -345,6 +348,6 @@ def _copies_s(cases: pd.DataFrame, overlap: pd.DataFrame) -> dict[str, float]:
     kinds = cases.assign(sleeps=cases["model"] == "replay")[["case", "hosts", "sleeps"]]
     medians = added.merge(kinds, on="case").groupby(["hosts", "sleeps"])["per_byte"].median()
     return {
-        one.case: max(0.0, float(medians[one.hosts, one.sleeps] * sizes[one.case])) / 1e3
-        for one in kinds.itertuples()
+        row.case: max(0.0, float(medians[row.hosts, row.sleeps] * sizes[row.case])) / 1e3
+        for row in kinds.itertuples()
     }

@@ -9,8 +9,6 @@ from common.analysis.show import Table
 from common.perfmodel.model import CURVE, FULL, LINE, SEVERAL
 from common.samples import MOST_NOISE
 
-OFF = 0.05
-"""Bucketings predicted worse than this are listed one by one."""
 NOISE = "noise"
 SINGLE = "one bucket after the pass"
 SHARED_CORES = "ranks on few cores"
@@ -42,77 +40,73 @@ JUDGED = {
     ("expected", "n"): ("in expected interval", lambda share, _: _held(share, "one case")),
 }
 """Titles of ``JudgedStudy.by_regime``: the errors without the measurement's own."""
-OFF_COLUMNS = (
-    "case",
-    "off",
-    "buckets of the worst",
-    "its error",
-    "noise of the case",
-    "computation (ms)",
-    "all-reduces (ms)",
-    "contention's share of its pass",
-    "what it can come from",
-)
+OFF_CASES = {
+    "case": "case",
+    ("off", "bucketings"): ("off", "{} of {}"),
+    "num_buckets": "buckets of the worst",
+    "error": ("its error", "{:+.1%}"),
+    "noise": ("noise of the case", SHARE),
+    "compute_ms": ("computation (ms)", "{:.0f}"),
+    "all_reduce_ms": ("all-reduces (ms)", "{:.0f}"),
+    "contention": ("contention's share of its pass", "{:.0%}"),
+    "cause": "what it can come from",
+}
+"""Titles of ``off_cases``."""
 
 
 def regret_summary(study: JudgedStudy) -> Table:
     """Returns a row per way to choose the cap: what it costs beside the best measured cap."""
-    found = study.regrets()
+    regrets = study.regrets()
     rows = [
-        {
-            "choice": name,
-            "cases": found[f"regret of {name}"].notna().sum(),
-            "regret, median": found[f"regret of {name}"].median(),
-            "regret, worst": found[f"regret of {name}"].max(),
-        }
+        (name, len(measured), measured.median(), measured.max())
         for name in CHOICES
-        if found[f"regret of {name}"].notna().any()
+        if len(measured := regrets[f"regret of {name}"].dropna())
     ]
-    return Table(pd.DataFrame(rows), {"regret, median": "{:.1%}", "regret, worst": "{:.1%}"})
+    frame = pd.DataFrame(rows, columns=["choice", "cases", "regret, median", "regret, worst"])
+    return Table(frame, {"regret, median": SHARE, "regret, worst": SHARE})
 
 
 def regret_facts(study: JudgedStudy) -> dict[str, str]:
     """Returns in how many cases the regret of b* is significant, and what the caps were like."""
-    found = study.regrets()
-    known, above = found["low"].notna().sum(), (found["low"] > 0.01).sum()
+    regrets = study.regrets()
+    judged, above = regrets["low"].notna().sum(), (regrets["low"] > 0.01).sum()
     return {
-        "cases": f"{len(found)}",
-        "regret of b* significantly above 1 % (95 % of the draws)": f"{above} of {known}",
-        "the best cap is neither the smallest nor the largest": f"{found['interior'].sum()}",
-        "the largest cap is one bucket, so nothing overlaps": f"{found['one bucket'].sum()}",
-        "an explicit cap of 25 MiB is one bucket, too": f"{found['as 25 MiB'].sum()}",
+        "cases": f"{len(regrets)}",
+        "regret of b* significantly above 1 % (95 % of the draws)": f"{above} of {judged}",
+        "the best cap is neither the smallest nor the largest": f"{regrets['interior'].sum()}",
+        "the largest cap is one bucket, so nothing overlaps": f"{regrets['one bucket'].sum()}",
+        "an explicit cap of 25 MiB is one bucket, too": f"{regrets['as 25 MiB'].sum()}",
     }
 
 
-def off_table(study: JudgedStudy, limit: float = OFF) -> Table:
-    """Returns a row per case with an error above ``limit``, the worst case first."""
-    found = study.over(limit)
+def off_cases(study: JudgedStudy) -> pd.DataFrame:
+    """Tabulates the cases with bucketings that are off (``JudgedStudy.off``), the worst first.
+
+    Columns: case, off (number of these), bucketings, then of the worst one num_buckets,
+    error and contention (its part of the error), and noise, compute_ms and all_reduce_ms (of all
+    gradients in one), cause.
+    """
     cases = {case.name: case for case in study.cases}
+    counts = study.errors["case"].value_counts()
     rows = []
-    for name, own in found.groupby("case", sort=False):
-        case, worst = cases[name], own.iloc[0]
-        total_bytes = float(case.profile.total_bytes)
+    for name, bucketings in study.off().groupby("case", sort=False):
+        case, worst = cases[name], bucketings.iloc[0]
         rows.append(
             {
                 "case": name,
-                "off": f"{len(own)} of {(study.errors['case'] == name).sum()}",
-                "buckets of the worst": int(worst["num_buckets"]),
-                "its error": worst[FULL],
-                "noise of the case": worst["noise"],
-                "computation (ms)": case.local_s * 1e3,
-                "all-reduces (ms)": case.curve.time_s(total_bytes) * 1e3,
-                "contention's share of its pass": worst[FULL] - worst[SEVERAL],
-                "what it can come from": cause_of_error(worst),
+                "off": len(bucketings),
+                "bucketings": counts[name],
+                "num_buckets": int(worst["num_buckets"]),
+                "error": worst[FULL],
+                "noise": worst["noise"],
+                "compute_ms": case.local_s * 1e3,
+                "all_reduce_ms": case.curve.time_s(float(case.profile.total_bytes)) * 1e3,
+                "contention": worst[FULL] - worst[SEVERAL],
+                "cause": cause_of_error(worst),
             }
         )
-    formats = {
-        "its error": "{:+.1%}",
-        "noise of the case": "{:.1%}",
-        "computation (ms)": "{:.0f}",
-        "all-reduces (ms)": "{:.0f}",
-        "contention's share of its pass": "{:.0%}",
-    }
-    return Table(pd.DataFrame(rows, columns=[*OFF_COLUMNS]), formats)
+    columns = ["case", "off", "bucketings", *list(OFF_CASES)[2:]]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _where(judged: int, excess: float) -> str:

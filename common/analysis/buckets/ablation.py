@@ -13,7 +13,7 @@ import pandas as pd
 
 from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run
 from common.analysis.buckets.networks import NetworkRun
-from common.analysis.buckets.sweep import Accuracy, evaluate
+from common.analysis.buckets.sweep import Accuracy
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import as_alpha_beta
 from common.perfmodel.ddp.step import StepOptions
@@ -32,18 +32,21 @@ COST_TERMS = {
 }
 """Term left out of the full model → its name in ``DdpCosts.without``."""
 ADDED, LEFT_OUT = "added", "left out"
+EXPOSED = {
+    "bucket_cap_mib": "cap (MiB)",
+    "predicted_ms": "exposed, predicted (ms)",
+    "recorded_ms": "exposed, DDP's record (ms)",
+}
+"""Titles of ``exposed_communication``."""
+WHOLE_STEPS = {
+    "bucket_cap_mib": "cap (MiB)",
+    "num_buckets": "buckets",
+    "predicted_ms": "step, predicted (ms)",
+    "measured_ms": "step, measured (ms)",
+    "error": "error",
+}
+"""Titles of ``whole_steps``."""
 TERM_COLUMNS = ("network", "group", "term", "median_error", "worst_error", "noise_floor", "cases")
-
-
-def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
-    """Predicts seconds of the backward pass by measured cap, on every rung of the ladder.
-
-    One more is no prediction: it takes the speed of computation from the sweep's own rounds, and so
-    shows what the terms of communication alone are worth.
-    """
-    caps = list(run.sweep.distinct().measured_s())
-    predictors = run.model.ladder() | {OWN_SPEED: own_speed_model(run).backward_s}
-    return {name: {cap: found(cap) for cap in caps} for name, found in predictors.items()}
 
 
 def own_speed_model(run: Assignment2Run) -> DdpModel:
@@ -53,8 +56,13 @@ def own_speed_model(run: Assignment2Run) -> DdpModel:
 
 
 def compare(run: Assignment2Run) -> dict[str, Accuracy]:
-    """Evaluates each model on the run's own sweep."""
-    return {name: evaluate(run.sweep, times) for name, times in predictions(run).items()}
+    """Evaluates every rung of the ladder on the run's own sweep.
+
+    One more is no prediction: it takes the speed of computation from the sweep's own rounds, and so
+    shows what the terms of communication alone are worth.
+    """
+    predictors = run.model.ladder() | {OWN_SPEED: own_speed_model(run).backward_s}
+    return {name: run.sweep.accuracy_of(predict) for name, predict in predictors.items()}
 
 
 def compare_at_own_speed(run: Assignment2Run) -> dict[str, Accuracy]:
@@ -63,19 +71,16 @@ def compare_at_own_speed(run: Assignment2Run) -> dict[str, Accuracy]:
     Where the speed changed between two benchmarks, a model that lacks a term may be closer than
     one that has it, as two errors make up for each other. Here they cannot.
     """
-    caps = list(run.sweep.distinct().measured_s())
-    return {
-        name: evaluate(run.sweep, {cap: found(cap) for cap in caps})
-        for name, found in own_speed_model(run).ladder().items()
-    }
+    ladder = own_speed_model(run).ladder()
+    return {name: run.sweep.accuracy_of(predict) for name, predict in ladder.items()}
 
 
 def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
     """Tabulates the errors by cap (rows, MiB) and model (columns)."""
     return pd.DataFrame(
         {
-            name: found.table.set_index("bucket_cap_mib")["error"]
-            for name, found in accuracies.items()
+            name: accuracy.table.set_index("bucket_cap_mib")["error"]
+            for name, accuracy in accuracies.items()
         }
     )
 
@@ -87,12 +92,12 @@ def summary(
     and the regret of that.
 
     Args:
-        accuracies: of ``compare``.
-        own_speed: of ``compare_at_own_speed``; its median errors are a column of their own, and
+        accuracies: Result of ``compare``.
+        own_speed: Result of ``compare_at_own_speed``; its median errors are a further column, and
             ``OWN_SPEED`` has no row.
     """
     if own_speed is not None:
-        table = summary({name: found for name, found in accuracies.items() if name in own_speed})
+        table = summary({name: accuracies[name] for name in accuracies if name in own_speed})
         at_own = [own_speed[name].median_error for name in table["model"]]
         table.insert(3, AT_OWN_SPEED, at_own)
         return table
@@ -100,12 +105,12 @@ def summary(
         [
             {
                 "model": name,
-                "median error": found.median_error,
-                "worst error": found.worst_error,
-                "chosen cap (MiB)": found.predicted_best_mib,
-                "regret": found.regret,
+                "median error": accuracy.median_error,
+                "worst error": accuracy.worst_error,
+                "chosen cap (MiB)": accuracy.predicted_best_mib,
+                "regret": accuracy.regret,
             }
-            for name, found in accuracies.items()
+            for name, accuracy in accuracies.items()
         ]
     )
 
@@ -120,8 +125,8 @@ def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = Non
     """Computes the model's errors on every network, with ever more terms and without each.
 
     Args:
-        networks: measured sweeps with what predicts them.
-        ready: the samples behind their profile; with them the slowest rank is a term too.
+        networks: Measured sweeps with what predicts them.
+        ready: Samples behind their profile; with them the slowest rank is a term too.
 
     Returns:
         TERM_COLUMNS: ``group`` is ``added`` (each with all before it) or ``left out`` (of the full
@@ -129,11 +134,10 @@ def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = Non
     """
     rows = []
     for run in networks:
-        caps = list(run.sweep.distinct().measured_s())
         for (group, term), predict in _models(run, ready).items():
-            found = evaluate(run.sweep, {cap: predict(cap) for cap in caps})
-            errors_ = (found.median_error, found.worst_error, found.noise_floor, len(found.table))
-            rows.append((run.link, group, term, *errors_))
+            accuracy = run.sweep.accuracy_of(predict)
+            errors_ = (accuracy.median_error, accuracy.worst_error, accuracy.noise_floor)
+            rows.append((run.link, group, term, *errors_, len(accuracy.table)))
     return pd.DataFrame(rows, columns=list(TERM_COLUMNS))
 
 
@@ -148,7 +152,7 @@ def _models(run: NetworkRun, ready: ReadySamples | None) -> Mapping[tuple[str, s
         changed[LEFT_OUT, name] = replace(full, costs=costs.without(term))
     if full.in_flight > 1:
         changed[LEFT_OUT, SEVERAL] = replace(full, in_flight=1, crowded_network=None)
-    ladder = {(ADDED, name): found for name, found in full.ladder(one_rank).items()}
+    ladder = {(ADDED, name): predict for name, predict in full.ladder(one_rank).items()}
     return ladder | {key: model.backward_s for key, model in changed.items()}
 
 
@@ -167,7 +171,7 @@ def exposed_communication(run: Assignment2Run) -> pd.DataFrame:
         for cap in run.exposed_ms.index
         if cap in run.sweep.measured_s()
     ]
-    return pd.DataFrame(rows, columns=["bucket_cap_mib", "predicted_ms", "recorded_ms"])
+    return pd.DataFrame(rows, columns=list(EXPOSED))
 
 
 def whole_steps(run: Assignment2Run) -> pd.DataFrame:

@@ -24,31 +24,31 @@ def plot_terms(table: pd.DataFrame, caption: str) -> Figure:
     Solid lines on the right are the full model, dotted ones the noise floor of a network's sweep.
 
     Args:
-        table: of ``ablation.term_errors``.
-        caption: where the data come from.
+        table: Result of ``ablation.term_errors``.
+        caption: Hardware, date and source.
     """
     networks = list(dict.fromkeys(table["network"]))
     with figure(caption, figsize=(7.2, 4.6), ncols=2, sharex=True) as (fig, (left, right)):
-        for place, network in enumerate(networks):
-            own = table[table["network"] == network]
+        for index, network in enumerate(networks):
+            rows = table[table["network"] == network]
             look = {
-                "color": CYCLE[place % len(CYCLE)],
-                "marker": MARKERS[place % len(MARKERS)],
+                "color": CYCLE[index % len(CYCLE)],
+                "marker": MARKERS[index % len(MARKERS)],
                 "markersize": 5.5,
             }
-            offset = BESIDE * (place - (len(networks) - 1) / 2)
-            added, others = (own[(own["group"] == ADDED) == kind] for kind in (True, False))
-            y = _places(table, [ADDED], added) + offset
+            offset = BESIDE * (index - (len(networks) - 1) / 2)
+            added, without = (rows[rows["group"] == group] for group in (ADDED, LEFT_OUT))
+            y = _heights(table, ADDED, added) + offset
             left.plot(added["median_error"] * 100, y, **look, linewidth=1, label=network)
-            y = _places(table, [LEFT_OUT], others) + offset
-            right.plot(others["median_error"] * 100, y, **look, linestyle="none")
+            y = _heights(table, LEFT_OUT, without) + offset
+            right.plot(without["median_error"] * 100, y, **look, linestyle="none")
             full = float(added["median_error"].iloc[-1]) * 100
             right.axvline(full, color=look["color"], linewidth=1)
             for axes in (left, right):
-                floor = own["noise_floor"].iloc[0] * 100
+                floor = rows["noise_floor"].iloc[0] * 100
                 axes.axvline(floor, color=look["color"], linestyle=":", linewidth=1.2)
-        _name_terms(left, table, [ADDED])
-        _name_terms(right, table, [LEFT_OUT])
+        _name_terms(left, table, ADDED)
+        _name_terms(right, table, LEFT_OUT)
         left.set_title("adding term by term", loc="left", fontsize=9.5)
         right.set_title("leaving one term out", loc="left", fontsize=9.5)
         left.plot([], [], ":", color=GREY, linewidth=1.2, label="noise floor")
@@ -63,20 +63,16 @@ def plot_terms(table: pd.DataFrame, caption: str) -> Figure:
     return fig
 
 
-def _labels(table: pd.DataFrame, groups: list[str]) -> list[tuple[str, str]]:
-    chosen = table[table["group"].isin(groups)]
-    return list(dict.fromkeys(zip(chosen["group"], chosen["term"], strict=True)))
+def _heights(table: pd.DataFrame, group: str, rows: pd.DataFrame) -> NDArray:
+    """Returns the height of each row's term, in the order of the terms of a group."""
+    terms = list(dict.fromkeys(table.loc[table["group"] == group, "term"]))
+    return np.array([terms.index(term) for term in rows["term"]])
 
 
-def _places(table: pd.DataFrame, groups: list[str], rows: pd.DataFrame) -> NDArray:
-    labels = _labels(table, groups)
-    return np.array([labels.index(key) for key in zip(rows["group"], rows["term"], strict=True)])
-
-
-def _name_terms(axes: Axes, table: pd.DataFrame, groups: list[str]) -> None:
-    signs = {ADDED: "", LEFT_OUT: "− "}
-    labels = [signs[group] + term for group, term in _labels(table, groups)]
-    axes.set_yticks(range(len(labels)), labels, fontsize=8.5)
+def _name_terms(axes: Axes, table: pd.DataFrame, group: str) -> None:
+    terms = dict.fromkeys(table.loc[table["group"] == group, "term"])
+    sign = {ADDED: "", LEFT_OUT: "− "}[group]
+    axes.set_yticks(range(len(terms)), [sign + term for term in terms], fontsize=8.5)
     axes.invert_yaxis()
 
 
@@ -84,23 +80,23 @@ def plot_bands(table: pd.DataFrame, caption: str, sweep: BucketSweep | None = No
     """Draws T(b) with the band that the samples leave, and the measured medians with quartiles.
 
     Args:
-        table: of ``PredictionBands``.
-        caption: where the data come from.
-        sweep: what was measured.
+        table: Table of ``PredictionBands``.
+        caption: Hardware, date and source.
+        sweep: Measured steps.
     """
-    shown = table.dropna(subset="bucket_cap_mib").sort_values("bucket_cap_mib")
+    bands = table.dropna(subset="bucket_cap_mib").sort_values("bucket_cap_mib")
     with figure(caption) as (fig, axes):
-        caps = shown["bucket_cap_mib"]
+        caps = bands["bucket_cap_mib"]
         axes.fill_between(
             caps,
-            shown["low_ms"],
-            shown["high_ms"],
+            bands["low_ms"],
+            bands["high_ms"],
             color=BLUE,
             alpha=0.2,
             linewidth=0,
             label="predicted, 90 % of the draws",
         )
-        axes.plot(caps, shown["predicted_ms"], color=BLUE, label="predicted")
+        axes.plot(caps, bands["predicted_ms"], color=BLUE, label="predicted")
         if sweep is not None:
             measured = sweep.summary().dropna(subset="bucket_cap_mib")
             middle = measured["median_ms"]

@@ -1,14 +1,16 @@
-"""Tabulates a prediction, its accuracy and the cost of its choice, for a notebook."""
+"""Tabulates a prediction, its accuracy, and what its choice costs and gains, for a notebook."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from common.analysis.buckets.measurements import Assignment2Run
-from common.analysis.buckets.sweep import Accuracy
+from common.analysis.buckets.sweep import DEFAULT_NAME, Accuracy, BucketSweep
 from common.perfmodel.ddp.best_cap import BestCap
+from common.perfmodel.model import DdpModel
 from common.runtime.wording import counted
 
 ACCURACY = {
@@ -21,6 +23,12 @@ ACCURACY = {
     ),
 }
 """Titles of ``sweep.Accuracy``: the prediction's errors beside the measurement's own noise."""
+SEARCH = {
+    "candidates": ("distinct bucketings", lambda candidates: f"{len(candidates)}"),
+    "cap_mib": ("b*, predicted to be the fastest", "{:.3g} MiB"),
+    "total_s": ("T(b*)", lambda seconds: f"{seconds * 1e3:.1f} ms"),
+}
+"""Titles of ``BestCap``: the search over all caps."""
 MOST_INTERVALS = 4
 """Number of intervals of caps that are listed one by one."""
 TOUCHING = 1.01
@@ -53,16 +61,6 @@ def _joined(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f", or {parts[-1]}"
 
 
-def prediction_facts(best: BestCap) -> dict[str, str]:
-    """Returns what the search over all caps found."""
-    return {
-        "distinct bucketings": f"{len(best.candidates)}",
-        "b*, predicted to be the fastest": f"{best.cap_mib:.3g} MiB",
-        "T(b*)": f"{best.total_s * 1e3:.1f} ms",
-        "caps within 1 % of it": near_text(best),
-    }
-
-
 def choice_facts(accuracy: Accuracy, best: BestCap) -> dict[str, str]:
     """Returns the cap that the model chooses, of the measured ones and of all, and its cost."""
     chosen = accuracy.predicted_best_mib
@@ -92,6 +90,30 @@ def spread_facts(accuracy: Accuracy) -> dict[str, str]:
     }
 
 
+def gain_text(sweep: BucketSweep, cap_mib: float) -> str:
+    """Returns median, least and largest gain over DDP's default, or that there is none."""
+    gains = sweep.gains_over_default(cap_mib)
+    if not gains:
+        return "not measured"
+    return f"{np.median(gains):.1%} ({min(gains):.1%} to {max(gains):.1%})"
+
+
+def default_facts(model: DdpModel, sweep: BucketSweep, accuracy: Accuracy) -> dict[str, str]:
+    """Returns the default's time, and what the predicted best measured cap gains over it."""
+    measured = sweep.default()
+    if measured is None:
+        return {DEFAULT_NAME: "not measured in this run"}
+    predicted_ms = model.backward_s(None) * 1e3
+    chosen = accuracy.predicted_best_mib
+    return {
+        f"{DEFAULT_NAME}, measured": f"{measured['median_ms']:.1f} ms",
+        "its buckets": f"{measured['num_buckets']:.0f}",
+        "its T(b), predicted": f"{predicted_ms:.1f} ms",
+        "predicted against measured": f"{predicted_ms / measured['median_ms'] - 1:+.1%}",
+        f"gain of {chosen:g} MiB over it, by rounds": gain_text(sweep, chosen),
+    }
+
+
 def gap_facts(run: Assignment2Run, accuracy: Accuracy) -> dict[str, str]:
     """Returns predicted − measured, split into computation and all the rest.
 
@@ -100,16 +122,16 @@ def gap_facts(run: Assignment2Run, accuracy: Accuracy) -> dict[str, str]:
     """
     gap_ms = accuracy.table["predicted_ms"] - accuracy.table["measured_ms"]
     compute_ms = (run.profile.backward_s - run.local_s) * 1e3
-    rest = gap_ms - compute_ms
-    worst = accuracy.table.loc[rest.abs().idxmax()]
-    larger = "computation" if abs(compute_ms) > rest.abs().median() else "communication"
+    other_ms = gap_ms - compute_ms
+    worst = accuracy.table.loc[other_ms.abs().idxmax()]
+    larger = "computation" if abs(compute_ms) > other_ms.abs().median() else "communication"
     return {
         "predicted − measured, mean over caps": f"{gap_ms.mean():+.1f} ms",
         "pass alone, where gradients were timed": f"{run.profile.backward_s * 1e3:.1f} ms",
         "pass alone, among the sweep's rounds": f"{run.local_s * 1e3:.1f} ms",
         "part of computation": f"{compute_ms:+.1f} ms",
-        "part of communication, median": f"{rest.median():+.1f} ms",
-        "part of communication, largest": f"{rest.loc[worst.name]:+.1f} ms at "
+        "part of communication, median": f"{other_ms.median():+.1f} ms",
+        "part of communication, largest": f"{other_ms.loc[worst.name]:+.1f} ms at "
         f"{worst['bucket_cap_mib']:g} MiB",
         "larger part": larger,
     }
@@ -124,16 +146,16 @@ MOVED = (
 )
 
 
-def moves_table(table: pd.DataFrame, low: float, high: float) -> pd.DataFrame:
+def moves(table: pd.DataFrame, low: float, high: float) -> pd.DataFrame:
     """Returns where b* goes when each quantity grows from the factor ``low`` to ``high``.
 
     Args:
-        table: of ``whatif.best_caps``.
+        table: Result of ``whatif.best_caps``.
 
     Columns: quantity, and those of ``MOVED``, b* in MiB.
     """
     rows = []
-    for quantity, found in table.groupby("quantity", sort=False):
-        ends = found.set_index("factor").loc[[low, high]]
+    for quantity, by_factor in table.groupby("quantity", sort=False):
+        ends = by_factor.set_index("factor").loc[[low, high]]
         rows.append((quantity, *ends["closed_form_mib"], *ends["best_mib"]))
     return pd.DataFrame(rows, columns=["quantity", *MOVED])

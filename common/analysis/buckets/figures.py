@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.analysis.buckets.default import NAME
-from common.analysis.buckets.sweep import BucketSweep, predicted_fastest
+from common.analysis.buckets.networks import NetworkRun
+from common.analysis.buckets.sweep import DEFAULT_NAME, BucketSweep, predicted_fastest
 from common.analysis.style import (
     BLACK,
     BLUE,
@@ -29,11 +29,10 @@ def bucket_times(
     best: BestCap,
     caption: str,
     *,
-    others: Mapping[str, BestCap] | None = None,
+    compared: Mapping[str, BestCap] | None = None,
     sweep: BucketSweep | None = None,
     measured_best_mib: float | None = None,
     floor_ms: float | None = None,
-    column: str = "backward_time_ms",
 ) -> Figure:
     """Draws T(b): predicted as a line, measured as points with quartiles, predicted b* marked.
 
@@ -42,13 +41,13 @@ def bucket_times(
     """
     with figure(caption) as (fig, axes):
         step_line(axes, best, "predicted", BLUE, 2.2)
-        for (name, other), colour in zip((others or {}).items(), (GREY, ORANGE), strict=False):
+        for (name, other), colour in zip((compared or {}).items(), (GREY, ORANGE), strict=False):
             step_line(axes, other, name, colour, 1.2)
         if sweep is None:
             star(axes, best, best.cap_mib, f"predicted b* = {best.cap_mib:.3g} MiB")
         else:
-            table = measured_points(axes, sweep, column, "measured (median, quartiles)")
-            default_line(axes, sweep, column)
+            table = measured_points(axes, sweep, "measured (median, quartiles)")
+            default_line(axes, sweep)
             chosen = predicted_stars(axes, best, sweep)
             axes.set_xlim(*cap_limits(sweep, chosen, 1.3))
             if measured_best_mib is not None:
@@ -72,14 +71,38 @@ def bucket_times(
     return fig
 
 
+def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
+    """Draws T(b) on each network: predicted as a line, measured as points with quartiles."""
+    captions = dict.fromkeys(run.caption for run in runs)
+    shape = {"ncols": len(runs), "sharey": True, "squeeze": False}
+    size = (7.2, 3.6 + 0.12 * len(captions))
+    with figure("\n".join(captions), figsize=size, **shape) as (fig, grid):
+        legend: dict = {}
+        for axes, run in zip(grid[0], runs, strict=True):
+            best = run.model.best_cap()
+            step_line(axes, best, "predicted", BLUE, 2.0)
+            measured_points(axes, run.sweep, "measured (median, quartiles)")
+            default_line(axes, run.sweep)
+            chosen = predicted_stars(axes, best, run.sweep, caps_named=False)
+            axes.set_xlim(*cap_limits(run.sweep, chosen, 1.5))
+            cap_axis(axes, "bucket cap b (MiB)")
+            axes.set_title(run.name, fontsize=9)
+            handles, labels = axes.get_legend_handles_labels()
+            legend |= dict(zip(labels, handles, strict=True))
+        grid[0, 0].set_ylim(bottom=0)
+        grid[0, 0].set_ylabel("backward pass T(b) (ms)")
+        fig.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=2, fontsize=8)
+    return fig
+
+
 def measured_points(
-    axes: Axes, sweep: BucketSweep, column: str, label: str, *, colour: str = BLACK
+    axes: Axes, sweep: BucketSweep, label: str, *, colour: str = BLACK
 ) -> pd.DataFrame:
     """Draws medians with quartiles of the distinct bucketings of a sweep; returns their summary.
 
     A line leads from the smallest cap, where the point is, to the largest with the same buckets.
     """
-    table = sweep.distinct().summary(column)
+    table = sweep.distinct().summary()
     bars = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]
     axes.errorbar(
         table["bucket_cap_mib"],
@@ -99,15 +122,17 @@ def measured_points(
     return table
 
 
-def default_line(axes: Axes, sweep: BucketSweep, column: str = "backward_time_ms") -> None:
+def default_line(axes: Axes, sweep: BucketSweep) -> None:
     """Draws the measured median of DDP's default as a line across, where there is one.
 
     The default is no cap: its first bucket has 1 MiB, and others have 25.
     """
-    measured = sweep.default(column)
+    measured = sweep.default()
     if measured is not None:
         time_ms = measured["median_ms"]
-        axes.axhline(time_ms, color=GREEN, linestyle="-.", linewidth=1.4, label=f"measured, {NAME}")
+        axes.axhline(
+            time_ms, color=GREEN, linestyle="-.", linewidth=1.4, label=f"measured, {DEFAULT_NAME}"
+        )
 
 
 def predicted_stars(
@@ -169,10 +194,10 @@ def cap_limits(sweep: BucketSweep, marked: Sequence[float], margin: float) -> tu
 
 def step_line(axes: Axes, best: BestCap, label: str, colour: str, width: float) -> None:
     """Draws T in steps: it is constant between two caps that give the same buckets."""
-    seen = [candidate for candidate in best.candidates if candidate.high_mib > SMALLEST_CAP_MIB]
-    lows = [max(candidate.low_mib, SMALLEST_CAP_MIB) for candidate in seen]
-    highs = [candidate.high_mib for candidate in seen]
+    drawn = [candidate for candidate in best.candidates if candidate.high_mib > SMALLEST_CAP_MIB]
+    lows = [max(candidate.low_mib, SMALLEST_CAP_MIB) for candidate in drawn]
+    highs = [candidate.high_mib for candidate in drawn]
     highs[-1] *= 4  # any larger cap puts everything in one bucket, too
     x = np.column_stack([lows, highs]).ravel()
-    y = np.repeat([candidate.total_s * 1e3 for candidate in seen], 2)
+    y = np.repeat([candidate.total_s * 1e3 for candidate in drawn], 2)
     axes.plot(x, y, label=label, color=colour, linewidth=width)

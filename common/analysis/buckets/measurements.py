@@ -92,9 +92,9 @@ class Assignment2Run:
     def calibration(self) -> Calibration:
         """Returns all samples that the model is made of."""
         return read_calibration(
-            _table(self.run_dir, "gradient-ready-times.csv"),
+            _path_of(self.run_dir, "gradient-ready-times.csv"),
             self.all_reduce.source,
-            _table(self.run_dir, "overlap-times.csv"),
+            _path_of(self.run_dir, "overlap-times.csv"),
             backend=self.settings.get("backend"),
             added_latency_s=added_latency_s(self.settings),
             gradient_as_bucket_view=bool(self.settings.get(BUCKET_VIEW)),
@@ -113,7 +113,7 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
     different models, batches, precisions or numbers of ranks, which must not be compared.
     """
     folder = choose_folder(run_dir, "assignment2", tuple(WRITTEN_BY))
-    paths = {name: _table(folder, name) for name in WRITTEN_BY}
+    paths = {name: _path_of(folder, name) for name in WRITTEN_BY}
     settings = check_comparable(paths.values())
     all_reduce = read_all_reduce(paths["allreduce-samples.csv"])
     sweep = read_sweep(paths["ddp-times.csv"])
@@ -153,7 +153,7 @@ def added_latency_s(settings: Mapping) -> float:
     return latency_ms / 1e3
 
 
-def _table(folder: Path, name: str) -> Path:
+def _path_of(folder: Path, name: str) -> Path:
     path = find_table(folder, name, WRITTEN_BY[name])
     if path is None:
         raise UserError(f"{relative_to_project(folder)}: no complete run with {name}")
@@ -168,28 +168,28 @@ def check_comparable(tables: Iterable[Path]) -> dict:
     device (a model's long and short name are one), the number of ranks, the GPU or CPU, or the
     network. Tables without a run's ``config.yaml`` beside them say nothing.
     """
-    known: list[tuple[str, dict]] = []
+    compared: list[tuple[str, dict]] = []
     measured: list[Measured] = []
     for path in tables:
         run = Run(path.parent, path.parent)
         if run.has("config.yaml"):
             measured.append((path.name, run.environment))
-            known.append((path.name, _compared_settings(run)))
+            compared.append((path.name, _compared_settings(run)))
     titles = {key: key for key in (*COMPARED, "world_size")}
-    require_same_settings(known, titles, unknown_agrees=True)
+    require_same_settings(compared, titles, unknown_agrees=True)
     require_same(measured, alone=WITHOUT_COMMUNICATION)
     shared: dict = {}
-    for _, settings in known:
+    for _, settings in compared:
         shared = settings | shared
     return shared
 
 
 def _compared_settings(run: Run) -> dict:
     """Returns what a benchmark's runs must agree in; a model's long and short name are one."""
-    found = {key: run.settings[key] for key in COMPARED if run.settings.get(key) is not None}
-    found["world_size"] = run.environment.get("world_size")
-    found["backend"] = run.environment.get("backend")  # settings may leave it to the device
-    name = found.get("model")
+    settings = {key: run.settings[key] for key in COMPARED if run.settings.get(key) is not None}
+    settings["world_size"] = run.environment.get("world_size")
+    settings["backend"] = run.environment.get("backend")  # settings may leave it to the device
+    name = settings.get("model")
     if name and not name.startswith(("gpt2", "replay of ")):
-        found["model"] = f"gpt2-{name}"
-    return {key: value for key, value in found.items() if value is not None}
+        settings["model"] = f"gpt2-{name}"
+    return {key: value for key, value in settings.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The figures of the model and its inputs: a(x), gradients, one pass, errors by term, what-ifs."""
+"""The figures of the model and its inputs: passes, a(x), gradients, errors by term, what-ifs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
@@ -13,6 +14,7 @@ from common.analysis.style import (
     BLACK,
     BLUE,
     CYCLE,
+    GREEN,
     GREY,
     ORANGE,
     PLAIN,
@@ -26,7 +28,16 @@ from common.analysis.style import (
 )
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
 from common.perfmodel.ddp.timeline import BackwardTimeline
+from common.perfmodel.perfetto_trace import ALL_REDUCE, COMPUTATION, COPIES, slices
 from common.samples import slowest_rank
+
+ROWS = {COMPUTATION: 2, ALL_REDUCE: 1, COPIES: 0}
+COLOURS = {COMPUTATION: SKY, ALL_REDUCE: ORANGE, COPIES: GREEN}
+HEIGHT = 0.62
+SMALLEST_LABELLED = 0.022
+"""Share of the width that a box needs for its bucket's number."""
+SMALLEST_EDGED = 0.004
+"""Share of the width below which a white edge would hide a box."""
 
 
 def timeline(timeline_: BackwardTimeline, caption: str, title: str = "") -> Figure:
@@ -51,6 +62,63 @@ def timeline(timeline_: BackwardTimeline, caption: str, title: str = "") -> Figu
         axes.set_xlabel("time since the backward pass began (ms)")
         axes.set_title(title, loc="left", fontsize=9.5)
     return fig
+
+
+def predicted_and_measured(
+    predicted: BackwardTimeline,
+    measured: BackwardTimeline | None,
+    caption: str,
+    title: str = "",
+) -> Figure:
+    """Draws computation, all-reduces and copies of each pass; where only one is known, that one.
+
+    Boxes carry the number of their bucket; all-reduces that are in flight together share a row.
+    The dashed line is the end of the other pass.
+    """
+    passes = {"predicted": predicted} | ({"measured": measured} if measured else {})
+    longest_ms = max(timeline_.total_s for timeline_ in passes.values()) * 1e3
+    size = (7.2, 1.1 + 1.55 * len(passes))
+    with figure(caption, size, nrows=len(passes), sharex=True, squeeze=False) as (fig, grid):
+        for axes, (name, timeline_) in zip(grid[:, 0], passes.items(), strict=True):
+            _draw_pass(axes, timeline_, longest_ms)
+            axes.set_title(f"{name}: {timeline_.total_s * 1e3:.1f} ms", loc="left", fontsize=9)
+            for other in passes.values():
+                if other is not timeline_:
+                    axes.axvline(other.total_s * 1e3, color=BLACK, linestyle="--", linewidth=0.8)
+        grid[-1, 0].set_xlabel("time since the backward pass began (ms)")
+        fig.suptitle(title, x=0.01, ha="left", fontsize=9.5)
+    return fig
+
+
+def _draw_pass(axes: Axes, timeline_: BackwardTimeline, longest_ms: float) -> None:
+    boxes = slices(timeline_)
+    lanes = 1 + max((box.lane for box in boxes), default=0)
+    for box in boxes:
+        start_ms, length_ms = box.start_s * 1e3, (box.end_s - box.start_s) * 1e3
+        height = HEIGHT / lanes if box.kind == ALL_REDUCE else HEIGHT
+        middle = ROWS[box.kind]
+        if box.kind == ALL_REDUCE:
+            middle += HEIGHT / 2 - (box.lane + 0.5) * height
+        axes.barh(
+            middle,
+            length_ms,
+            left=start_ms,
+            height=height,
+            color=COLOURS[box.kind],
+            edgecolor="white",
+            linewidth=0.4 if length_ms > SMALLEST_EDGED * longest_ms else 0,
+        )
+        if box.event and length_ms > SMALLEST_LABELLED * longest_ms:
+            number, center_ms = f"{box.event.index + 1}", start_ms + length_ms / 2
+            axes.text(center_ms, middle, number, ha="center", va="center", fontsize=6.5)
+    ready_ms = [event.ready_s * 1e3 for event in timeline_.events]
+    axes.vlines(ready_ms, 1.31, 1.69, color=BLACK, linewidth=0.6)
+    total_ms, end_ms = timeline_.total_s * 1e3, timeline_.compute_end_s * 1e3
+    axes.axvspan(end_ms, total_ms, color=RED, alpha=0.12, linewidth=0)
+    axes.set_yticks(list(ROWS.values()), list(ROWS))
+    axes.set_ylim(-0.45, 2.45)
+    axes.set_xlim(0, longest_ms * 1.01)
+    axes.grid(axis="y", visible=False)
 
 
 def all_reduce_curve(
@@ -164,12 +232,12 @@ def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
 def ready_times(names: Sequence[str], ready_s, sizes_bytes, caption: str) -> Figure:
     """Draws the gradient bytes ready so far, over the backward pass."""
     with figure(caption) as (fig, axes):
-        done = np.cumsum(sizes_bytes) / 2**20
-        axes.step(np.asarray(ready_s) * 1e3, done, where="post", color=BLUE)
+        ready_mib = np.cumsum(sizes_bytes) / 2**20
+        axes.step(np.asarray(ready_s) * 1e3, ready_mib, where="post", color=BLUE)
         share = sizes_bytes[-1] / sum(sizes_bytes)
         axes.annotate(
             f"{names[-1]}, {share:.0%} of all bytes,\nis ready last",
-            xy=(ready_s[-1] * 1e3, done[-1] - sizes_bytes[-1] / 2**21),
+            xy=(ready_s[-1] * 1e3, ready_mib[-1] - sizes_bytes[-1] / 2**21),
             xytext=(0.42, 0.86),
             textcoords="axes fraction",
             fontsize=8.5,
@@ -196,8 +264,8 @@ def accuracy_by_term(table: pd.DataFrame, noise_floor: float, caption: str) -> F
             linewidth=0,
             label="noise floor",
         )
-        for place, column in enumerate(table.columns):
-            dashes = "-" if place < len(CYCLE) else "--"
+        for index, column in enumerate(table.columns):
+            dashes = "-" if index < len(CYCLE) else "--"
             errors = table[column] * 100
             axes.plot(table.index, errors, dashes, marker="o", markersize=4, label=column)
         axes.axhline(0, color=BLACK, linewidth=0.8)

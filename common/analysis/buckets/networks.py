@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.buckets.default import gain_text
+from common.analysis.buckets.choice import gain_text
 from common.analysis.buckets.measurements import (
     COMMAND,
     Assignment2Run,
@@ -15,7 +15,7 @@ from common.analysis.buckets.measurements import (
     check_comparable,
     open_run,
 )
-from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate, read_sweep
+from common.analysis.buckets.sweep import Accuracy, BucketSweep, read_sweep
 from common.analysis.comparable import network_of
 from common.analysis.runs import DOCTOR, Run, origin, recorded_assignment
 from common.errors import UserError
@@ -42,13 +42,14 @@ class NetworkRun:
     """DDP's sweep over one network, with what predicts it.
 
     Attributes:
-        name: such as ``2 emulated hosts at 1 Gbit/s``, ``loopback`` or ``NCCL, 1 host × 4 ranks``.
-        folder: of the sweep.
+        name: name of the network: ``2 emulated hosts at 1 Gbit/s``, ``loopback``, ``NCCL, 1 host ×
+            4 ranks``.
+        folder: run directory of the sweep.
         caption: hardware, network, date and source.
         model: predicts backward passes over this network.
-        contention: how it is known (``OverlapSamples.contention``).
+        contention: how contention is known (``OverlapSamples.contention``).
         links: per host what a TCP stream reached, in Mbit/s; empty where none is emulated.
-        rate_bit_per_s: of the slowest link; infinite where none is emulated.
+        rate_bit_per_s: rate of the slowest link; infinite where none is emulated.
     """
 
     name: str
@@ -67,8 +68,7 @@ class NetworkRun:
 
     def accuracy(self) -> Accuracy:
         """Holds the prediction against the sweep."""
-        caps = self.sweep.measured_s()
-        return evaluate(self.sweep, {cap: self.model.backward_s(cap) for cap in caps})
+        return self.sweep.accuracy_of(self.model.backward_s)
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,14 @@ def measured_networks(run: Assignment2Run) -> tuple[NetworkRun, ...]:
 
     Only those that this very run measured.
     """
-    emulated = [folder for folder in sorted(run.run_dir.glob("emulated-*")) if _complete(folder)]
+    tables = ("allreduce-samples.csv", "ddp-times.csv")
+    emulated = [
+        folder
+        for folder in sorted(run.run_dir.glob("emulated-*"))
+        if all(find_table(folder, name) for name in tables)
+    ]
     runs = [_not_emulated(run), *(_emulated(run, folder) for folder in emulated)]
-    return tuple(sorted(runs, key=lambda found: found.rate_bit_per_s))
-
-
-def _complete(folder: Path) -> bool:
-    return all(find_table(folder, name) for name in ("allreduce-samples.csv", "ddp-times.csv"))
+    return tuple(sorted(runs, key=lambda network: network.rate_bit_per_s))
 
 
 def _not_emulated(run: Assignment2Run) -> NetworkRun:
@@ -143,17 +144,17 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
         name: find_table(folder, name)
         for name in ("allreduce-samples.csv", "ddp-times.csv", "overlap-times.csv")
     }
-    found = {name: path for name, path in tables.items() if path}
+    paths = {name: path for name, path in tables.items() if path}
     ready = find_table(run.run_dir, "gradient-ready-times.csv")
-    settings = check_comparable([ready, *found.values()])
-    opened = Run(found["ddp-times.csv"].parent, run.run_dir)
+    settings = check_comparable([ready, *paths.values()])
+    opened = Run(paths["ddp-times.csv"].parent, run.run_dir)
     network = opened.environment["interconnect"]["emulated"]
     overlap = None
-    if "overlap-times.csv" in found:  # not in older runs
-        overlap = read_overlap_samples(found["overlap-times.csv"], settings.get("backend"))
+    if "overlap-times.csv" in paths:  # not in older runs
+        overlap = read_overlap_samples(paths["overlap-times.csv"], settings.get("backend"))
     costs = overlap.costs() if overlap else copies(run.costs)
-    all_reduce = read_all_reduce(found["allreduce-samples.csv"])
-    sweep = read_sweep(found["ddp-times.csv"])
+    all_reduce = read_all_reduce(paths["allreduce-samples.csv"])
+    sweep = read_sweep(paths["ddp-times.csv"])
     sweep.check_buckets(run.profile)
     links = pd.DataFrame(network["probe"]).assign(rate=network["rates_bit_per_s"])
     links[["up", "down", "rate"]] = links[["up", "down", "rate"]].astype(float) / 1e6
@@ -223,5 +224,5 @@ def links(networks: Networks) -> pd.DataFrame:
         for link in run.links.to_dict("records")
     ]
     table = pd.DataFrame(rows, columns=["network", "host", *LINK_RATES])
-    rate, *found = LINK_RATES
-    return table.assign(**{REACHED: table[found].max(axis=1) / (table[rate] * PAYLOAD_SHARE)})
+    rate, *directions = LINK_RATES
+    return table.assign(**{REACHED: table[directions].max(axis=1) / (table[rate] * PAYLOAD_SHARE)})

@@ -73,11 +73,11 @@ def caption(run: NetworkRun) -> str:
 def notes(run: NetworkRun) -> dict[str, str | None]:
     """Returns what the file says of itself; a test sees by it whether the picture is up to date."""
     best, fastest = run.model.best_cap(), fastest_measured(run.sweep.distinct().summary())
-    said = (
+    description = (
         f"{run.caption}. Measured best {fastest['bucket_cap_mib']:g} MiB, "
         f"{fastest['median_ms']:.1f} ms; b* = {best.cap_mib:.3g} MiB, {best.total_s * 1e3:.1f} ms"
     )
-    return {"Description": said, "Software": None}
+    return {"Description": description, "Software": None}
 
 
 def fastest_measured(table: pd.DataFrame) -> pd.Series:
@@ -93,9 +93,7 @@ def draw(run: NetworkRun) -> Figure:
         axes.set_title(f"DDP's backward pass, {run.name}", fontsize=10.5, loc="left")
         step_line(axes, best, "predicted", BLUE, 2.2)
         _mark_predicted(axes, best)
-        table = measured_points(
-            axes, run.sweep, "backward_time_ms", "measured: median and quartiles"
-        )
+        table = measured_points(axes, run.sweep, "measured: median and quartiles")
         _mark_measured(axes, table)
         axes.axhline(alone_ms, color=GREY, linestyle="--", linewidth=1.2)
         _write(axes, "computation alone", (1, alone_ms), (-2, -11), _across(axes))
@@ -110,14 +108,14 @@ def draw(run: NetworkRun) -> Figure:
 def _write(
     axes: Axes,
     text: str,
-    place: tuple[float, float],
+    position: tuple[float, float],
     offset_points: tuple[float, float],
     coordinates: Transform,
 ) -> None:
-    """Writes text that ends at a place, moved by an offset."""
+    """Writes text that ends at a position, moved by an offset."""
     axes.annotate(
         text,
-        place,
+        position,
         xycoords=coordinates,
         xytext=offset_points,
         textcoords="offset points",
@@ -153,8 +151,8 @@ def _mark_measured(axes: Axes, table: pd.DataFrame) -> None:
     cap, time_ms = fastest["bucket_cap_mib"], fastest["median_ms"]
     ring(axes, fastest, f"measured best: {cap:g} MiB, {time_ms:.0f} ms", size=12)
     slower = slowest["median_ms"] / fastest["median_ms"] - 1
-    place = (slowest["bucket_cap_mib"], slowest["q25_ms"])
-    _write(axes, f"{slower:.0%} slower", place, (6, -14), axes.transData)
+    position = (slowest["bucket_cap_mib"], slowest["q25_ms"])
+    _write(axes, f"{slower:.0%} slower", position, (6, -14), axes.transData)
 
 
 def _legend(axes: Axes, middle_ms: float) -> None:

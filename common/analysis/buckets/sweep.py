@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from common.csv_tables import numbers, read_table
@@ -14,12 +15,15 @@ from common.perfmodel.buckets import DdpOptions, cap_label
 from common.perfmodel.ddp.best_cap import regret
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
-from common.samples import median_standard_error, slowest_rank
+from common.samples import median_standard_error, per_round, slowest_rank
 
 KEYS = ["bucket_cap_mib", "round", "iteration"]
 BUCKETS = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
 BUCKET_BYTES = "bucket_bytes"
 """All buckets' bytes in order, blank-separated; not in runs from before 2026-11-25."""
+DEFAULT_NAME = "DDP's default (1, 25 MiB)"
+"""Name of DDP's default in tables and figures. Its first bucket has 1 MiB, others 25; as that is no
+single cap, it is no case of an evaluation and stands beside the caps."""
 TIMES = ["forward_time_ms", "backward_time_ms", "step_time_ms"]
 
 
@@ -47,11 +51,25 @@ class BucketSweep:
         )
         return table.reset_index().sort_values("bucket_cap_mib", ignore_index=True)
 
-    def default(self, column: str = "backward_time_ms") -> pd.Series | None:
+    def default(self) -> pd.Series | None:
         """Returns the row of ``summary`` of DDP's default; None where it was not measured."""
-        table = self.summary(column)
-        found = table[table["bucket_cap_mib"].isna()]
-        return None if found.empty else found.iloc[0]
+        table = self.summary()
+        rows = table[table["bucket_cap_mib"].isna()]
+        return None if rows.empty else rows.iloc[0]
+
+    def gains_over_default(self, cap_mib: float) -> list[float]:
+        """Returns, by round, 1 − T(cap) / T(default) of the rounds' median backward passes.
+
+        Empty where the default was not measured.
+        """
+        by_round = per_round(self.steps, "backward_time_ms", "bucket_cap_mib")
+        chosen, default = by_round.reindex(columns=[cap_mib, np.nan]).to_numpy().T
+        gains = 1 - chosen / default
+        return gains[~np.isnan(gains)].tolist()
+
+    def accuracy_of(self, predict: Callable[[float], float]) -> Accuracy:
+        """Holds predicted seconds of the backward pass, by cap in MiB, against the sweep."""
+        return evaluate(self, {cap: predict(cap) for cap in self.distinct().measured_s()})
 
     def noise_floor(self, column: str = "backward_time_ms") -> float:
         """Computes the median over caps of |A/B − 1|; A, B are medians of two halves of the rounds.
@@ -69,11 +87,13 @@ class BucketSweep:
             return float("nan")
         return float((halves[0] / halves[1] - 1).abs().median())
 
-    def standard_errors(self, column: str = "backward_time_ms") -> pd.Series:
+    def standard_errors(self) -> pd.Series:
         """Returns by cap the standard error of its median, relative (``median_standard_error``)."""
         errors = {}
         for cap, steps in self.steps.groupby("bucket_cap_mib", dropna=False):
-            times = steps.pivot(index="round", columns="iteration", values=column).to_numpy()
+            times = steps.pivot(
+                index="round", columns="iteration", values="backward_time_ms"
+            ).to_numpy()
             errors[cap] = median_standard_error(times)
         return pd.Series(errors)
 
@@ -86,22 +106,22 @@ class BucketSweep:
         """Raises UserError where DDP's buckets were not those of the profile's model."""
         columns = bucket_columns(self.steps)
         caps = self.steps.drop_duplicates("bucket_cap_mib")[["bucket_cap_mib", *columns]]
-        for cap, *found in caps.itertuples(index=False):
+        for cap, *recorded in caps.itertuples(index=False):
             options = DdpOptions(None if pd.isna(cap) else cap)
             buckets = profile_buckets(profile, options)
             sizes = [int(profile.sizes_bytes[bucket].sum()) for bucket in buckets]
             expected = [len(sizes), sizes[0], sizes[-1], " ".join(map(str, sizes))]
             label = cap_label(options.bucket_cap_mib)
-            if found[:3] != expected[:3]:
+            if recorded[:3] != expected[:3]:
                 raise UserError(
-                    f"at a cap of {label} MiB DDP made {found[0]} buckets, the first of "
-                    f"{found[1]:,} bytes; the gradients given make {len(buckets)}, the first of "
+                    f"at a cap of {label} MiB DDP made {recorded[0]} buckets, the first of "
+                    f"{recorded[1]:,} bytes; the gradients given make {len(buckets)}, the first of "
                     f"{sizes[0]:,}: another model or DDP options"
                 )
-            if found != expected[: len(found)]:
+            if recorded != expected[: len(recorded)]:
                 raise UserError(
-                    f"at a cap of {label} MiB DDP made {found[0]} buckets of other sizes than the "
-                    "gradients given make: another model or DDP options"
+                    f"at a cap of {label} MiB DDP made {recorded[0]} buckets of other sizes than "
+                    "the gradients given make: another model or DDP options"
                 )
 
     def smallest_alike(self) -> dict[float, float]:
@@ -164,9 +184,9 @@ class Accuracy:
     Attributes:
         table: per distinct bucketing: bucket_cap_mib (its smallest cap), num_buckets,
             predicted_ms, measured_ms and error (predicted / measured − 1).
-        median_error, worst_error: of |error|.
-        noise_floor: of the sweep.
-        predicted_best_mib, measured_best_mib: among these caps.
+        median_error, worst_error: median and largest |error|.
+        noise_floor: noise floor of the sweep.
+        predicted_best_mib, measured_best_mib: the fastest of these caps.
         regret: what following the prediction costs, as a fraction of the best measured time.
     """
 

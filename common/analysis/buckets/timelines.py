@@ -23,7 +23,6 @@ import pandas as pd
 
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import BucketSweep
-from common.analysis.show import Table
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label
@@ -48,6 +47,8 @@ GAPS = {
     "effect_ms": ("effect on the end (ms)", "{:+.1f}"),
 }
 """Titles of ``gaps``."""
+EFFECTS = {name: GAPS[name] for name in ("term", "effect_ms")}
+"""Titles of ``effects``."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class MeasuredTimelines:
 
     def caps(self) -> list[float | None]:
         """Returns the caps in MiB in the order they were watched; None for DDP's default."""
-        found = self.table["bucket_cap_mib"].drop_duplicates()
-        return [None if pd.isna(cap) else float(cap) for cap in found]
+        caps = self.table["bucket_cap_mib"].drop_duplicates()
+        return [None if pd.isna(cap) else float(cap) for cap in caps]
 
     def passes(self, cap_mib: float | None) -> list[BackwardTimeline]:
         """Returns the passes at a cap, each the slowest of all ranks at every moment.
@@ -69,7 +70,7 @@ class MeasuredTimelines:
         unknown. Raises UserError for a cap that was not watched.
         """
         rows = self._of(cap_mib)
-        return [_slowest(rows[rows["iteration"] == i]) for i in sorted(set(rows["iteration"]))]
+        return [_slowest(ranks) for _, ranks in rows.groupby("iteration")]
 
     def typical(self, cap_mib: float | None) -> BackwardTimeline:
         """Returns the pass at a cap whose length is the (lower) median."""
@@ -169,7 +170,7 @@ def gaps(predicted: BackwardTimeline, measured: BackwardTimeline) -> pd.DataFram
 
     Raises UserError where the two have different buckets.
     """
-    sizes = [[event.size_bytes for event in one.events] for one in (predicted, measured)]
+    sizes = [[event.size_bytes for event in pass_.events] for pass_ in (predicted, measured)]
     if sizes[0] != sizes[1]:
         raise UserError(
             f"the predicted pass has {len(sizes[0])} buckets, the first of {sizes[0][0]:,} bytes; "
@@ -177,12 +178,12 @@ def gaps(predicted: BackwardTimeline, measured: BackwardTimeline) -> pd.DataFram
             "or DDP options"
         )
     before, after = _Terms.of(predicted), _Terms.of(measured)
-    shown = [_shown(timeline) for timeline in (predicted, measured)]
+    lengths_s = [_lengths_s(timeline) for timeline in (predicted, measured)]
     rows, end_s = [], before.end_s()
     for index, term in _in_order_of_time(len(sizes[0])):
         before.take(after, term, index)
         moved_s, end_s = before.end_s() - end_s, before.end_s()
-        values = [one[term][index] * 1e3 for one in shown]
+        values = [by_term[term][index] * 1e3 for by_term in lengths_s]
         named = (index + 1, sizes[0][index] / 2**20) if term != REST else (pd.NA, float("nan"))
         rows.append((*named, term, *values, values[1] - values[0], moved_s * 1e3))
     table = pd.DataFrame(rows, columns=list(GAPS))
@@ -201,25 +202,24 @@ def effect_by_term(table: pd.DataFrame) -> pd.Series:
     return table.groupby("term")["effect_ms"].sum().reindex(TERMS)
 
 
-def effect_table(predicted: BackwardTimeline, measured: BackwardTimeline) -> Table:
-    """Returns what each kind of term contributes to the difference, as a table to show."""
-    effects = effect_by_term(gaps(predicted, measured))
-    rows = [*effects.items(), ("measured − predicted", effects.sum())]
-    frame = pd.DataFrame(rows, columns=["term", "effect on the end (ms)"])
-    return Table(frame, {"effect on the end (ms)": "{:+.1f}"})
+def effects(predicted: BackwardTimeline, measured: BackwardTimeline) -> pd.DataFrame:
+    """Returns the difference, term and effect_ms, by kind of term and in all."""
+    by_term = effect_by_term(gaps(predicted, measured))
+    rows = [*by_term.items(), ("measured − predicted", by_term.sum())]
+    return pd.DataFrame(rows, columns=list(EFFECTS))
 
 
 def watched_facts(
     run: Assignment2Run, watched: MeasuredTimelines, cap_mib: float | None
 ) -> dict[str, str]:
     """Returns how long the watched passes were, beside those of the sweep, and what overlapped."""
-    seen_ms = watched.median_s(cap_mib) * 1e3
-    timed_ms = {cap: seconds * 1e3 for cap, seconds in run.sweep.measured_s().items()}.get(cap_mib)
+    watched_ms = watched.median_s(cap_mib) * 1e3
+    timed_s = run.sweep.measured_s().get(cap_mib)
     most, share = watched.in_flight(cap_mib)
-    facts = {"cap": f"{cap_label(cap_mib)} MiB", "watched passes, median": f"{seen_ms:.1f} ms"}
-    if timed_ms:
-        facts["passes of the sweep, not watched"] = f"{timed_ms:.1f} ms"
-        facts["watched over not watched"] = f"{seen_ms / timed_ms - 1:+.1%}"
+    facts = {"cap": f"{cap_label(cap_mib)} MiB", "watched passes, median": f"{watched_ms:.1f} ms"}
+    if timed_s:
+        facts["passes of the sweep, not watched"] = f"{timed_s * 1e3:.1f} ms"
+        facts["watched over not watched"] = f"{watched_ms / (timed_s * 1e3) - 1:+.1%}"
     return facts | {
         "all-reduces in flight at once, at most": f"{most}",
         "share of the time in flight with more than one": f"{share:.0%}",
@@ -250,8 +250,8 @@ def copy_facts(
         facts["copies out, as DDP on one rank recorded them"] = f"{out_ms:.1f} ms"
     if measured is None:
         return facts
-    seen = gaps(predicted, measured)
-    out_ms = seen.loc[seen["term"] == COPY_OUT, "measured_ms"].sum()
+    terms = gaps(predicted, measured)
+    out_ms = terms.loc[terms["term"] == COPY_OUT, "measured_ms"].sum()
     return facts | {"copies out in the watched pass": f"{out_ms:.1f} ms"}
 
 
@@ -301,10 +301,10 @@ class _Terms:
         for could_start, delay, length in zip(ready, self.delay_s, self.all_reduce_s, strict=True):
             end = max(could_start, end) + delay + length
             ends.append(end)
-        done = ready[-1] + self.tail_s
+        copied = ready[-1] + self.tail_s
         for end, copy in zip(ends, self.copy_s, strict=True):
-            done = max(done, end) + copy
-        return float(done + self.rest_s)
+            copied = max(copied, end) + copy
+        return float(copied + self.rest_s)
 
 
 def _in_order_of_time(count: int) -> list[tuple[int, str]]:
@@ -312,7 +312,7 @@ def _in_order_of_time(count: int) -> list[tuple[int, str]]:
     return [*reduced, *((index, COPY_OUT) for index in range(count)), (count - 1, REST)]
 
 
-def _shown(timeline: BackwardTimeline) -> dict[str, np.ndarray]:
+def _lengths_s(timeline: BackwardTimeline) -> dict[str, np.ndarray]:
     """Returns the lengths that a reader sees in a timeline, in seconds, by term and bucket."""
     terms = _Terms.of(timeline)
     ready, start, _, _ = _moments(timeline.events)
@@ -329,7 +329,9 @@ def _shown(timeline: BackwardTimeline) -> dict[str, np.ndarray]:
 
 def _moments(events: Sequence[BucketEvent]) -> np.ndarray:
     """Stacks when each bucket was ready, started, reduced and copied back: [4, buckets], in s."""
-    return np.array([(e.ready_s, e.start_s, e.end_s, e.copied_s) for e in events]).T
+    return np.array(
+        [(event.ready_s, event.start_s, event.end_s, event.copied_s) for event in events]
+    ).T
 
 
 def _slowest(rows: pd.DataFrame) -> BackwardTimeline:

@@ -127,8 +127,8 @@ def efficiency(predicted: ScaleOut) -> Figure:
 
 def step_parts(predicted: ScaleOut, scaling: str = "weak") -> Figure:
     """Draws the parts of each strategy's step, as shares of the step."""
-    shown = {"ncols": len(STRATEGIES), "sharey": True}
-    with figure(predicted_caption(predicted), figsize=(7.2, 3.6), **shown) as (fig, panels):
+    panels_ = {"ncols": len(STRATEGIES), "sharey": True}
+    with figure(predicted_caption(predicted), figsize=(7.2, 3.6), **panels_) as (fig, panels):
         for axes, strategy in zip(panels, STRATEGIES, strict=True):
             rows = predicted.rows(scaling, strategy)
             places = np.arange(len(rows))
@@ -149,14 +149,14 @@ def step_parts(predicted: ScaleOut, scaling: str = "weak") -> Figure:
     return fig
 
 
-def published_sweeps(found: Sequence[SweepExplained], caption: str) -> Figure:
+def published_sweeps(sweeps: Sequence[SweepExplained], caption: str) -> Figure:
     """Draws published steps by bucket cap and the prediction, as deviations from the mean step."""
-    with figure(caption, figsize=(7.2, 3.3), ncols=len(found), sharey=True, squeeze=False) as (
+    with figure(caption, figsize=(7.2, 3.3), ncols=len(sweeps), sharey=True, squeeze=False) as (
         fig,
         grid,
     ):
-        for axes, one in zip(grid[0], found, strict=True):
-            table = one.table
+        for axes, sweep in zip(grid[0], sweeps, strict=True):
+            table = sweep.table
             mean = table["measured_ms"].mean()
             axes.axhspan(-1, 1, color=GREY, alpha=0.15, linewidth=0, label="±1 %")
             predicted = 100 * (table["predicted_ms"] / mean - 1)
@@ -165,7 +165,7 @@ def published_sweeps(found: Sequence[SweepExplained], caption: str) -> Figure:
             axes.plot(table["bucket_cap_mib"], measured, "o", color=BLACK, label="published")
             cap_axis(axes, "bucket cap (MiB)")
             axes.set_ylim(-2.5, 2.5)
-            axes.set_title(f"{one.model}, mean {mean:,.0f} ms", loc="left", fontsize=9.5)
+            axes.set_title(f"{sweep.model}, mean {mean:,.0f} ms", loc="left", fontsize=9.5)
         grid[0, 0].set_ylabel("step against its mean (%)")
         grid[0, 0].legend(fontsize=8, loc="upper left")
     return fig

@@ -93,7 +93,7 @@ def curves() -> pd.DataFrame:
     return read_table(MODELS / "curves.csv", ["table", "model", "size_bytes", "time_s"])
 
 
-def accuracy_table() -> pd.DataFrame:
+def accuracy_by_model() -> pd.DataFrame:
     """Tabulates the accuracy: a row per table, model and what it was fitted on.
 
     Columns: table, model, fitted_on, sizes (above 1 MiB), mean_error, median_error, worst_error

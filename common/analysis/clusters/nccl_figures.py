@@ -84,10 +84,10 @@ def _bandwidths(axes: Axes, table: PublishedAllReduce) -> None:
 def _errors(axes: Axes, table: PublishedAllReduce, held_out: pd.DataFrame) -> None:
     large = held_out[held_out["size_bytes"] > MIB]
     if table.std_s is not None:
-        one = large[large["model"] == FITTED]
-        band = (one["std_s"] / one["measured_s"] * 100).clip(upper=SHOWN_ERROR * ROOM)
+        fitted = large[large["model"] == FITTED]
+        band = (fitted["std_s"] / fitted["measured_s"] * 100).clip(upper=SHOWN_ERROR * ROOM)
         axes.fill_between(
-            *(one["size_bytes"], -band, band),
+            *(fitted["size_bytes"], -band, band),
             color=SKY,
             alpha=0.3,
             linewidth=0,
@@ -114,8 +114,8 @@ def _size_axis(axes: Axes) -> None:
 
 def _legend(grid: np.ndarray) -> tuple[list, list]:
     """Collects every label once, from all panels."""
-    found = {}
+    by_label = {}
     for axes in grid.flat:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return list(found.values()), list(found)
+            by_label.setdefault(label, handle)
+    return list(by_label.values()), list(by_label)

@@ -11,7 +11,7 @@ from common.perfmodel.cluster.published_sweep import (
     deviation_by_bandwidth,
     least_bandwidth_gb_per_s,
 )
-from common.perfmodel.cluster.scale_out import STRATEGIES, ScaleOut, stated_assumptions
+from common.perfmodel.cluster.scale_out import STRATEGIES, ScaleOut
 from common.perfmodel.one_device.architecture import GPT2Config
 
 SWEEP_CAPTION = (
@@ -51,20 +51,15 @@ EFFICIENCY = {
 """Titles of ``published_sweep.explain_efficiency``: two GPUs."""
 
 
-def assumptions_list(predicted: ScaleOut) -> str:
-    """Returns everything assumed, as a Markdown list."""
-    return "\n".join(f"- {sentence}" for sentence in stated_assumptions(predicted))
-
-
-def best_caps_table(predictions: Mapping[str, ScaleOut]) -> pd.DataFrame:
+def best_caps(predictions: Mapping[str, ScaleOut]) -> pd.DataFrame:
     """Returns b* on the fewest and the most GPUs under weak scaling, by cluster.
 
     Columns: cluster, GPUs and b* (MiB) at both ends, direction, default / best (on the most GPUs).
     """
     rows = []
     for name, predicted in predictions.items():
-        found = predicted.rows("weak", "DDP").dropna(subset="bucket_cap_mib")
-        first, last = found.iloc[0], found.iloc[-1]
+        by_gpus = predicted.rows("weak", "DDP").dropna(subset="bucket_cap_mib")
+        first, last = by_gpus.iloc[0], by_gpus.iloc[-1]
         change = last.bucket_cap_mib - first.bucket_cap_mib
         rows.append(
             {
@@ -80,28 +75,28 @@ def best_caps_table(predictions: Mapping[str, ScaleOut]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def outgrown_table(predictions: Mapping[str, ScaleOut], least: float = COSTLY) -> pd.DataFrame:
-    """Returns the number of GPUs from which DDP's default costs more than ``least``, by cluster.
+def outgrown(predictions: Mapping[str, ScaleOut]) -> pd.DataFrame:
+    """Returns the number of GPUs from which DDP's default is ``COSTLY``, by cluster.
 
     Under strong scaling. Columns: cluster, costly from (GPUs; missing where it never is), most
     GPUs, default / best (there).
     """
     rows = []
     for name, predicted in predictions.items():
-        found = predicted.rows("strong", "DDP").dropna(subset="bucket_cap_mib")
-        ratio = found["default_step_s"] / found["step_s"]
+        by_gpus = predicted.rows("strong", "DDP").dropna(subset="bucket_cap_mib")
+        ratio = by_gpus["default_step_s"] / by_gpus["step_s"]
         rows.append(
             {
                 "cluster": name,
-                "costly from (GPUs)": found.loc[ratio - 1 > least, "gpus"].min(),
-                "most GPUs": found["gpus"].iloc[-1],
+                "costly from (GPUs)": by_gpus.loc[ratio - 1 > COSTLY, "gpus"].min(),
+                "most GPUs": by_gpus["gpus"].iloc[-1],
                 "default / best": ratio.iloc[-1],
             }
         )
     return pd.DataFrame(rows)
 
 
-def efficiency_table(predicted: ScaleOut) -> pd.DataFrame:
+def efficiency(predicted: ScaleOut) -> pd.DataFrame:
     """Returns efficiency on the most GPUs under weak scaling and the largest loss, by strategy.
 
     The last column is the most GPUs on which strong scaling keeps an efficiency of one half;
@@ -128,31 +123,31 @@ def efficiency_table(predicted: ScaleOut) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def flatness_table(found: Sequence[SweepExplained]) -> pd.DataFrame:
+def flatness(sweeps: Sequence[SweepExplained]) -> pd.DataFrame:
     """Returns why a published curve is flat: its spread, and what a cap could win at most."""
     return pd.DataFrame(
         [
             {
-                "model": one.model,
-                "slowest cap over fastest, measured": one.spread("measured_ms"),
-                "predicted": one.spread("predicted_ms"),
-                "worst deviation of a step": one.worst_deviation,
-                "all-reduces (ms)": one.all_reduces_ms,
-                "step (ms)": one.table["measured_ms"].mean(),
-                "their share": one.communication_share,
+                "model": sweep.model,
+                "slowest cap over fastest, measured": sweep.spread("measured_ms"),
+                "predicted": sweep.spread("predicted_ms"),
+                "worst deviation of a step": sweep.worst_deviation,
+                "all-reduces (ms)": sweep.all_reduces_ms,
+                "step (ms)": sweep.table["measured_ms"].mean(),
+                "their share": sweep.communication_share,
             }
-            for one in found
+            for sweep in sweeps
         ]
     )
 
 
-def link_facts(found: SweepExplained) -> dict[str, str]:
+def link_facts(sweep: SweepExplained) -> dict[str, str]:
     """Returns what a flat curve says of the link, and of the published share of communication."""
-    gradient_bytes = 4 * GPT2Config.named(found.model).num_parameters()
-    step_s = found.table["measured_ms"].mean() / 1e3
+    gradient_bytes = 4 * GPT2Config.named(sweep.model).num_parameters()
+    step_s = sweep.table["measured_ms"].mean() / 1e3
     slow = gradient_bytes / (PROFILED_SHARE * step_s) / 1e9
-    there = deviation_by_bandwidth(found.model, [slow]).iloc[0]
-    least = least_bandwidth_gb_per_s(found.model)
+    there = deviation_by_bandwidth(sweep.model, [slow]).iloc[0]
+    least = least_bandwidth_gb_per_s(sweep.model)
     return {
         "communication in the author's profile": f"{PROFILED_SHARE:.1%}",
         "link, if that were the all-reduces alone": f"{slow:.0f} GB/s",

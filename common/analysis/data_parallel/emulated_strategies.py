@@ -43,12 +43,12 @@ class EmulatedStrategies:
     """A comparison of strategies over one network, with the inputs of its prediction.
 
     Attributes:
-        measured: the strategies in turn.
-        all_reduce: by size, over the same network.
+        measured: steps of the strategies in turn.
+        all_reduce: time of an all-reduce by size, over the same network.
         profile: the last backward pass of a step, without communication.
-        local: the other parts of such a step, raw (local-times.csv).
+        local: the other parts of a step without communication, raw (local-times.csv).
         alone: steps of FSDP on a mesh of one rank, raw (alone-times.csv).
-        collectives: those of FSDP's steps, each by itself, raw (collective-times.csv).
+        collectives: collectives of FSDP's steps, one at a time, raw (collective-times.csv).
         costs: DDP's copies and contention over the same network, where they were measured.
         left_out: why these are recorded measurements and not the reader's own; or None.
     """
@@ -79,10 +79,10 @@ class EmulatedStrategies:
         All that precedes the last backward pass is one part. Raises UserError where this
         accumulation was not measured without communication.
         """
-        own = self.local[self.local["accumulation"] == accumulation]
-        if own.empty:
+        steps = self.local[self.local["accumulation"] == accumulation]
+        if steps.empty:
             raise UserError(f"{LOCAL}: no steps with accumulation {accumulation}")
-        parts = slowest_rank(own, ["before_time_ms", "update_time_ms"], by=["round", "iteration"])
+        parts = slowest_rank(steps, ["before_time_ms", "update_time_ms"], by=["round", "iteration"])
         before_ms, update_ms = parts.median()
         return StepParts(forward_s=0.0, update_s=update_ms / 1e3, before_s=before_ms / 1e3)
 
@@ -161,15 +161,15 @@ class EmulatedStrategies:
         rows = summary[summary["strategy"].isin(PREDICTED)]
         if rows.empty:
             raise UserError(f"{self.measured.folder.name}: no steps of {', '.join(PREDICTED)}")
-        found = {}
+        predictions = {}
         for row in rows.itertuples():
             # In a student's tree DDP's buckets may not be written yet, which FSDP has none of.
             with suppress(NotYetWritten):
-                found[row.Index] = self.predict(row.strategy, row.accumulation)
-        rows = rows.loc[list(found)].assign(
-            computation_ms=[step.computation_s * 1e3 for step in found.values()],
-            exposed_ms=[step.exposed_communication_s * 1e3 for step in found.values()],
-            predicted_ms=[step.total_s * 1e3 for step in found.values()],
+                predictions[row.Index] = self.predict(row.strategy, row.accumulation)
+        rows = rows.loc[list(predictions)].assign(
+            computation_ms=[step.computation_s * 1e3 for step in predictions.values()],
+            exposed_ms=[step.exposed_communication_s * 1e3 for step in predictions.values()],
+            predicted_ms=[step.total_s * 1e3 for step in predictions.values()],
         )
         rows["error"] = rows["predicted_ms"] / rows["measured_ms"] - 1
         rows["above_noise"] = above_noise(rows["error"], rows["noise"])
@@ -196,10 +196,10 @@ class PredictionAccuracy:
     """Accuracy of predicted steps on emulated hosts; errors are of predicted over measured.
 
     Attributes:
-        network: its name.
+        network: name of the network.
         median_error: the median of the errors' sizes.
-        worst_error: the largest one, with its sign.
-        worst_strategy: the strategy of the largest one.
+        worst_error: the largest error, with its sign.
+        worst_strategy: the strategy of the largest error.
         noise: the largest range of rounds' medians, as a share; NaN for single rounds.
         predicted_fastest: the strategy that the model would choose.
         measured_fastest: the strategy that was fastest.
@@ -239,9 +239,9 @@ def open_emulated(run_dir: str | Path | None = None) -> EmulatedStrategies:
         UserError: no such directory, tables that do not go together, or no recorded ones either.
     """
     folder = runs.choose_folder(run_dir, ASSIGNMENT, (STEPS, TIMES))
-    found = [read_emulated(path, folder) for path in folder.glob("emulated-*") if _complete(path)]
-    if found:
-        return min(found, key=_rate)
+    paths = [path for path in folder.glob("emulated-*") if _complete(path)]
+    if paths:
+        return min((read_emulated(path, folder) for path in paths), key=_rate)
     recorded = runs.recorded_assignment(ASSIGNMENT)
     if folder.resolve() == recorded.resolve():
         raise UserError(f"{relative_to_project(folder)}: no runs on emulated hosts")

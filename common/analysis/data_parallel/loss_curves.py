@@ -15,7 +15,7 @@ WINDOWS = 40
 ROUNDING_NATS = {"float32": 1e-3, "float64": 1e-9}
 """Differences that rounding explains over a short run, by precision."""
 ROUGH_ROUNDING_NATS = 0.05
-"""The same with fewer digits."""
+"""Differences that rounding explains in formats of fewer digits."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Agreement:
     """Largest difference between the loss curves of a comparison, and the tolerance for rounding.
 
     Attributes:
-        curves: how many are compared.
+        curves: number of curves.
         precision: the format of the numbers in which the runs computed.
         largest_nats: the largest difference of any two curves at any step.
         step: the step of that difference.
@@ -48,7 +48,7 @@ class Learned:
 
     Attributes:
         final_nats: the mean loss of the last steps.
-        averaged_steps: how many steps that is the mean of.
+        averaged_steps: number of these last steps.
         steps: all steps of the run.
         entropy_nats: the entropy of the text, below which no model's loss can stay.
         unigram_nats: the loss of a model that knows only how often each token comes; NaN where it
@@ -78,9 +78,7 @@ class Learned:
 
 def losses(training: Training) -> pd.DataFrame:
     """Returns a column per compared run, on the steps that all of them have."""
-    curves = [
-        run.loss.rename(name) for name, run in zip(training.names(), training.compared, strict=True)
-    ]
+    curves = [run.loss.rename(name) for name, run in training.named()]
     return pd.concat(curves, axis=1, join="inner")
 
 

@@ -18,8 +18,8 @@ def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:
     """Draws time per step by strategy, a panel per accumulation: median, quartiles, speedup.
 
     Args:
-        strategies: what was measured.
-        only: the strategies to show; all by default.
+        strategies: Measured steps.
+        only: Strategies to show; by default all.
     """
     table = strategies.summary(only)
     panels = list(table.groupby("accumulation"))
@@ -44,10 +44,10 @@ def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:
                 alpha=0.85,
             )
             widest = rows["q75_ms"].max()
-            for place, row in zip(places, rows.itertuples(), strict=True):
+            for y, row in zip(places, rows.itertuples(), strict=True):
                 if row.strategy != "single" and pd.notna(row.speedup):
                     where = max(row.step_ms, row.q75_ms) + 0.02 * widest
-                    axes.text(where, place, f"{row.speedup:.2f}×", va="center", fontsize=8.5)
+                    axes.text(where, y, f"{row.speedup:.2f}×", va="center", fontsize=8.5)
             axes.set_xlim(0, 1.2 * widest)
             axes.set_yticks(places, [strategy_name(name) for name in rows["strategy"]])
             axes.grid(axis="y", visible=False)
@@ -87,11 +87,11 @@ def bytes_sent(strategies: StrategyTimes) -> Figure:
                 markersize=5.5,
                 linestyle="none",
             )
-            for place, row in zip(places, rows.itertuples(), strict=True):
+            for y, row in zip(places, rows.itertuples(), strict=True):
                 if pd.notna(row.ratio_to_ddp):
                     end = row.predicted_bytes / unit + 0.035 * longest
-                    axes.text(end, place, f"{row.ratio_to_ddp:.2f}×", va="center", fontsize=8.5)
-            axes.set_yticks(places, [strategy_name(found) for found in rows["strategy"]])
+                    axes.text(end, y, f"{row.ratio_to_ddp:.2f}×", va="center", fontsize=8.5)
+            axes.set_yticks(places, [strategy_name(strategy) for strategy in rows["strategy"]])
             axes.grid(axis="y", visible=False)
             axes.set_xlim(0, 1.22 * longest)
             axes.set_xlabel(f"sent per rank and step ({name});\nbeside it: over DDP's")
@@ -140,10 +140,10 @@ def emulated_steps(run: EmulatedStrategies) -> Figure:
             lw=1.2,
             label="measured (median, quartiles)",
         )
-        for place, row in zip(places, table.itertuples(), strict=True):
+        for y, row in zip(places, table.itertuples(), strict=True):
             axes.text(
                 max(row.predicted_ms, row.q75_ms) + 0.02 * table["predicted_ms"].max(),
-                place,
+                y,
                 f"{row.error:+.0%}",
                 va="center",
                 fontsize=8.5,
@@ -151,10 +151,10 @@ def emulated_steps(run: EmulatedStrategies) -> Figure:
             )
         rows = run.measured.summary()
         for name, colour, dashes in (("single", BLUE, ":"), ("local", GREY, "--")):
-            found = rows[rows["strategy"] == name]
-            if len(found) == 1:
+            steps = rows[rows["strategy"] == name]
+            if len(steps) == 1:
                 axes.axvline(
-                    found["step_ms"].iloc[0],
+                    steps["step_ms"].iloc[0],
                     label=f"measured: {strategy_name(name)}",
                     color=colour,
                     linestyle=dashes,

@@ -48,14 +48,14 @@ class StrategyTimes:
     """Steps of one run under each strategy.
 
     Attributes:
-        folder: where the table lies.
+        folder: folder of the table.
         caption: hardware, date and source, for figures.
         recorded: whether these measurements came with the project.
         rotated: whether strategies took turns in one process group; else these are steps of
             training runs, one run after another.
         settings: model, micro_batch_size, seq_len, precision, bucket_cap_mb.
         environment: the environment record.
-        times: raw samples, ``COLUMNS``.
+        times: raw samples, ``STRATEGY_COLUMNS``.
     """
 
     folder: Path
@@ -86,14 +86,14 @@ class StrategyTimes:
     @property
     def config(self) -> GPT2Config:
         """Returns the model's sizes, with the run's own vocabulary."""
-        own = GPT2Config.named(self.settings["model"])
-        vocab_size = self.settings.get("vocab_size") or own.vocab_size
-        return GPT2Config.named(self.settings["model"], vocab_size=vocab_size)
+        model = self.settings["model"]
+        vocab_size = self.settings.get("vocab_size") or GPT2Config.named(model).vocab_size
+        return GPT2Config.named(model, vocab_size=vocab_size)
 
     def tokens_per_step(self, accumulation: int) -> int:
         """Returns the tokens of a step, of all ranks together."""
-        each = self.settings["micro_batch_size"] * self.settings["seq_len"]
-        return each * self.ranks * accumulation
+        tokens = self.settings["micro_batch_size"] * self.settings["seq_len"]
+        return tokens * self.ranks * accumulation
 
     def summary(self, only: Collection[str] = ()) -> pd.DataFrame:
         """Returns a row per accumulation and strategy; a step is as long as its slowest rank's.
@@ -111,14 +111,14 @@ class StrategyTimes:
         # The noise is estimated from medians of whole rounds: each round builds every strategy
         # anew, so the range of these medians holds what single steps of one round cannot show.
         rounds = steps.groupby([*keys, "round"]).median()
-        spread = rounds.groupby(keys).agg(lambda found: found.max() - found.min())
+        spread = rounds.groupby(keys).agg(lambda medians: medians.max() - medians.min())
         several = rounds.groupby(keys).size() > 1
         table["noise"] = (spread / table["step_ms"]).where(several)
         table = table.reset_index()
         tokens = table["accumulation"].map(self.tokens_per_step)
         table["tokens_per_s"] = tokens / table["step_ms"] * 1e3
-        found = _ordered(table.merge(_speedups_by_round(rounds), how="left", on=keys))
-        return found[found["strategy"].isin(only)] if only else found
+        table = _ordered(table.merge(_speedups_by_round(rounds), how="left", on=keys))
+        return table[table["strategy"].isin(only)] if only else table
 
     def collectives(self, strategy: str, accumulation: int) -> list[Collective]:
         """Returns the collectives of a step; blocks in half precision where that was set."""
@@ -142,26 +142,26 @@ class StrategyTimes:
         ratio_to_ddp (measured where it is known, else predicted).
         """
         rows = []
-        for (accumulation, strategy), own in self.times.groupby(["accumulation", "strategy"]):
+        for (accumulation, strategy), times in self.times.groupby(["accumulation", "strategy"]):
             if strategy not in EXCHANGING:
                 continue
-            found = self.collectives(strategy, accumulation)
-            payload = step_wire_bytes(found, self.backend)
-            headers = step_control_bytes(found, self.backend)
+            collectives = self.collectives(strategy, accumulation)
+            payload = step_wire_bytes(collectives, self.backend)
+            headers = step_control_bytes(collectives, self.backend)
             measured = float("nan")
             if self.backend == "gloo":
-                by_rank = own.groupby("rank")["sent_bytes"].median()
+                by_rank = times.groupby("rank")["sent_bytes"].median()
                 # Updated parameters go from the rank that owns them: predicted is the mean.
                 measured = by_rank.mean() if strategy == "MY_ZERO1" else by_rank.max()
-            count = sum(collective.count for collective in found)
+            count = sum(collective.count for collective in collectives)
             rows.append((accumulation, strategy, count, payload + headers, measured))
         columns = ["accumulation", "strategy", "collectives", "predicted_bytes", "measured_bytes"]
         table = _ordered(pd.DataFrame(rows, columns=columns))
         table["error"] = table["predicted_bytes"] / table["measured_bytes"] - 1
-        known = table["measured_bytes"].fillna(table["predicted_bytes"])
+        sent_bytes = table["measured_bytes"].fillna(table["predicted_bytes"])
         is_ddp = table["strategy"] == "DDP"
-        of_ddp = known[is_ddp].set_axis(table.loc[is_ddp, "accumulation"])
-        return table.assign(ratio_to_ddp=known / table["accumulation"].map(of_ddp))
+        of_ddp = sent_bytes[is_ddp].set_axis(table.loc[is_ddp, "accumulation"])
+        return table.assign(ratio_to_ddp=sent_bytes / table["accumulation"].map(of_ddp))
 
 
 def open_strategies(run_dir: str | Path | None = None) -> StrategyTimes:
@@ -208,7 +208,7 @@ def from_training(training: Training) -> StrategyTimes:
     sizes = [
         run.settings["shard_size"] for run in training.compared if run.strategy == "HYBRID_SHARD"
     ]
-    own = {
+    of_strategies = {
         "bucket_cap_mb": caps[0] if caps else None,
         "shard_size": sizes[0] if sizes else None,
     }
@@ -217,7 +217,7 @@ def from_training(training: Training) -> StrategyTimes:
         caption=training.caption,
         recorded=training.recorded,
         rotated=False,
-        settings=largest.settings | own,
+        settings=largest.settings | of_strategies,
         environment=largest.environment,
         times=pd.concat(rows, ignore_index=True),
     )
@@ -232,31 +232,31 @@ def above_noise(difference: pd.Series, noise: pd.Series) -> pd.Series:
     return larger.where(noise.notna(), "unknown")
 
 
-def exchange_cost(strategies: StrategyTimes, strategy: str = "DDP") -> pd.DataFrame:
-    """Compares a strategy's step with the same computation without communication.
+def exchange_cost(strategies: StrategyTimes) -> pd.DataFrame:
+    """Compares DDP's step with the same computation without communication.
 
     A row per accumulation at which both were measured. Columns: accumulation, above_noise (of
     added_share), step_ms, local_ms, added_ms (their difference), added_share (of local_ms), noise
     (the larger one of the two), speedup and local_speedup (over one device).
     """
     table = strategies.summary()
-    own = table[table["strategy"] == strategy]
+    exchanging = table[table["strategy"] == "DDP"]
     local = table[table["strategy"] == "local"]
-    both = own.merge(local, on="accumulation", suffixes=("", "_local"))
-    added_ms = both["step_ms"] - both["step_ms_local"]
-    added_share = added_ms / both["step_ms_local"]
-    noise = both[["noise", "noise_local"]].max(axis=1, skipna=False)
+    pairs = exchanging.merge(local, on="accumulation", suffixes=("", "_local"))
+    added_ms = pairs["step_ms"] - pairs["step_ms_local"]
+    added_share = added_ms / pairs["step_ms_local"]
+    noise = pairs[["noise", "noise_local"]].max(axis=1, skipna=False)
     return pd.DataFrame(
         {
-            "accumulation": both["accumulation"],
+            "accumulation": pairs["accumulation"],
             "above_noise": above_noise(added_share, noise),
-            "step_ms": both["step_ms"],
-            "local_ms": both["step_ms_local"],
+            "step_ms": pairs["step_ms"],
+            "local_ms": pairs["step_ms_local"],
             "added_ms": added_ms,
             "added_share": added_share,
             "noise": noise,
-            "speedup": both["speedup"],
-            "local_speedup": both["speedup_local"],
+            "speedup": pairs["speedup"],
+            "local_speedup": pairs["speedup_local"],
         }
     )
 
@@ -289,7 +289,7 @@ def _speedups_by_round(rounds: pd.Series) -> pd.DataFrame:
     """Returns median, least and greatest speedup over ``single`` in the same round, by both keys.
 
     Args:
-        rounds: medians by accumulation, strategy and round.
+        rounds: Medians of steps by accumulation, strategy and round.
     """
     by_round = rounds.unstack("strategy")
     columns = ["accumulation", "strategy", "speedup", "speedup_low", "speedup_high"]
@@ -304,10 +304,10 @@ def _speedups_by_round(rounds: pd.Series) -> pd.DataFrame:
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     """Returns the rows by accumulation and in the order of strategies."""
-    place = table["strategy"].map(ORDER.index)
+    order = table["strategy"].map(ORDER.index)
     return (
-        table.assign(place=place)
-        .sort_values(["accumulation", "place"])
-        .drop(columns="place")
+        table.assign(order=order)
+        .sort_values(["accumulation", "order"])
+        .drop(columns="order")
         .reset_index(drop=True)
     )

@@ -9,11 +9,8 @@ from __future__ import annotations
 import pandas as pd
 
 from common.analysis.data_parallel.loss_curves import learned
-from common.analysis.data_parallel.memory import PARTS, memory_table
-from common.analysis.data_parallel.strategy_times import (
-    StrategyTimes,
-)
-from common.analysis.data_parallel.traced_steps import overlap_table
+from common.analysis.data_parallel.strategy_times import StrategyTimes
+from common.analysis.data_parallel.training_parts import PARTS, overlap_by_run, peak_memory
 from common.analysis.data_parallel.training_runs import Training, open_training, strategy_name
 from common.analysis.runs import gpu_folder
 from common.analysis.show import mib
@@ -21,6 +18,7 @@ from common.perfmodel.fsdp.communication import strategy_table
 from common.perfmodel.one_device.architecture import GPT2Config
 
 NOISE_COLUMN = "can be told from noise"
+LARGE = "gpt2-large"
 BACKEND_NAMES = {"gloo": "gloo", "nccl": "NCCL"}
 ANSWERS = {True: "yes", False: "no", None: "unknown: there is one curve"}
 
@@ -49,7 +47,7 @@ MEMORY = {
     "over_single_bytes": "over one device (MiB)",
     "share_of_ddp": "of DDP's",
 }
-"""Titles of ``memory.memory_table``."""
+"""Titles of ``training_parts.peak_memory``."""
 BESIDE_GPU = {
     **{name: name for name in ("device", "ranks", "model", "precision")},
     "step_ms": ("step (ms)", WHOLE_MS),
@@ -74,7 +72,7 @@ HIDDEN = {
     "hidden": "hidden",
     "slowdown": ("traced step over other steps", "{:.2f}"),
 }
-"""Titles of ``traced_steps.overlap_table``, in ms."""
+"""Titles of ``training_parts.overlap_by_run``, in ms."""
 TIMES = {
     "strategy": ("strategy", strategy_name),
     "accumulation": "micro-batches",
@@ -143,7 +141,7 @@ ACCURACY = {
 """Titles of ``prediction_accuracy``."""
 
 
-def batches_shown(training: Training) -> pd.DataFrame:
+def batches(training: Training) -> pd.DataFrame:
     """Returns how each compared run makes up the same global batch."""
     return pd.DataFrame(
         [
@@ -154,7 +152,7 @@ def batches_shown(training: Training) -> pd.DataFrame:
                 "sequences of a micro-batch": run.settings["micro_batch_size"],
                 "sequences of a step": run.settings["global_batch_size"],
             }
-            for name, run in zip(training.names(), training.compared, strict=True)
+            for name, run in training.named()
         ]
     )
 
@@ -180,10 +178,10 @@ def losses_beside_gpu(training: Training) -> pd.DataFrame:
                 "backend": several.opened.environment["backend"],
                 "model": several.settings["model"],
                 "steps": len(several.loss),
-                "largest difference (nats)": (several.loss - one.loss).abs().max(),
+                "largest difference (nats)": (several.loss - single.loss).abs().max(),
             }
-            for one, several in pairs
-            if one is not None and several is not None
+            for single, several in pairs
+            if single is not None and several is not None
         ]
     )
 
@@ -196,12 +194,11 @@ def full_shard_beside_gpu(training: Training) -> pd.DataFrame:
     """
     on_gpu = open_training(gpu_folder("assignment1/train_fsdp"))
     rows = []
-    for each in (training, on_gpu):
-        overlap = overlap_table(zip(each.names(), each.compared, strict=True))
-        for name, run in zip(each.names(), each.compared, strict=True):
+    for runs in (training, on_gpu):
+        overlap, memory = overlap_by_run(runs), peak_memory(runs).set_index("name")
+        for name, run in runs.named():
             if run.strategy != "FULL_SHARD":
                 continue
-            memory = memory_table(each).set_index("name").loc[name]
             traced = overlap.set_index("name")["computation_ms"].reindex([name])
             rows.append(
                 {
@@ -212,7 +209,7 @@ def full_shard_beside_gpu(training: Training) -> pd.DataFrame:
                     "step_ms": run.step_times_ms()["step_time_ms"].median(),
                     "computation_ms": traced.iloc[0],
                 }
-                | memory[["predicted_bytes", "measured_bytes"]].to_dict()
+                | memory.loc[name, ["predicted_bytes", "measured_bytes"]].to_dict()
             )
     return pd.DataFrame(rows)
 
@@ -220,29 +217,27 @@ def full_shard_beside_gpu(training: Training) -> pd.DataFrame:
 def learning_facts(training: Training) -> dict[str, str]:
     """Returns how near the long run came to the entropy of its text."""
     run = training.learning
-    found = learned(run)
+    loss = learned(run)
     return {
         "run": f"{run}, {run.settings['model']}",
-        "steps": f"{found.steps:,}",
-        f"loss, mean of the last {found.averaged_steps} steps": f"{found.final_nats:.3f} nats",
-        "entropy of the text": f"{found.entropy_nats:.3f} nats",
-        "loss above the entropy": f"{found.above_entropy_nats:+.3f} nats",
-        "unigram entropy": _or_dash(found.unigram_nats, "{:.3f} nats"),
-        "learned, of what the order of the tokens is worth": _or_dash(found.share, "{:.0%}"),
+        "steps": f"{loss.steps:,}",
+        f"loss, mean of the last {loss.averaged_steps} steps": f"{loss.final_nats:.3f} nats",
+        "entropy of the text": f"{loss.entropy_nats:.3f} nats",
+        "loss above the entropy": f"{loss.above_entropy_nats:+.3f} nats",
+        "unigram entropy": _or_dash(loss.unigram_nats, "{:.3f} nats"),
+        "learned, of what the order of the tokens is worth": _or_dash(loss.share, "{:.0%}"),
     }
 
 
-def backends_shown(strategies: StrategyTimes, large: str = "gpt2-large") -> pd.DataFrame:
+def sent_by_backend(strategies: StrategyTimes) -> pd.DataFrame:
     """Returns the bytes that a rank would send over gloo and over NCCL, in MB.
 
-    Args:
-        strategies: give the first model and the number of ranks.
-        large: the second model.
+    Rows are of the run's model and of ``LARGE``, on as many ranks as the run's.
     """
-    found = {strategies.settings["model"]: strategies.config}
-    found.setdefault(large, GPT2Config.named(large))
+    configs = {strategies.settings["model"]: strategies.config}
+    configs.setdefault(LARGE, GPT2Config.named(LARGE))
     tables = []
-    for name, config in found.items():
+    for name, config in configs.items():
         table = strategy_table(config, strategies.ranks)
         wide = table.pivot_table(
             index=["accumulation", "strategy"],
@@ -250,12 +245,12 @@ def backends_shown(strategies: StrategyTimes, large: str = "gpt2-large") -> pd.D
             values=["sent_bytes", "ratio_to_ddp"],
             sort=False,
         )
-        shown = wide.index.to_frame(index=False)[["strategy", "accumulation"]]
-        shown.insert(1, "model", name)
+        sent = wide.index.to_frame(index=False)[["strategy", "accumulation"]]
+        sent.insert(1, "model", name)
         for backend, label in BACKEND_NAMES.items():
-            shown[f"{label} (MB)"] = wide[("sent_bytes", backend)].to_numpy() / 1e6
-            shown[f"{label} over DDP"] = wide[("ratio_to_ddp", backend)].to_numpy()
-        tables.append(shown.rename(columns={"accumulation": "micro-batches"}))
+            sent[f"{label} (MB)"] = wide[("sent_bytes", backend)].to_numpy() / 1e6
+            sent[f"{label} over DDP"] = wide[("ratio_to_ddp", backend)].to_numpy()
+        tables.append(sent.rename(columns={"accumulation": "micro-batches"}))
     return pd.concat(tables, ignore_index=True)
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from common.analysis.data_parallel.loss_curves import loss_differences, smoothed_loss
-from common.analysis.data_parallel.memory import PARTS
+from common.analysis.data_parallel.training_parts import PARTS
 from common.analysis.data_parallel.training_runs import Training
 from common.analysis.style import (
     BLACK,
@@ -67,19 +67,18 @@ def loss_curves(training: Training) -> Figure:
         sharex=True,
         height_ratios=(2, 1),
     ) as (fig, (above, below)):
-        names = training.names()
         differences = loss_differences(training)
-        for place, (name, run) in enumerate(zip(names, training.compared, strict=True)):
-            colour, dashes = COLOURS[run.strategy], DASHES[place % len(DASHES)]
+        for index, (name, run) in enumerate(training.named()):
+            colour, dashes = COLOURS[run.strategy], DASHES[index % len(DASHES)]
             above.plot(
                 run.loss.index,
                 run.loss,
                 label=name,
                 color=colour,
                 linestyle=dashes,
-                linewidth=3.6 if place == 0 else 1.8,
+                linewidth=3.6 if index == 0 else 1.8,
             )
-            if place:
+            if index:
                 away = differences[name].clip(lower=LEAST_NATS)
                 below.plot(
                     away.index,
@@ -95,7 +94,7 @@ def loss_curves(training: Training) -> Figure:
         below.set_yscale("log")
         below.set_ylim(bottom=LEAST_NATS / 2)
         below.text(0.01, 0.04, "lowest: equal", transform=below.transAxes, fontsize=8, color=GREY)
-        below.set_ylabel(f"|difference to\n{names[0]}| (nats)")
+        below.set_ylabel(f"|difference to\n{differences.columns[0]}| (nats)")
         below.set_xlabel("step")
         below.xaxis.set_major_locator(MaxNLocator(integer=True))
     return fig
@@ -139,17 +138,17 @@ def overlap_bars(table: pd.DataFrame, caption: str) -> Figure:
         places = np.arange(len(table))[::-1]
         alone_ms = table["computation_ms"] - table["overlap_ms"]
         parts = table.assign(computation_alone_ms=alone_ms)
-        left = np.zeros(len(table))
+        ends = np.zeros(len(table))
         for label, (column, colour) in OVERLAP_PARTS.items():
             share = (parts[column] / parts["step_ms"] * 100).to_numpy()
-            axes.barh(places, share, left=left, height=0.6, color=colour, label=label)
-            for place, start, width in zip(places, left, share, strict=True):
+            axes.barh(places, share, left=ends, height=0.6, color=colour, label=label)
+            for y, start, width in zip(places, ends, share, strict=True):
                 if width > 6:
                     middle = start + width / 2
-                    axes.text(middle, place, f"{width:.0f}%", ha="center", va="center", fontsize=8)
-            left = left + share
-        for place, end, step_ms in zip(places, left, table["step_ms"], strict=True):
-            axes.text(end + 1, place, f"{step_ms:,.0f} ms", va="center", fontsize=8.5)
+                    axes.text(middle, y, f"{width:.0f}%", ha="center", va="center", fontsize=8)
+            ends = ends + share
+        for y, end, step_ms in zip(places, ends, table["step_ms"], strict=True):
+            axes.text(end + 1, y, f"{step_ms:,.0f} ms", va="center", fontsize=8.5)
         axes.set_yticks(places, table["name"])
         axes.set_xlim(0, 115)
         axes.set_xticks(range(0, 101, 20))
@@ -165,11 +164,11 @@ def memory_bars(table: pd.DataFrame, caption: str) -> Figure:
     unit, name = (2**30, "GiB") if table["predicted_bytes"].max() > 2**31 else (2**20, "MiB")
     with figure(caption, figsize=(7.2, 1.9 + 0.45 * len(table))) as (fig, axes):
         places = np.arange(len(table))[::-1]
-        left = np.zeros(len(table))
+        ends = np.zeros(len(table))
         for part, colour in PART_COLOURS.items():
             size = table[part].to_numpy() / unit
-            axes.barh(places, size, left=left, height=0.6, color=colour, label=part)
-            left = left + size
+            axes.barh(places, size, left=ends, height=0.6, color=colour, label=part)
+            ends = ends + size
         if table["measured_bytes"].notna().any():
             least = table["least_bytes"].to_numpy() / unit
             most = table["measured_bytes"].to_numpy() / unit

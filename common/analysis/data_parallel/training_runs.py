@@ -59,7 +59,7 @@ class TrainingRun(runs.OfRun):
     """One complete training run: its settings, and the tables of its steps and memory.
 
     Attributes:
-        opened: its files.
+        opened: files of the run.
     """
 
     @classmethod
@@ -96,8 +96,8 @@ class TrainingRun(runs.OfRun):
     @property
     def accumulation(self) -> int:
         """Returns the micro-batches of a rank in a step."""
-        each = self.settings["micro_batch_size"] * self.ranks
-        return max(1, self.settings["global_batch_size"] // each)
+        sequences = self.settings["micro_batch_size"] * self.ranks
+        return max(1, self.settings["global_batch_size"] // sequences)
 
     @property
     def workload(self) -> Workload:
@@ -180,6 +180,10 @@ class Training:
             for run in self.compared
         ]
 
+    def named(self) -> list[tuple[str, TrainingRun]]:
+        """Returns the compared runs, each with its name."""
+        return list(zip(self.names(), self.compared, strict=True))
+
 
 def open_training(run_dir: str | Path | None = None) -> Training:
     """Opens the training runs in a run directory.
@@ -193,8 +197,8 @@ def open_training(run_dir: str | Path | None = None) -> Training:
             than strategy and ranks.
     """
     folder = runs.choose_folder(run_dir, ASSIGNMENT, (STEPS, TIMES))
-    learning, others = split_learning(read_runs(folder))
-    return Training(folder, compare(others), learning)
+    learning, compared = split_learning(read_runs(folder))
+    return Training(folder, compare(compared), learning)
 
 
 def open_learning(run_dir: str | Path | None = None) -> Training:
@@ -235,12 +239,11 @@ def split_learning(
     strategies these settings, they would be a comparison.
     """
     longest = max(trained, key=lambda run: run.settings["num_steps"])
-    alike = [run for run in trained if not differing(longest, run)]
-    others = [run for run in trained if differing(longest, run)]
-    shorter = all(run.settings["num_steps"] < longest.settings["num_steps"] for run in others)
-    alone = len({run.key for run in alike}) == 1
-    if others and shorter and alone and longest.entropy_nats is not None:
-        return longest, others
+    compared = [run for run in trained if differing(longest, run)]
+    keys = {run.key for run in trained if not differing(longest, run)}
+    shorter = all(run.settings["num_steps"] < longest.settings["num_steps"] for run in compared)
+    if compared and shorter and len(keys) == 1 and longest.entropy_nats is not None:
+        return longest, compared
     return None, list(trained)
 
 
@@ -248,7 +251,7 @@ def compare(trained: Iterable[TrainingRun]) -> tuple[TrainingRun, ...]:
     """Returns the newest run of each strategy and number of ranks, in order.
 
     Args:
-        trained: the newest first.
+        trained: Runs, the newest first.
 
     Raises UserError naming a setting, the device or the network, in which two of them differ.
     """
@@ -264,9 +267,9 @@ def compare(trained: Iterable[TrainingRun]) -> tuple[TrainingRun, ...]:
     return tuple(sorted(newest.values(), key=lambda run: (ORDER.index(run.strategy), run.ranks)))
 
 
-def differing(one: TrainingRun, other: TrainingRun) -> list[str]:
+def differing(first: TrainingRun, second: TrainingRun) -> list[str]:
     """Returns the settings in which two runs must agree to be compared, and do not."""
-    return [name for name in AGREEING if one.settings.get(name) != other.settings.get(name)]
+    return [name for name in AGREEING if first.settings.get(name) != second.settings.get(name)]
 
 
 def strategy_name(strategy: str) -> str:

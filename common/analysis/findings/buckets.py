@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from common.analysis.buckets.choice import near_text
-from common.analysis.buckets.default import gains_over_default
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.analysis.buckets.sweep import Accuracy
 from common.analysis.findings.finding import (
     MEASURED,
     PREDICTED,
-    Found,
+    Answer,
     Question,
-    hidden_text,
+    hidden_by_noise,
 )
 from common.analysis.runs import Run
 from common.perfmodel.buckets import DdpOptions
@@ -27,12 +26,12 @@ from common.perfmodel.ddp.bucketings import profile_buckets
 from common.runtime.wording import counted
 
 
-def best_cap(folder: Path) -> Found:
+def best_cap(folder: Path) -> Answer:
     """Finds b* of the run's slowest network, and the measured best beside it."""
     network, run = slowest_network(folder)
     best = network.model.best_cap()
     accuracy = network.accuracy()
-    return Found(
+    return Answer(
         value=f"b* = {best.cap_mib:.3g} MiB",
         spread=f"within 1 %: {near_text(best)}; {_measured_best(accuracy)}; {network.name}",
         kind=PREDICTED,
@@ -44,19 +43,19 @@ def _measured_best(accuracy: Accuracy) -> str:
     """Returns which of the measured caps is best, as far as it can be told from noise."""
     times = accuracy.table["measured_ms"]
     worst = times.max() / times.min()
-    which = hidden_text(f"which of the {len(times)} measured caps is best")
+    which = hidden_by_noise(f"which of the {len(times)} measured caps is best")
     if np.isnan(accuracy.noise_floor):
         return f"{which} (a single round)"
     if worst - 1 <= accuracy.noise_floor:
         return which
     best_mib, chosen_mib = accuracy.measured_best_mib, accuracy.predicted_best_mib
-    told = f"best of the {len(times)} measured: {best_mib:g} MiB"
+    verdict = f"best of the {len(times)} measured: {best_mib:g} MiB"
     if best_mib != chosen_mib and not accuracy.regret_is_clear:
-        told = f"of the {len(times)} measured, {chosen_mib:g} MiB is not told from the best"
-    return f"{told}, the worst takes {worst:.2f} times as long"
+        verdict = f"of the {len(times)} measured, {chosen_mib:g} MiB is not told from the best"
+    return f"{verdict}, the worst takes {worst:.2f} times as long"
 
 
-def gain_over_default(folder: Path) -> Found:
+def gain_over_default(folder: Path) -> Answer:
     """Finds how much shorter a backward pass is with the best cap than with DDP's default.
 
     Measured where the sweep has the default, at the measured cap that the model calls best; else
@@ -64,10 +63,10 @@ def gain_over_default(folder: Path) -> Found:
     """
     network, run = slowest_network(folder)
     chosen = network.accuracy().predicted_best_mib
-    gains = gains_over_default(network.sweep, chosen)
+    gains = network.sweep.gains_over_default(chosen)
     if not gains:
         default_s, best_s = network.model.backward_s(None), network.model.best_cap().total_s
-        return Found(
+        return Answer(
             value=f"{1 - best_s / default_s:.1%} of the backward pass",
             spread=f"the sweep has no steps with the default; {_of_default(network)}",
             kind=PREDICTED,
@@ -75,7 +74,7 @@ def gain_over_default(folder: Path) -> Found:
         )
     low, high, single = min(gains), max(gains), len(gains) == 1
     rounds = "a single round" if single else f"{low:.1%} to {high:.1%} over {len(gains)} rounds"
-    return Found(
+    return Answer(
         value=f"{np.median(gains):.1%} of the backward pass",
         spread=f"{rounds}; {chosen:g} MiB against 1 MiB, then 25; {_of_default(network)}",
         kind=MEASURED,
@@ -91,14 +90,17 @@ def _of_default(network: NetworkRun) -> str:
     return f"the default makes {buckets} of {profile.total_bytes / 2**20:.0f} MiB; {network.name}"
 
 
-def error_of_prediction(folder: Path) -> Found:
+def error_of_prediction(folder: Path) -> Answer:
     """Finds the median error of the predicted backward passes beside the measurement's noise."""
     network, run = slowest_network(folder)
     accuracy = network.accuracy()
-    known = not np.isnan(accuracy.noise_floor)
-    noise = f"noise {accuracy.noise_floor:.1%}" if known else "noise not known: a single round"
-    above = not known or accuracy.median_error > accuracy.noise_floor
-    return Found(
+    if np.isnan(accuracy.noise_floor):
+        noise, hidden = "noise not known: a single round", ""
+    else:
+        noise = f"noise {accuracy.noise_floor:.1%}"
+        above = accuracy.median_error > accuracy.noise_floor
+        hidden = "" if above else "the median error"
+    return Answer(
         value=f"{accuracy.median_error:.1%} in the median",
         spread=(
             f"{noise}; at most {accuracy.worst_error:.1%}, of {len(accuracy.table)} bucketings; "
@@ -106,7 +108,7 @@ def error_of_prediction(folder: Path) -> Found:
         ),
         kind=MEASURED,
         runs=(run,),
-        hidden="" if above else "the median error",
+        hidden=hidden,
     )
 
 

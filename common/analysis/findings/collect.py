@@ -5,36 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.analysis.findings import buckets, data_parallel, micro_batches, one_device, scaling
+from common.analysis.findings import buckets, scaling, training
 from common.analysis.findings.finding import UNREADABLE, Finding, Question
 from common.errors import UserError
 
 QUESTIONS: dict[str, tuple[Question, ...]] = {
-    "assignment0": one_device.QUESTIONS,
-    "assignment1": data_parallel.QUESTIONS,
+    "assignment0": training.ONE_DEVICE,
+    "assignment1": training.DATA_PARALLEL,
     "assignment2": buckets.QUESTIONS,
-    "assignment3": micro_batches.QUESTIONS,
+    "assignment3": training.MICRO_BATCHES,
     "assignment4": scaling.QUESTIONS,
 }
 """At most ten in all."""
 
 
 def findings_of(
-    assignment: str, folder: Path, known: Sequence[Finding] = ()
+    assignment: str, folder: Path, earlier: Sequence[Finding] = ()
 ) -> tuple[Finding, ...]:
     """Returns a finding per question of the assignment, from one run directory.
 
     A question that the run cannot answer is a finding with the reason.
 
     Args:
-        assignment: such as ``assignment2``.
-        folder: the run directory, which holds a folder per stage.
-        known: of an earlier call while the run was still growing; what was found is not sought
-            again.
+        assignment: Name, such as ``assignment2``.
+        folder: Run directory, which holds a folder per stage.
+        earlier: Findings of an earlier call while the run was still growing; a question that has
+            its answer is not asked again.
     """
-    found = {one.question.title: one for one in known if one.found is not None}
+    answered = {
+        finding.question.title: finding for finding in earlier if finding.answer is not None
+    }
     return tuple(
-        found.get(question.title) or _asked(assignment, question, folder)
+        answered.get(question.title) or _asked(assignment, question, folder)
         for question in QUESTIONS.get(assignment, ())
     )
 

@@ -14,7 +14,7 @@ from common.analysis.buckets.figures import cap_limits, measured_points, step_li
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
 from common.analysis.findings.finding import UNREADABLE
-from common.analysis.findings.micro_batches import DYNAMIC
+from common.analysis.findings.training import DYNAMIC
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.one_device.profile import open_profile
 from common.analysis.style import BLUE, GREY, RED, STYLE, CourseFigure, cap_axis
@@ -48,17 +48,17 @@ def kinds_of_work(folder: Path) -> SmallFigure:
     """Draws a bar for the share of each kind of work in a step."""
     run = open_profile(folder)
     shares = run.categories()["share"]
-    shown = {run.category_name(name): share for name, share in shares[:MOST_KINDS].items()}
+    bars = {run.category_name(name): share for name, share in shares[:MOST_KINDS].items()}
     if len(shares) > MOST_KINDS:
-        shown["all others"] = shares[MOST_KINDS:].sum()
+        bars["all others"] = shares[MOST_KINDS:].sum()
     with _small() as (figure, axes):
-        places = range(len(shown))
-        axes.barh(places, [100 * share for share in shown.values()], color=BLUE)
-        axes.set_yticks(places, list(shown))
+        places = range(len(bars))
+        axes.barh(places, [100 * share for share in bars.values()], color=BLUE)
+        axes.set_yticks(places, list(bars))
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("share of a step (%)")
-    parts = ", ".join(f"{name} {share:.0%}" for name, share in shown.items())
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in bars.items())
     return SmallFigure(
         "assignment0", "A step by kind of work", figure, f"Bars, the share of a step: {parts}."
     )
@@ -71,11 +71,15 @@ def bucket_times(folder: Path) -> SmallFigure:
     limits = cap_limits(network.sweep, (best.cap_mib,), 1.3)
     with _small() as (figure, axes):
         step_line(axes, best, "predicted", BLUE, 1.5)
-        table = measured_points(axes, network.sweep, "backward_time_ms", "measured", colour=RED)
+        table = measured_points(axes, network.sweep, "measured", colour=RED)
         axes.axvline(best.cap_mib, color=GREY, ls="--", lw=1, label="b*")
-        seen = [one.total_s * 1e3 for one in best.candidates if one.high_mib >= limits[0]]
+        predicted_ms = [
+            candidate.total_s * 1e3
+            for candidate in best.candidates
+            if candidate.high_mib >= limits[0]
+        ]
         axes.set_xlim(*limits)
-        axes.set_ylim(0, 1.15 * max(*seen, table["q75_ms"].max()))
+        axes.set_ylim(0, 1.15 * max(*predicted_ms, table["q75_ms"].max()))
         cap_axis(axes, "bucket cap (MiB)")
         axes.set_ylabel("backward pass (ms)")
         axes.legend(fontsize=7.5, ncols=3, loc="lower center")
@@ -100,14 +104,14 @@ def modes_by_data_set(folder: Path) -> SmallFigure:
     if not rows:
         raise UserError(f"mode {DYNAMIC} was not measured")
     with _small() as (figure, axes):
-        for place, (_, row) in enumerate(rows):
+        for height, (_, row) in enumerate(rows):
             ends = [[row["ratio"] - row["ratio_low"]], [row["ratio_high"] - row["ratio"]]]
-            label = "measured, 95 %" if place == 0 else None
+            label = "measured, 95 %" if height == 0 else None
             axes.errorbar(
-                row["ratio"], place, xerr=ends, fmt="o", ms=5, color=RED, capsize=3, label=label
+                row["ratio"], height, xerr=ends, fmt="o", ms=5, color=RED, capsize=3, label=label
             )
-            promise = "promised by the plan" if place == 0 else None
-            axes.plot(row["padded_ratio"], place, "|", ms=14, mew=2, color=BLUE, label=promise)
+            promise = "promised by the plan" if height == 0 else None
+            axes.plot(row["padded_ratio"], height, "|", ms=14, mew=2, color=BLUE, label=promise)
         axes.axvline(1, color=GREY, lw=1)
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -126,10 +130,10 @@ def modes_by_data_set(folder: Path) -> SmallFigure:
 
 def changes_made(folder: Path) -> SmallFigure:
     """Draws predicted and achieved speedup of each proposed change."""
-    found = find_changes(folder)
-    if not found:
+    runs = find_changes(folder)
+    if not runs:
         raise UserError("no proposed change was run")
-    changes = open_changes(found[-1])
+    changes = open_changes(runs[-1])
     table = changes.table
     with _small() as (figure, axes):
         names = speedup_bars(axes, table)

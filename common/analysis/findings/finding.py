@@ -17,7 +17,7 @@ run whose page is made."""
 
 
 @dataclass(frozen=True)
-class Found:
+class Answer:
     """A number that was found in a run.
 
     Attributes:
@@ -38,9 +38,9 @@ class Found:
     doubt: str = ""
 
     @property
-    def said(self) -> str:
-        """Returns what the first page says: the number, or what noise hides."""
-        return hidden_text(self.hidden) if self.hidden else self.value
+    def text(self) -> str:
+        """Returns the number, or what noise hides in its place."""
+        return hidden_by_noise(self.hidden) if self.hidden else self.value
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Question:
     """A number that the first page asks for.
 
     Attributes:
-        title: of the finding.
+        title: title of the finding.
         meaning: one fixed sentence that says what the number means.
-        anchor: of the report's section that shows its evidence: notebook, then heading.
+        anchor: anchor of the report's section with the evidence: notebook, then heading.
         find: looks for the number in a run directory; raises UserError where it is not there.
     """
 
     title: str
     meaning: str
     anchor: str
-    find: Callable[[Path], Found]
+    find: Callable[[Path], Answer]
 
 
 @dataclass(frozen=True)
@@ -65,35 +65,35 @@ class Finding:
     """A question and its answer in one run.
 
     Attributes:
-        found: None where the run has no answer.
-        missing: why it has none; empty where it has one.
+        answer: the number; None where the run has none.
+        missing: why there is no answer; empty where there is one.
     """
 
     assignment: str
     question: Question
-    found: Found | None
+    answer: Answer | None
     missing: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Returns what a reader has to be told beside the number."""
-        if self.found is None:
+        if self.answer is None:
             return ()
-        marks = [PREDICTED] if self.found.kind == PREDICTED else []
-        if any(run.recorded for run in self.found.runs):
+        marks = [PREDICTED] if self.answer.kind == PREDICTED else []
+        if any(run.recorded for run in self.answer.runs):
             marks.append("recorded data, not measured here")
-        return (*marks, self.found.doubt) if self.found.doubt else tuple(marks)
+        return (*marks, self.answer.doubt) if self.answer.doubt else tuple(marks)
 
     @property
     def source(self) -> str:
         """Returns the hardware that the number comes from; empty where there is none."""
-        if self.found is None:
+        if self.answer is None:
             return ""
-        return "; ".join(dict.fromkeys(run.environment["hardware"] for run in self.found.runs))
+        return "; ".join(dict.fromkeys(run.environment["hardware"] for run in self.answer.runs))
 
 
-def hidden_text(what: str) -> str:
-    """Returns what noise hides as the first page says it."""
+def hidden_by_noise(what: str) -> str:
+    """Returns the words of the first page for what noise hides."""
     return f"hidden by noise: {what}"
 
 

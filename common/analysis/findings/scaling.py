@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.findings.finding import MEASURED, Found, Question, span
+from common.analysis.findings.finding import MEASURED, Answer, Question, span
 from common.analysis.runs import Run, complete_runs
 from common.diagnose.changes import (
     CLOSE,
@@ -22,19 +22,19 @@ from common.errors import UserError
 from common.runtime.wording import counted
 
 
-def main_cause(folder: Path) -> Found:
+def main_cause(folder: Path) -> Answer:
     """Finds the main cause that a sweep is diagnosed with: of changes that were made, the one
     before them, else the newest."""
     run, arm = _diagnosed_sweep(folder)
     diagnosis = diagnose_folder(run.folder, arm=arm)
     where = (Run(run.folder, folder),)
     if not diagnosis.verdicts:
-        return Found("no limiting cause found", diagnosis.summary, MEASURED, where)
+        return Answer("no limiting cause found", diagnosis.summary, MEASURED, where)
     verdict = diagnosis.verdicts[0]
     takes = f"; it takes {verdict.lost_share:.0%} of the step" if verdict.lost_share else ""
-    others = len(diagnosis.verdicts) - 1
-    more = f"{counted(others, 'further cause')}; " if others else ""
-    return Found(
+    further = len(diagnosis.verdicts) - 1
+    more = f"{counted(further, 'further cause')}; " if further else ""
+    return Answer(
         value=f"{verdict.title}{takes}",
         spread=f"confidence {verdict.confidence}; {more}{run.environment['network']}",
         kind=MEASURED,
@@ -58,7 +58,7 @@ def _diagnosed_sweep(folder: Path) -> tuple[Run, int | None]:
     return sweeps[-1], None
 
 
-def best_change(folder: Path) -> Found:
+def best_change(folder: Path) -> Answer:
     """Finds the proposed change with the greatest predicted speedup, and what it achieved."""
     made = find_changes(folder)
     if not made:
@@ -69,11 +69,11 @@ def best_change(folder: Path) -> Found:
     if after.empty:
         raise UserError("no change was predicted to help by more than the noise")
     best = after.loc[after["predicted_speedup"].idxmax()]
-    told = best["told"] == TOLD
-    beside = f"off by {best['error']:+.0%}" if told else f"without it {_interval(before)}"
+    is_told = best["told"] == TOLD
+    beside = f"off by {best['error']:+.0%}" if is_told else f"without it {_interval(before)}"
     batch = "; changes the global batch" if best["global_batch_changed"] else ""
-    missed = told and abs(best["error"]) > CLOSE
-    return Found(
+    missed = is_told and abs(best["error"]) > CLOSE
+    return Answer(
         value=(
             f"{best['change']}: {before['speedup']:.2f} → {best['speedup']:.2f} times as fast as "
             "one rank"
@@ -81,7 +81,7 @@ def best_change(folder: Path) -> Found:
         spread=f"{_interval(best)}; predicted {best['predicted_speedup']:.2f}, {beside}{batch}",
         kind=MEASURED,
         runs=(Run(made[-1], folder),),
-        hidden="" if told else f"what {best['change']} brings",
+        hidden="" if is_told else f"what {best['change']} brings",
         doubt="the prediction missed by more than 10 %" if missed else "",
     )
 

@@ -41,17 +41,17 @@ class MicroBatchLab:
     """The contents of one run directory.
 
     Attributes:
-        folder: the directory that was named or chosen.
-        comparison: all modes on the same global batches.
-        others: the same on other data sets; may be empty.
-        training: training runs to be compared, by mode, static first; may be empty.
-        left_out: the reason why training runs are not compared; empty where they are.
-        simulation: bottlenecks for many ranks, or None.
+        folder: Directory that was named or chosen.
+        comparison: All modes on the same global batches.
+        other_data: Comparisons on other data sets; may be empty.
+        training: Training runs to be compared, by mode, static first; may be empty.
+        left_out: Reason why training runs are not compared; empty where they are.
+        simulation: Bottlenecks for many ranks, or None.
     """
 
     folder: Path
     comparison: ModeComparison
-    others: tuple[ModeComparison, ...]
+    other_data: tuple[ModeComparison, ...]
     training: Mapping[str, MicroBatchRun]
     left_out: str
     simulation: Simulation | None
@@ -59,12 +59,7 @@ class MicroBatchLab:
     @property
     def comparisons(self) -> tuple[ModeComparison, ...]:
         """Returns the comparisons of modes on all data sets, the main one first."""
-        return self.comparison, *self.others
-
-    @property
-    def recorded(self) -> bool:
-        """Returns True if these measurements came with the project."""
-        return is_recorded(self.folder)
+        return self.comparison, *self.other_data
 
     @property
     def caption(self) -> str:
@@ -81,7 +76,7 @@ class MicroBatchLab:
     def origin(self) -> str:
         """Returns whose data these are, as Markdown."""
         what = what_text(self.comparison.settings, self.comparison.ranks)
-        return origin(f"{self.caption}. {what}", self.recorded, COMMAND)
+        return origin(f"{self.caption}. {what}", is_recorded(self.folder), COMMAND)
 
     @property
     def contents(self) -> dict[str, str]:
@@ -91,7 +86,7 @@ class MicroBatchLab:
         if self.training:
             trained = f"{len(self.training['static'].slowest)} measured steps each"
         return {
-            "modes compared on": ", ".join(each.dataset for each in self.comparisons),
+            "modes compared on": ", ".join(run.dataset for run in self.comparisons),
             "modes with batches of their own": _measured(comparison.own_batch_modes),
             "training in modes static and dynamic": trained,
             "calibrated costs": _measured(comparison.calibration is not None),
@@ -114,12 +109,12 @@ def open_assignment3(run_dir: str | Path | None = None) -> MicroBatchLab:
     if not comparisons:
         raise UserError(f"{relative_to_project(folder)}: no complete run with {MODE_TIMES}")
     training, left_out = _training(folder)
-    main, *others = _by_data(comparisons, training)
+    main, *other_data = _by_data(comparisons, training)
     simulated = find_table(folder, SIMULATED)
     return MicroBatchLab(
         folder=folder,
         comparison=main,
-        others=tuple(others),
+        other_data=tuple(other_data),
         training=training,
         left_out=left_out,
         simulation=read_simulation(Run(simulated.parent, simulated.parent)) if simulated else None,

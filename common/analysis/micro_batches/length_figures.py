@@ -55,10 +55,10 @@ def padded_by_rank(comparison: ModeComparison, steps: int = 30) -> Figure:
     wide = wide.set_axis(range(len(wide)), axis=0)
     with figure(comparison.caption, figsize=(7.2, 3.3)) as (fig, axes):
         axes.vlines(wide.index, wide.min(axis=1), wide.max(axis=1), color=ORANGE, linewidth=2.5)
-        for place, rank in enumerate(wide):
+        for index, rank in enumerate(wide):
             look = {
-                "marker": RANK_MARKERS[place % len(RANK_MARKERS)],
-                "color": CYCLE[place % len(CYCLE)],
+                "marker": RANK_MARKERS[index % len(RANK_MARKERS)],
+                "color": CYCLE[index % len(CYCLE)],
             }
             axes.plot(wide.index, wide[rank], linestyle="none", markersize=5, **look)
             axes.plot([], [], linestyle="none", label=f"rank {rank:.0f}", **look)
@@ -77,9 +77,9 @@ def groups_as_rectangles(
     """Draws one global batch cut into ranks, in several ways: a text is a bar, a rank a rectangle.
 
     Args:
-        lengths: tokens of each text.
-        partitions: by name, the indices that each rank is given.
-        caption: where the lengths come from.
+        lengths: Tokens of each text.
+        partitions: Texts of each rank (their indices), by the partition's name.
+        caption: Source of the lengths.
     """
     values = np.asarray(lengths)
     with figure(caption, figsize=(7.2, 3.4), ncols=len(partitions), sharey=True, squeeze=False) as (
@@ -106,16 +106,16 @@ def groups_as_rectangles(
 def _draw_groups(
     axes: Axes, values: np.ndarray, groups: Sequence[Sequence[int]], areas: Sequence[int]
 ) -> None:
-    left = 0.0
+    start = 0.0
     for rank, group in enumerate(groups):
-        own = np.sort(values[list(group)])[::-1]
-        width, height = len(own), own.max()
+        texts = np.sort(values[list(group)])[::-1]
+        width, height = len(texts), texts.max()
         fullest = areas[rank] == max(areas)
-        axes.bar(left + np.arange(width) + 0.5, height, width=0.92, color=ORANGE, alpha=0.45)
-        axes.bar(left + np.arange(width) + 0.5, own, width=0.92, color=SKY)
+        axes.bar(start + np.arange(width) + 0.5, height, width=0.92, color=ORANGE, alpha=0.45)
+        axes.bar(start + np.arange(width) + 0.5, texts, width=0.92, color=SKY)
         axes.add_patch(
             Rectangle(
-                (left, 0),
+                (start, 0),
                 width,
                 height,
                 fill=False,
@@ -125,7 +125,7 @@ def _draw_groups(
             )
         )
         axes.text(
-            left + width / 2,
+            start + width / 2,
             height + 0.02 * values.max(),
             f"rank {rank}\n{width}×{height}\n= {areas[rank]:,}",
             ha="center",
@@ -133,9 +133,9 @@ def _draw_groups(
             fontsize=7.5,
             color=RED if fullest else BLACK,
         )
-        left += width + 0.6
+        start += width + 0.6
     axes.set_xticks([])
-    axes.set_xlim(-0.4, left - 0.2)
+    axes.set_xlim(-0.4, start - 0.2)
     axes.grid(axis="x", visible=False)
 
 
@@ -147,25 +147,26 @@ def where_it_pays(
     """Draws the ratio to static that is left, over the share of a static step that is constant.
 
     Args:
-        ratios: by data set, the ratio that padded tokens promise.
-        caption: where the lengths come from.
-        measured: by data set, that share where it is known and the measured ratio of computation.
+        ratios: Ratio that padded tokens promise, by data set.
+        caption: Source of the lengths.
+        measured: Share and measured ratio of computation, by data set, where they are known.
     """
     share = np.linspace(0, 1, 50)
     with figure(caption, figsize=(7.2, 3.6)) as (fig, axes):
-        for place, (name, ratio) in enumerate(ratios.items()):
-            colour = CYCLE[place % len(CYCLE)]
-            left = share + (1 - share) * ratio
+        for index, (name, ratio) in enumerate(ratios.items()):
+            colour = CYCLE[index % len(CYCLE)]
             axes.plot(
                 share * 100,
-                left,
+                share + (1 - share) * ratio,
                 color=colour,
-                linestyle=DASHES[place % len(DASHES)],
+                linestyle=DASHES[index % len(DASHES)],
                 label=f"{name}: promised",
             )
             if name in (measured or {}):
-                at, found = measured[name]
-                axes.plot([at * 100], [found], "D", color=colour, label=f"{name}: measured")
+                at, measured_ratio = measured[name]
+                axes.plot(
+                    [at * 100], [measured_ratio], "D", color=colour, label=f"{name}: measured"
+                )
         axes.axhline(1, color=GREY, linestyle="--", linewidth=1)
         axes.set_xlim(0, 100)
         axes.set_ylim(0, 1.1)

@@ -67,8 +67,8 @@ def split_table(
     Columns: split, slowest rank, all ranks, slowest over the first split's.
 
     Args:
-        lengths: tokens of each text.
-        partitions: by name, the indices that each rank is given.
+        lengths: Tokens of each text.
+        partitions: Texts of each rank (their indices), by the partition's name.
     """
     values = np.asarray(lengths)
     padded = {name: padded_tokens(values, groups) for name, groups in partitions.items()}
@@ -130,8 +130,8 @@ def with_constant(ratios: pd.Series, shares: Sequence[float]) -> pd.DataFrame:
     s + (1 - s) * r.
 
     Args:
-        ratios: by data set, the ratio that padded tokens promise.
-        shares: constant shares of a static step; a column each.
+        ratios: Ratio that padded tokens promise, by data set.
+        shares: Constant shares of a static step; a column each.
     """
     columns = {f"{share:.0%} constant": share + (1 - share) * ratios for share in shares}
     return pd.DataFrame(columns)

@@ -1,4 +1,7 @@
-"""All modes measured on the same global batches: ratios to static step by step, and waiting."""
+"""All modes measured on the same global batches: ratios to static step by step, and waiting.
+
+Maps of titles say how a notebook shows them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.analysis.micro_batches.training_runs import dataset_name, in_order
+from common.analysis.micro_batches.training_runs import dataset_name, in_order, mode_name
 from common.analysis.runs import OfRun, Run, caption_of
+from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.runtime.paths import relative_to_project
@@ -45,6 +49,59 @@ SLOW_RANK_COLUMNS = (
     "estimated_factor",
 )
 CONTROL, STATIC = "control", "static"
+PAYS_FROM = 0.95
+"""Upper bound on the ratio to static of a step that is called a gain."""
+
+SPREAD = ("ratio_low", "ratio_high")
+INTERVAL = ("95 % interval", lambda low, high: "–" if low == high else f"{low:.2f}–{high:.2f}")
+"""Static, which is compared with itself, has none."""
+VERDICTS = {
+    "mode": ("mode", mode_name),
+    "differs": "differs from static",
+    "tied": "tied with the fastest",
+    "ratio": "step over static",
+    SPREAD: INTERVAL,
+}
+MODES = {
+    "mode": ("mode", mode_name),
+    "mean_ms": "mean step (ms)",
+    "p95_ms": "P95 (ms)",
+    "ratio": "mean",
+    "p95_ratio": "P95",
+    "paired_median": "median",
+    "compute_ratio": "computed",
+    "padded_ratio": "promised",
+    "planning_ms": ("plan (ms)", "{:.2f}"),
+    "waiting": "waiting",
+}
+"""Titles of ``ModeComparison.summary``."""
+PER_TEXT = {
+    "mode": ("mode", mode_name),
+    "differs": "differs from static",
+    "same_batch": "same texts a step",
+    "texts": ("texts a step", "{:.1f}"),
+    "ratio": "time per text over static",
+    SPREAD: INTERVAL,
+}
+"""Titles of ``ModeComparison.per_sample``."""
+DATA_SETS = {
+    "dataset": "data",
+    "dynamic.differs": "differs from static",
+    "pays": "pays",
+    "steps": "steps",
+    "dynamic.padded_ratio": "promised",
+    "dynamic.compute_ratio": "computation",
+    "dynamic.ratio": "step",
+    ("dynamic.ratio_low", "dynamic.ratio_high"): INTERVAL,
+    "dynamic.p95_ratio": "P95",
+}
+"""Titles of comparisons that have a mode dynamic, a row per data set."""
+WAITING = {
+    "mode": ("mode", mode_name),
+    "waiting": "waiting",
+    "points": ("above the control (points)", "{:+.1f}"),
+}
+"""Titles of ``ModeComparison.waiting_points``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +109,9 @@ class ModeComparison(OfRun):
     """Steps of every mode, measured in turns on the same ranks.
 
     Attributes:
-        opened: the folder, its settings and environment.
-        times: a row per step, mode and rank, with ``COLUMNS``.
-        calibration: measured times of passes over batch size and longest text, by rank, or None.
-        slow_rank: steps with one rank slowed on purpose, or None.
+        times: A row per step, mode and rank, with ``COLUMNS``.
+        calibration: Measured times of passes over batch size and longest text, by rank, or None.
+        slow_rank: Steps with one rank slowed on purpose, or None.
     """
 
     times: pd.DataFrame
@@ -92,8 +148,8 @@ class ModeComparison(OfRun):
     @property
     def own_batch_modes(self) -> list[str]:
         """Returns the modes that form batches of their own."""
-        own = self.times[~self.times["same_batch"] & (self.times["mode"] != CONTROL)]
-        return in_order(own["mode"])
+        other = self.times[~self.times["same_batch"] & (self.times["mode"] != CONTROL)]
+        return in_order(other["mode"])
 
     def slowest(self, column: str = "step_time_ms") -> pd.DataFrame:
         """Returns the slowest rank's value: a row per step, a column per mode of ``modes``."""
@@ -150,11 +206,38 @@ class ModeComparison(OfRun):
         table["tied"] = table["ratio_low"] <= table.loc[table["ratio"].idxmin(), "ratio_high"]
         return table
 
+    @property
+    def dynamic(self) -> pd.Series | None:
+        """Returns the row of mode dynamic in ``summary``; None where it was not measured."""
+        return self.summary.loc["dynamic"] if "dynamic" in self.modes else None
+
+    @property
+    def pays(self) -> bool:
+        """Returns True if dynamic gains enough to be called a gain, by ``PAYS_FROM``."""
+        return self.dynamic is not None and bool(self.dynamic["ratio"] < PAYS_FROM)
+
+    @property
+    def steps(self) -> int:
+        """Returns the number of global batches that all modes were measured on."""
+        return len(self.ratios())
+
     @cached_property
     def waiting(self) -> pd.Series:
         """Returns the share of all ranks' step time spent waiting for slower ranks, by mode."""
         sums = self.times.groupby("mode")[["waiting_time_ms", "step_time_ms"]].sum()
         return sums["waiting_time_ms"] / sums["step_time_ms"]
+
+    @property
+    def waiting_points(self) -> pd.DataFrame:
+        """Returns ``waiting`` by mode, and the percentage points above the control as ``points``.
+
+        The control is the last row; the difference is NaN for it, and for all without a control.
+        """
+        shares = self.waiting
+        modes = [*self.modes, *self.own_batch_modes, *({CONTROL} & set(shares.index))]
+        points = (shares[modes] - shares.get(CONTROL, np.nan)) * 100
+        columns = {"waiting": shares[modes], "points": points.where(points.index != CONTROL)}
+        return pd.DataFrame(columns)
 
     @cached_property
     def noise_floor(self) -> float:
@@ -210,6 +293,24 @@ class ModeComparison(OfRun):
         return table
 
 
+def static_imbalance(comparison: ModeComparison) -> dict[str, float]:
+    """Returns how unequal the ranks of static are, on average over its steps.
+
+    Keys: fullest and emptiest (padded tokens of these ranks), excess (of the fullest over the mean
+    of the ranks), text_share (tokens of texts over padded tokens), waiting (share of step time).
+    """
+    rows = comparison.times[comparison.times["mode"] == STATIC]
+    steps = rows.groupby("step")["padded_tokens"]
+    fullest = steps.max().mean()
+    return {
+        "fullest": float(fullest),
+        "emptiest": float(steps.min().mean()),
+        "excess": float(fullest / steps.mean().mean() - 1),
+        "text_share": float(rows["tokens"].sum() / rows["padded_tokens"].sum()),
+        "waiting": float(comparison.waiting[STATIC]),
+    }
+
+
 def differs_from_static(table: pd.DataFrame) -> pd.Series:
     """Returns True where a mode's interval excludes 1, else False; missing for static itself."""
     outside = (table["ratio_low"] > 1) | (table["ratio_high"] < 1)
@@ -222,14 +323,14 @@ def read_comparison(run: Run) -> ModeComparison:
     Raises UserError for a table without a column, or without steps of static.
     """
     path = run.folder / MODE_TIMES
-    shown = relative_to_project(path)
+    name = relative_to_project(path)
     run.require(MODE_TIMES)
     times = read_table(path, COLUMNS)
     for column in ("step_time_ms", "global_batch"):
-        times[column] = numbers(times, column, shown, above=0)
-    times["same_batch"] = times["same_batch"].astype(str).str.lower().isin(["true", "1"])
+        times[column] = numbers(times, column, name, above=0)
+    times["same_batch"] = flags(times["same_batch"])
     if STATIC not in set(times["mode"]):
-        raise UserError(f"{shown}: no steps of mode static, which the others are compared with")
+        raise UserError(f"{name}: no steps of mode static, which the others are compared with")
     return ModeComparison(
         opened=run,
         times=times,

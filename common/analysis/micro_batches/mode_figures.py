@@ -11,10 +11,10 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from common.analysis.micro_batches.calibration import NOT_TOLD, TOLD, relative_factors, slow_steps
 from common.analysis.micro_batches.length_figures import RANK_MARKERS
 from common.analysis.micro_batches.mode_comparison import CONTROL, STATIC, ModeComparison
 from common.analysis.micro_batches.simulation import Simulation
-from common.analysis.micro_batches.slow_rank import NOT_TOLD, TOLD, relative_factors, slow_steps
 from common.analysis.micro_batches.training_figures import COLOURS
 from common.analysis.micro_batches.training_runs import mode_name
 from common.analysis.style import BLACK, BLUE, CYCLE, GREY, PLAIN, PLATE, RED, THOUSANDS, figure
@@ -43,8 +43,8 @@ def mode_ratios(comparison: ModeComparison) -> Figure:
                 zorder=4,
             )
         widest = table[["ratio_high", "padded_ratio", "compute_ratio", "p95_ratio"]].max(axis=1)
-        for place, ratio, end in zip(places, table["ratio"], widest, strict=True):
-            axes.text(end + 0.03, place, f"{ratio:.2f}", va="center", fontsize=9, bbox=PLATE)
+        for y, ratio, end in zip(places, table["ratio"], widest, strict=True):
+            axes.text(end + 0.03, y, f"{ratio:.2f}", va="center", fontsize=9, bbox=PLATE)
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
         axes.set_xlim(0, max(1.05, 1.12 * widest.max()))
         axes.set_yticks(places, [mode_name(mode) for mode in table.index])
@@ -61,9 +61,9 @@ def paired_ratios(comparison: ModeComparison) -> Figure:
     ratios = comparison.ratios().drop(columns=STATIC)
     with figure(comparison.caption) as (fig, axes):
         for mode in ratios:
-            found = np.sort(ratios[mode])
-            share = np.arange(1, len(found) + 1) / len(found) * 100
-            axes.step(found, share, where="post", color=COLOURS[mode], label=mode_name(mode))
+            values = np.sort(ratios[mode])
+            share = np.arange(1, len(values) + 1) / len(values) * 100
+            axes.step(values, share, where="post", color=COLOURS[mode], label=mode_name(mode))
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
         low, high = np.nanpercentile(ratios.to_numpy(), [0.5, 99.5])
         axes.set_xlim(min(0.95 * low, 0.95), max(1.05 * high, 1.05))
@@ -82,10 +82,10 @@ def per_sample(comparison: ModeComparison) -> Figure:
         for bar, same in zip(bars, table["same_batch"], strict=True):
             bar.set_hatch("" if same else "////")
             bar.set_edgecolor("white")
-        for place, row in zip(places, table.itertuples(), strict=True):
+        for y, row in zip(places, table.itertuples(), strict=True):
             axes.text(
                 row.ratio_high + 0.02,
-                place,
+                y,
                 f"{row.ratio:.2f}",
                 va="center",
                 fontsize=9,
@@ -111,9 +111,9 @@ def waiting(comparison: ModeComparison) -> Figure:
     with figure(comparison.caption, figsize=(7.2, 1.5 + 0.38 * len(modes))) as (fig, axes):
         colours = [COLOURS[mode] for mode in modes]
         axes.barh(places, shares[modes], height=0.6, color=colours, alpha=0.8)
-        for place, mode in zip(places, modes, strict=True):
+        for y, mode in zip(places, modes, strict=True):
             end = shares[mode] + 0.012 * shares.max()
-            axes.text(end, place, f"{shares[mode]:.1f} %", va="center", fontsize=8.5, bbox=PLATE)
+            axes.text(end, y, f"{shares[mode]:.1f} %", va="center", fontsize=8.5, bbox=PLATE)
         if CONTROL in shares:
             label = f"{mode_name(CONTROL)}: {shares[CONTROL]:.1f} %"
             axes.axvline(shares[CONTROL], color=RED, linestyle="--", linewidth=1.3, label=label)
@@ -128,16 +128,16 @@ def waiting(comparison: ModeComparison) -> Figure:
 def calibration(predicted: pd.DataFrame, caption: str) -> Figure:
     """Draws predicted against measured time of a pass, by rank."""
     with figure(caption, figsize=(7.2, 3.8)) as (fig, axes):
-        both = predicted[["time_ms", "predicted_ms"]].clip(lower=1e-3)
-        ends = np.array([both.min().min() / 1.2, both.max().max() * 1.2])
+        times = predicted[["time_ms", "predicted_ms"]].clip(lower=1e-3)
+        ends = np.array([times.min().min() / 1.2, times.max().max() * 1.2])
         axes.fill_between(ends, ends * 0.9, ends * 1.1, color=GREY, alpha=0.2, linewidth=0)
         axes.plot(ends, ends, color=GREY, linewidth=1, label="equal, and 10 % either way")
-        for place, (rank, rows) in enumerate(predicted.groupby("rank")):
+        for index, (rank, rows) in enumerate(predicted.groupby("rank")):
             axes.plot(
                 rows["time_ms"],
                 rows["predicted_ms"],
-                marker=RANK_MARKERS[place % len(RANK_MARKERS)],
-                color=CYCLE[place % len(CYCLE)],
+                marker=RANK_MARKERS[index % len(RANK_MARKERS)],
+                color=CYCLE[index % len(CYCLE)],
                 alpha=0.7,
                 linestyle="none",
                 markersize=5,

@@ -9,6 +9,7 @@ import pandas as pd
 from common.analysis.micro_batches.mode_comparison import STATIC
 from common.analysis.micro_batches.training_runs import in_order, mode_name
 from common.analysis.runs import Run, caption_of
+from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.runtime.paths import relative_to_project
@@ -25,6 +26,12 @@ COLUMNS = (
     "samples",
 )
 PLANNING_COLUMNS = ("world_size", "global_batch", "cost", "time_ms")
+PLANS = {
+    "world_size": ("ranks", "{:,.0f}"),
+    "global_batch": ("texts", "{:,.0f}"),
+    "time_ms": ("plan (ms)", "{:.2f}"),
+}
+"""Titles of ``Simulation.plan_times``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +39,9 @@ class Simulation:
     """Bottlenecks by data set, world size, mode and draw.
 
     Attributes:
-        opened: the folder and its environment.
-        table: with ``COLUMNS``; a text's bottleneck is ``bottleneck_ms / samples``.
-        planning: the time of each plan, with ``PLANNING_COLUMNS``; or None.
+        opened: Folder and its environment.
+        table: Rows with ``COLUMNS``; a text's bottleneck is ``bottleneck_ms / samples``.
+        planning: Time of each plan, with ``PLANNING_COLUMNS``; or None.
     """
 
     opened: Run
@@ -71,10 +78,10 @@ class Simulation:
         keys = [self.table[key] for key in ("dataset", "mode", "same_batch", "world_size")]
         quartiles = self.ratios().groupby(keys, sort=False).quantile([0.25, 0.5, 0.75]).unstack()
         table = quartiles.set_axis(["q25", "ratio", "q75"], axis=1).reset_index()
-        place = {mode: at for at, mode in enumerate(in_order(table["mode"]))}
-        return table.sort_values("mode", key=lambda modes: modes.map(place), kind="stable")
+        order = {mode: index for index, mode in enumerate(in_order(table["mode"]))}
+        return table.sort_values("mode", key=lambda modes: modes.map(order), kind="stable")
 
-    def extremes_shown(self) -> pd.DataFrame:
+    def extremes(self) -> pd.DataFrame:
         """Returns static and the best mode that pads, on the fewest and on the most ranks.
 
         Columns: data set, mode, and a column for each of the two numbers of ranks: the median
@@ -95,17 +102,16 @@ class Simulation:
             ]
         return pd.DataFrame(rows)
 
-    def planning_shown(self) -> pd.DataFrame:
+    def plan_times(self) -> pd.DataFrame:
         """Returns the median time of a plan with the cost that takes longest, by size.
 
-        Columns: ranks, texts, plan (ms); no rows where planning was not timed.
+        Columns as in ``PLANS``; no rows where planning was not timed.
         """
-        columns = ["ranks", "texts", "plan (ms)"]
         if self.planning is None:
-            return pd.DataFrame(columns=columns)
+            return pd.DataFrame(columns=[*PLANS])
         keys = ["world_size", "global_batch"]
         medians = self.planning.groupby([*keys, "cost"])["time_ms"].median()
-        return medians.groupby(keys).max().reset_index().set_axis(columns, axis=1)
+        return medians.groupby(keys).max().reset_index()
 
 
 def read_simulation(run: Run) -> Simulation:
@@ -115,11 +121,11 @@ def read_simulation(run: Run) -> Simulation:
     """
     path = run.folder / SIMULATED
     table = read_table(path, COLUMNS)
-    shown = relative_to_project(path)
+    name = relative_to_project(path)
     for column in ("world_size", "bottleneck_ms", "lower_bound_ms", "samples"):
-        table[column] = numbers(table, column, shown, above=0)
-    table["same_batch"] = table["same_batch"].astype(str).str.lower().isin(["true", "1"])
+        table[column] = numbers(table, column, name, above=0)
+    table["same_batch"] = flags(table["same_batch"])
     if STATIC not in set(table["mode"]):
-        raise UserError(f"{shown}: no bottlenecks of mode static")
+        raise UserError(f"{name}: no bottlenecks of mode static")
     planning = read_table(run.folder / PLANNING, PLANNING_COLUMNS) if run.has(PLANNING) else None
     return Simulation(opened=run, table=table, planning=planning)

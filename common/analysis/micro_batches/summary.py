@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,9 @@ from common.analysis.micro_batches.training_runs import (
     same_batches,
     what_text,
 )
-from common.analysis.runs import Run, caption_of
-from common.errors import UserError
+from common.analysis.runs import Run, caption_of, written_whole
 from common.runtime.paths import relative_to_project
+from common.runtime.wording import digits
 from common.samples import slowest_rank
 
 CHANGE = "change in %"
@@ -55,9 +53,16 @@ SHOWN = {
     "step_time_std_ms": "std over ranks: step (ms)",
     "padded_tokens_std": "std over ranks: padded tokens",
     "samples_per_s": "samples/s, all ranks",
+    "peak_mem_mb": "largest peak memory of a step (MB)",
 }
-"""Columns of summary.csv that the notebook shows, and how."""
-PEAK_MEMORY = "largest peak memory of a step (MB)"
+"""Columns of summary.csv that the notebook shows, the largest peak, and how."""
+TRAINING = {
+    "measure": ("measure", SHOWN),
+    "static": ("static", digits),
+    "dynamic": ("dynamic", digits),
+    CHANGE: (CHANGE, "{:+.0f}"),
+}
+"""Titles of ``training_measures``."""
 SAME_CURVE = 1e-4
 """Upper bound on the relative difference of losses that rounding explains."""
 
@@ -145,15 +150,17 @@ def summary(runs: Sequence[MicroBatchRun]) -> pd.DataFrame:
     return table.rename_axis("mode")
 
 
-def training_shown(runs: Mapping[str, MicroBatchRun]) -> pd.DataFrame:
-    """Returns the measures of static and dynamic for a reader, a row each; none without runs."""
+def training_measures(runs: Mapping[str, MicroBatchRun]) -> pd.DataFrame:
+    """Returns the measures of static and dynamic, a row for each of ``SHOWN``; none without runs.
+
+    Columns: static, dynamic, ``CHANGE``.
+    """
     if not runs:
-        return pd.DataFrame({"measure": [], "static": [], "dynamic": []})
-    table = summary(list(runs.values()))[list(SHOWN)].T
-    one, other = (run.peak_memory_mb for run in runs.values())
-    table.loc["peak_mem_mb"] = [one, other, (other / one - 1) * 100]
-    table.insert(0, "measure", [*SHOWN.values(), PEAK_MEMORY])
-    return table.reset_index(drop=True)
+        return pd.DataFrame(columns=["static", "dynamic", CHANGE])
+    table = summary(list(runs.values())).T
+    static_mb, dynamic_mb = (run.peak_memory_mb for run in runs.values())
+    table.loc["peak_mem_mb"] = [static_mb, dynamic_mb, (dynamic_mb / static_mb - 1) * 100]
+    return table.loc[[*SHOWN]].rename_axis("measure")
 
 
 def loss_difference(runs: Mapping[str, MicroBatchRun]) -> pd.Series:
@@ -205,21 +212,13 @@ def write_analysis(runs: Sequence[MicroBatchRun]) -> Path:
     target = runs[0].folder
     where = caption_of(runs[0].environment, target)
     where += "".join(f" and {run.folder.name}" for run in runs[1:])
-    together = dict(zip(map(_shown, labels(runs)), measured_together(runs), strict=True))
-    try:
-        beside = Path(tempfile.mkdtemp(prefix=".analysis-", dir=target))
-        try:
-            merged(runs).to_csv(beside / "merged_metrics.csv", index=False)
-            summary(runs).to_csv(beside / "summary.csv")
-            for name, draw in plots.FIGURES.items():
-                plots.save(draw(together, where), beside / f"{name}.png")
-            (target / "figures").mkdir(exist_ok=True)
-            for path in beside.iterdir():
-                path.replace(target / ("figures" if path.suffix == ".png" else ".") / path.name)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{relative_to_project(target)}: {error.strerror}") from None
+    together = dict(zip(map(_name, labels(runs)), measured_together(runs), strict=True))
+    with written_whole(target) as folder:
+        merged(runs).to_csv(folder / "merged_metrics.csv", index=False)
+        summary(runs).to_csv(folder / "summary.csv")
+        (folder / "figures").mkdir()
+        for name, draw in plots.FIGURES.items():
+            plots.save(draw(together, where), folder / "figures" / f"{name}.png")
     return target
 
 
@@ -242,15 +241,15 @@ def printed(runs: Sequence[MicroBatchRun]) -> str:
 def ratio_sentence(runs: Sequence[MicroBatchRun]) -> str:
     """Returns the slowest rank's step of the second run over that of the first, as printed."""
     first, second = (run.slowest for run in measured_together(runs))
-    one, other = labels(runs)
+    name, other = labels(runs)
     if not same_batches(*runs):
         per_sample = [summarise(run)["samples_per_s"] for run in runs]
         return (
-            f"{other}/{one}: {per_sample[0] / per_sample[1]:.3f} of the time per sample. The two "
+            f"{other}/{name}: {per_sample[0] / per_sample[1]:.3f} of the time per sample. The two "
             "modes make up their batches of different samples: steps are not compared."
         )
     return (
-        f"{other}/{one}: {second.mean() / first.mean():.3f} in the mean step, "
+        f"{other}/{name}: {second.mean() / first.mean():.3f} in the mean step, "
         f"{(second / first).median():.3f} in the median of steps on the same global batch."
     )
 
@@ -260,9 +259,9 @@ def _open(named: str) -> MicroBatchRun:
     return read_run(Run(folder, folder))
 
 
-def _shown(label: str) -> str:
-    mode, bracket, rest = label.partition(" (")
-    return mode_name(mode) + bracket + rest
+def _name(label: str) -> str:
+    mode, bracket, folder = label.partition(" (")
+    return mode_name(mode) + bracket + folder
 
 
 def _number(value: float, label: str) -> str:

@@ -47,7 +47,7 @@ Runs = Mapping[str, MicroBatchRun]
 
 def loss_curves(runs: Runs, caption: str) -> Figure:
     """Draws the losses of static and dynamic on top of each other, and their difference."""
-    (name, first), *others = runs.items()
+    (name, first), *later = runs.items()
     with figure(caption, figsize=(7.2, 4.4), nrows=2, sharex=True, height_ratios=(2, 1)) as (
         fig,
         (above, below),
@@ -55,8 +55,8 @@ def loss_curves(runs: Runs, caption: str) -> Figure:
         above.plot(
             first.loss.index, first.loss, label=name, color=COLOURS[first.mode], linewidth=3.2
         )
-        for place, (other, run) in enumerate(others, 1):
-            look = {"color": COLOURS[run.mode], "linestyle": DASHES[place % len(DASHES)]}
+        for index, (other, run) in enumerate(later, 1):
+            look = {"color": COLOURS[run.mode], "linestyle": DASHES[index % len(DASHES)]}
             above.plot(run.loss.index, run.loss, label=other, **look)
             away = (run.loss - first.loss).abs().dropna().clip(lower=LEAST_NATS)
             below.plot(away.index, away, marker="o", markersize=2, linewidth=0.9, **look)
@@ -115,23 +115,23 @@ def std_peak_mem_mb(runs: Runs, caption: str) -> Figure:
 def step_time_distribution(runs: Runs, caption: str) -> Figure:
     """Draws the slowest rank's times as a histogram, and the share of steps below each time."""
     times = [run.slowest for run in runs.values()]
-    low, high = min(map(min, times)), max(np.percentile(found, 99.5) for found in times)
+    low, high = min(map(min, times)), max(np.percentile(of_run, 99.5) for of_run in times)
     bins = int(np.clip(len(times[0]) / 3, 8, 32))
     edges = np.linspace(low, max(high, low * 1.01), bins + 1)
     with figure(caption, figsize=(7.2, 3.6), ncols=2) as (fig, (left, right)):
         for name, run in runs.items():
-            colour, found = colour_of(run, runs), run.slowest.sort_values()
+            colour, ordered = colour_of(run, runs), run.slowest.sort_values()
             left.hist(
-                found.clip(upper=edges[-1]),
+                ordered.clip(upper=edges[-1]),
                 bins=edges,
                 label=name,
                 color=colour,
                 histtype="stepfilled",
                 alpha=0.45,
             )
-            share = np.arange(1, len(found) + 1) / len(found) * 100
-            right.step(found, share, where="post", color=colour)
-            p95 = found.quantile(0.95)
+            share = np.arange(1, len(ordered) + 1) / len(ordered) * 100
+            right.step(ordered, share, where="post", color=colour)
+            p95 = ordered.quantile(0.95)
             right.plot([p95], [95], "o", color=colour, markersize=5)
         left.set_ylabel("steps")
         left.set_xlabel("step of the slowest rank (ms);\nthe last bin holds all above")
@@ -146,18 +146,18 @@ def step_time_distribution(runs: Runs, caption: str) -> Figure:
 
 def timeline(runs: Runs, caption: str) -> Figure:
     """Draws ranks working and waiting over some steps, the runs stacked on one time axis."""
-    shown = min(TIMELINE_RANKS, *(run.ranks for run in runs.values()))
-    height = 1.5 + len(runs) * (0.55 + 0.3 * shown)
+    ranks = min(TIMELINE_RANKS, *(run.ranks for run in runs.values()))
+    height = 1.5 + len(runs) * (0.55 + 0.3 * ranks)
     with figure(caption, figsize=(7.2, height), nrows=len(runs), sharex=True, squeeze=False) as (
         fig,
         grid,
     ):
         for axes, (name, run) in zip(grid[:, 0], runs.items(), strict=True):
-            steps, end = _draw_steps(axes, run, shown)
-            only = "" if shown == run.ranks else f", {shown} of {run.ranks} ranks"
+            steps, end = _draw_steps(axes, run, ranks)
+            only = "" if ranks == run.ranks else f", {ranks} of {run.ranks} ranks"
             title = f"{name}: steps {steps[0]} to {steps[-1]}{only}, {end:,.0f} ms"
-            axes.set_yticks(range(shown), [f"rank {rank}" for rank in range(shown)][::-1])
-            axes.set_ylim(-0.6, shown - 0.4)
+            axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)][::-1])
+            axes.set_ylim(-0.6, ranks - 0.4)
             axes.grid(axis="y", visible=False)
             axes.set_title(title, loc="left", fontsize=9)
         grid[-1, 0].set_xlabel("time (ms)")
@@ -185,7 +185,7 @@ def save(fig: Figure, path: Path) -> None:
 
 def colour_of(run: MicroBatchRun, runs: Runs) -> str:
     """Returns the colour of a run's mode; the second of two runs of one mode has another one."""
-    first = next(one for one in runs.values() if one.mode == run.mode)
+    first = next(other for other in runs.values() if other.mode == run.mode)
     return COLOURS.get(run.mode, BLUE) if run is first else RED
 
 
@@ -196,13 +196,13 @@ def _draw_steps(axes: Axes, run: MicroBatchRun, ranks: int) -> tuple[list[int], 
     starts = (times.cumsum() - times).rename("start_ms")
     rows = run.measured[run.measured["step"].isin(times.index) & (run.measured["rank"] < ranks)]
     rows = rows.join(starts, on="step")
-    known = sum(rows[column] for column, _ in PARTS.values() if column in rows)
-    rows = rows.assign(rest_ms=(rows["step_time_ms"] - known).clip(lower=0))
-    left, places = rows["start_ms"].to_numpy(), ranks - 1 - rows["rank"].to_numpy()
+    parts_ms = sum(rows[column] for column, _ in PARTS.values() if column in rows)
+    rows = rows.assign(rest_ms=(rows["step_time_ms"] - parts_ms).clip(lower=0))
+    starts_ms, places = rows["start_ms"].to_numpy(), ranks - 1 - rows["rank"].to_numpy()
     for label, (column, colour) in PARTS.items():
         width = rows[column].to_numpy()
-        axes.barh(places, width, left=left, height=0.72, color=colour, label=label)
-        left = left + width
+        axes.barh(places, width, left=starts_ms, height=0.72, color=colour, label=label)
+        starts_ms = starts_ms + width
     for start in [*starts, times.sum()]:
         axes.axvline(start, color=BLACK, linewidth=0.5, zorder=3)
     return times.index.tolist(), float(times.sum())
@@ -212,10 +212,10 @@ def _spread(runs: Runs, caption: str, column: str, label: str) -> Figure:
     with figure(caption) as (fig, axes):
         unknown = True
         for name, run in runs.items():
-            found = run.over_ranks(column).dropna()
-            if not found.empty:
+            spread = run.over_ranks(column).dropna()
+            if not spread.empty:
                 unknown = False
-                _by_step(axes, found, name, colour_of(run, runs))
+                _by_step(axes, spread, name, colour_of(run, runs))
         _step_axis(axes, label)
         if unknown:
             axes.text(

@@ -11,6 +11,7 @@ import pandas as pd
 
 from common.analysis.comparable import require_same, require_same_settings
 from common.analysis.runs import OfRun, Run
+from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.runtime.paths import project_root, relative_to_project
@@ -69,7 +70,7 @@ AGREEING = {
 }
 """Settings in which compared runs agree, and their names in error messages."""
 RANKS = {"world_size": "number of ranks", "device": "device", "hardware": "hardware"}
-"""The same of the environment record."""
+"""Fields of the environment record in which compared runs agree, and their names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +78,7 @@ class MicroBatchRun(OfRun):
     """One complete training run in one mode.
 
     Attributes:
-        opened: its folder, settings and environment.
-        metrics: a row per step and rank with ``MICRO_BATCH_COLUMNS``, warm-up included.
+        metrics: A row per step and rank with ``MICRO_BATCH_COLUMNS``, warm-up included.
     """
 
     metrics: pd.DataFrame
@@ -140,8 +140,8 @@ def mode_name(mode: str) -> str:
 
 def in_order(modes: Iterable[str]) -> list[str]:
     """Returns each mode once, in the order of figures; unknown ones last."""
-    known = {mode: place for place, mode in enumerate(ORDER)}
-    return sorted(dict.fromkeys(modes), key=lambda mode: known.get(mode, len(known)))
+    order = {mode: index for index, mode in enumerate(ORDER)}
+    return sorted(dict.fromkeys(modes), key=lambda mode: order.get(mode, len(order)))
 
 
 def find_run(named: str | Path) -> Path:
@@ -154,11 +154,11 @@ def find_run(named: str | Path) -> Path:
     if not str(named):
         raise UserError("no run directory was named; a path, or a run id below outputs/")
     outputs = project_root() / "outputs"
-    places = [Path(named), project_root() / named, outputs / named]
-    places += sorted(outputs.glob(f"*/{Path(named).name}")) if len(Path(named).parts) == 1 else []
-    for place in places:
-        if place.is_dir():
-            return place
+    folders = [Path(named), project_root() / named, outputs / named]
+    folders += sorted(outputs.glob(f"*/{Path(named).name}")) if len(Path(named).parts) == 1 else []
+    for folder in folders:
+        if folder.is_dir():
+            return folder
     raise UserError(f"{named}: no such run directory, and no run of this id below outputs/")
 
 
@@ -168,60 +168,60 @@ def read_run(run: Run) -> MicroBatchRun:
     Raises UserError for a folder that is no training run of assignment 3, a run that is not
     complete, and a table that lacks a column, a rank or a step.
     """
-    shown = relative_to_project(run.folder)
+    name = relative_to_project(run.folder)
     for needed in ("environment.json", "config.yaml"):
         if not run.has(needed):
-            raise UserError(f"{shown}: not a run directory (no {needed})")
+            raise UserError(f"{name}: not a run directory (no {needed})")
     status = run.environment["status"]
     if status != "complete":
         reason = f": {run.environment['reason']}" if run.environment.get("reason") else ""
         raise UserError(
-            f"{shown}: this run is not complete ({status}{reason}); only complete runs are analysed"
+            f"{name}: this run is not complete ({status}{reason}); only complete runs are analysed"
         )
     ranks = range(run.environment["world_size"])
     paths = [run.folder / "metrics" / f"rank{rank}.csv" for rank in ranks]
     if "mode" not in run.settings or not run.has(FIRST_RANK):
-        raise UserError(f"{shown}: not a training run of assignment 3 (no {FIRST_RANK} or no mode)")
+        raise UserError(f"{name}: not a training run of assignment 3 (no {FIRST_RANK} or no mode)")
     metrics = pd.concat([_read_rank(path) for path in paths], ignore_index=True)
     ranks_of_step = metrics.groupby("step")["rank"].nunique()
     lacking = ranks_of_step[ranks_of_step < len(paths)]
     if not lacking.empty:
         raise UserError(
-            f"{shown}: step {lacking.index[0]} is there for {lacking.iloc[0]} of {len(paths)} ranks"
+            f"{name}: step {lacking.index[0]} is there for {lacking.iloc[0]} of {len(paths)} ranks"
         )
     training = MicroBatchRun(run, metrics.sort_values(["step", "rank"], ignore_index=True))
     if training.measured.empty:
-        raise UserError(f"{shown}: all of its {ranks_of_step.size} steps are warm-up")
+        raise UserError(f"{name}: all of its {ranks_of_step.size} steps are warm-up")
     return training
 
 
-def check_comparable(one: MicroBatchRun, other: MicroBatchRun) -> None:
+def check_comparable(first: MicroBatchRun, second: MicroBatchRun) -> None:
     """Raises UserError with the first reason why two runs cannot be compared.
 
     They must have the same data set, texts, model, global batches, precision, ranks, hardware and
     network.
     """
-    if one.folder.resolve() == other.folder.resolve():
-        raise UserError(f"{relative_to_project(one.folder)}: compared with itself; name two runs")
-    both = (one, other)
+    if first.folder.resolve() == second.folder.resolve():
+        raise UserError(f"{relative_to_project(first.folder)}: compared with itself; name two runs")
+    runs = (first, second)
     advice = "these runs cannot be compared"
-    require_same_settings([(run.folder.name, run.settings) for run in both], AGREEING, advice)
-    require_same_settings([(run.folder.name, run.environment) for run in both], RANKS, advice)
-    require_same((run.folder.name, run.environment) for run in both)
-    if common_steps(one, other).empty:
-        raise UserError(f"{_both(one, other)} have no measured step in common")
-    if same_batches(one, other):
-        _same_tokens(one, other)
+    require_same_settings([(run.folder.name, run.settings) for run in runs], AGREEING, advice)
+    require_same_settings([(run.folder.name, run.environment) for run in runs], RANKS, advice)
+    require_same((run.folder.name, run.environment) for run in runs)
+    if common_steps(first, second).empty:
+        raise UserError(f"{_both(first, second)} have no measured step in common")
+    if same_batches(first, second):
+        _same_tokens(first, second)
 
 
-def same_batches(one: MicroBatchRun, other: MicroBatchRun) -> bool:
+def same_batches(first: MicroBatchRun, second: MicroBatchRun) -> bool:
     """Returns True if both modes leave the samples of each global batch as they are."""
-    return not {one.mode, other.mode} & set(OWN_BATCHES)
+    return not {first.mode, second.mode} & set(OWN_BATCHES)
 
 
-def common_steps(one: MicroBatchRun, other: MicroBatchRun) -> pd.Index:
+def common_steps(first: MicroBatchRun, second: MicroBatchRun) -> pd.Index:
     """Returns the steps that both runs measured."""
-    return one.slowest.index.intersection(other.slowest.index)
+    return first.slowest.index.intersection(second.slowest.index)
 
 
 def what_text(settings: Mapping, ranks: int) -> str:
@@ -241,28 +241,28 @@ def dataset_name(settings: Mapping) -> str:
 
 def _read_rank(path: Path) -> pd.DataFrame:
     table = read_table(path, MICRO_BATCH_COLUMNS)
-    shown = relative_to_project(path)
+    name = relative_to_project(path)
     for column in ("step", "rank", "padded_tokens", "tokens", *TIMES):
-        table[column] = numbers(table, column, shown, at_least=0)
+        table[column] = numbers(table, column, name, at_least=0)
     for column in ("local_batch", "step_time_ms"):
-        table[column] = numbers(table, column, shown, above=0)
+        table[column] = numbers(table, column, name, above=0)
     table["peak_mem_mb"] = pd.to_numeric(table["peak_mem_mb"], errors="coerce")
-    table["warmup"] = table["warmup"].astype(str).str.lower().isin(["true", "1"])
+    table["warmup"] = flags(table["warmup"])
     return table[list(MICRO_BATCH_COLUMNS)].astype({"step": int, "rank": int})
 
 
-def _same_tokens(one: MicroBatchRun, other: MicroBatchRun) -> None:
+def _same_tokens(first: MicroBatchRun, second: MicroBatchRun) -> None:
     """Raises UserError where a step holds different numbers of tokens, so different samples."""
-    sums = [run.metrics.groupby("step")["tokens"].sum() for run in (one, other)]
-    first, second = (found.loc[common_steps(one, other)] for found in sums)
-    differ = first[first != second].index
+    sums = [run.metrics.groupby("step")["tokens"].sum() for run in (first, second)]
+    tokens, theirs = (by_step.loc[common_steps(first, second)] for by_step in sums)
+    differ = tokens[tokens != theirs].index
     if len(differ):
         step = differ[0]
         raise UserError(
-            f"{_both(one, other)}: step {step} has {first[step]:,.0f} tokens in one and "
-            f"{second[step]:,.0f} in the other: their global batches are not of the same samples"
+            f"{_both(first, second)}: step {step} has {tokens[step]:,.0f} tokens in one and "
+            f"{theirs[step]:,.0f} in the other: their global batches are not of the same samples"
         )
 
 
-def _both(one: MicroBatchRun, other: MicroBatchRun) -> str:
-    return f"{relative_to_project(one.folder)} and {relative_to_project(other.folder)}"
+def _both(first: MicroBatchRun, second: MicroBatchRun) -> str:
+    return f"{relative_to_project(first.folder)} and {relative_to_project(second.folder)}"

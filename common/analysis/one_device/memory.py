@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import origin_of, step_text
+from common.analysis.one_device.origin import OneDeviceRun, step_text
 from common.analysis.runs import (
     RECORDING_MACHINE,
     Run,
@@ -16,6 +16,7 @@ from common.analysis.runs import (
     gpu_folder,
     open_run_with,
 )
+from common.analysis.show import mib
 from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
@@ -24,21 +25,14 @@ from common.runtime.paths import project_root
 MIB = 2**20
 PEAKS = "memory-peak.csv"
 TABLES = ("memory-moments.csv", "memory-components.csv", "memory-layers.csv")
-STUDY = Path("data") / RECORDING_MACHINE / "study-memory"
 
 
 @dataclass(frozen=True, eq=False)
-class MemoryRun:
+class MemoryRun(OneDeviceRun):
     """An analysis: its tables, and the workload that was analysed."""
 
-    opened: Run
     workload: Workload
     peaks: pd.DataFrame
-
-    @property
-    def origin(self) -> str:
-        """Returns the line that says whose data these are, as Markdown."""
-        return origin_of(self.opened)
 
     @property
     def moments(self) -> pd.DataFrame:
@@ -55,10 +49,22 @@ class MemoryRun:
         """Returns the name of the moment at which the predicted memory is largest."""
         return self.moments.groupby("moment")["predicted_bytes"].sum().idxmax()
 
+    @property
+    def at_peak(self) -> pd.DataFrame:
+        """Returns the rows of ``moments`` at the peak, the largest first, with their ``share``."""
+        rows = self.moments[self.moments["moment"] == self.peak_moment]
+        rows = rows.assign(share=rows["predicted_bytes"] / rows["predicted_bytes"].sum())
+        return rows.sort_values("predicted_bytes", ascending=False)
+
     def peak_bytes(self, source: str) -> int | None:
         """Returns the peak by ``source`` (predicted, tracked or allocator), None if not asked."""
-        found = self.peaks.set_index("source")["peak_bytes"]
-        return int(found[source]) if source in found else None
+        peaks = self.peaks.set_index("source")["peak_bytes"]
+        return int(peaks[source]) if source in peaks else None
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Returns the predicted peak."""
+        return self.peak_bytes("predicted")
 
     @property
     def seen_bytes(self) -> int:
@@ -66,17 +72,97 @@ class MemoryRun:
         return self.peak_bytes("allocator") or self.peak_bytes("tracked")
 
     @property
+    def seen_by(self) -> str:
+        """Returns whose peak ``seen_bytes`` is, in words."""
+        is_allocator = self.peak_bytes("allocator") is not None
+        return "PyTorch's allocator" if is_allocator else "the operator-level tracker"
+
+    @property
+    def error(self) -> float:
+        """Returns the predicted peak over the one that was seen, minus 1."""
+        return self.predicted_bytes / self.seen_bytes - 1
+
+    @property
+    def states(self) -> pd.DataFrame:
+        """Returns bytes of a parameter, its gradient and its optimizer states, and their sum.
+
+        Columns: what, bytes_per_parameter, total_bytes.
+        """
+        sizes = {"parameter": 4, "gradient": 4}
+        if self.workload.optimizer == "adamw":
+            sizes |= {"first moment (exp_avg)": 4, "second moment (exp_avg_sq)": 4}
+        sizes["together"] = sum(sizes.values())
+        table = pd.DataFrame({"what": sizes.keys(), "bytes_per_parameter": sizes.values()})
+        count = self.workload.config.num_parameters()
+        return table.assign(total_bytes=table["bytes_per_parameter"] * count)
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """Returns the bytes that a parameter takes with its gradient and its optimizer states."""
+        return int(self.states["bytes_per_parameter"].iloc[-1])
+
+    @property
+    def states_share(self) -> float:
+        """Returns the bytes of parameters, gradients and states over the peak that was seen."""
+        return float(self.states["total_bytes"].iloc[-1] / self.seen_bytes)
+
+    @property
     def reserved_bytes(self) -> int | None:
         """Returns the most that a GPU's allocator held from the driver; None on a CPU."""
         reserved = self.peaks["reserved_bytes"].dropna()
         return int(reserved.iloc[0]) if len(reserved) else None
 
+    @property
+    def tells_reserved(self) -> bool:
+        """Returns True if the device tells what its allocator holds; a CPU does not."""
+        return self.reserved_bytes is not None
 
+
+STATES = {
+    "what": "what",
+    "bytes_per_parameter": "bytes a parameter",
+    "total_bytes": ("MiB", mib),
+}
+"""Titles of ``MemoryRun.states``."""
+AT_PEAK = {
+    "component": "component",
+    "predicted_bytes": "predicted (MiB)",
+    "share": ("share of the peak", "{:.0%}"),
+}
+"""Titles of ``MemoryRun.at_peak``."""
+PEAK = {
+    "predicted_bytes": ("predicted peak", lambda size: f"{mib(size)} MiB"),
+    "seen_bytes": ("peak seen", lambda size: f"{mib(size)} MiB"),
+    "seen_by": "seen by",
+    "error": (
+        "error of the prediction",
+        lambda error: "less than 0.01%" if abs(error) < 1e-4 else f"{error:+.2%}",
+    ),
+    "states_share": ("{0.bytes_per_parameter} bytes a parameter, over the peak seen", "{:.0%}"),
+}
+"""Titles of ``MemoryRun``: the peak as predicted and as seen, and the states' share of it."""
+RESERVED = {
+    "tells_reserved": (
+        "this device tells reserved from allocated",
+        {True: "yes", False: "no: it is a CPU"},
+    ),
+    ("tells_reserved", "seen_bytes"): (
+        "allocated at the peak",
+        lambda tells, peak: f"{peak / MIB:,.0f} MiB" if tells else None,
+    ),
+    "reserved_bytes": ("reserved", lambda size: f"{size / MIB:,.0f} MiB"),
+    ("reserved_bytes", "seen_bytes"): (
+        "difference",
+        lambda reserved, peak: reserved and f"{(reserved - peak) / MIB:,.0f} MiB",
+    ),
+}
+"""Titles of ``MemoryRun``: what a GPU's allocator used and held."""
 LAYERS = {
     "layer": "layer (the first of its kind)",
     "predicted_bytes": ("predicted (MiB)", "{:,.2f}"),
     "measured_bytes": ("seen (MiB)", "{:,.2f}"),
 }
+"""Titles of ``MemoryRun.layers``."""
 
 
 def open_memory_run(run_dir: str | Path | None = None) -> MemoryRun:
@@ -91,62 +177,10 @@ def open_memory_run(run_dir: str | Path | None = None) -> MemoryRun:
 
 def open_study() -> tuple[pd.DataFrame, Run]:
     """Opens the recorded study of predictions: a row per case, with its relative ``error``."""
-    opened = open_run_with(project_root() / STUDY, "study", "memory-tracked.csv")
+    folder = project_root() / "data" / RECORDING_MACHINE / "study-memory"
+    opened = open_run_with(folder, "study", "memory-tracked.csv")
     table = opened.table("memory-tracked.csv")
     return table.assign(error=table["predicted_bytes"] / table["measured_bytes"] - 1), opened
-
-
-def states_table(workload: Workload) -> pd.DataFrame:
-    """Returns the bytes that a parameter takes with its gradient and its optimizer states."""
-    count = workload.config.num_parameters()
-    rows = [("parameter", 4), ("gradient", 4)]
-    if workload.optimizer == "adamw":
-        rows += [("first moment (exp_avg)", 4), ("second moment (exp_avg_sq)", 4)]
-    rows.append(("together", sum(size for _, size in rows)))
-    columns = ["what", "bytes a parameter", "MiB"]
-    return pd.DataFrame([(name, size, size * count / MIB) for name, size in rows], columns=columns)
-
-
-def peak_table(run: MemoryRun) -> pd.DataFrame:
-    """Returns what is in memory at the predicted peak, the largest component first."""
-    rows = run.moments[run.moments["moment"] == run.peak_moment]
-    rows = rows.sort_values("predicted_bytes", ascending=False)
-    return pd.DataFrame(
-        {
-            f"component at “{run.peak_moment}”": rows["component"],
-            "predicted (MiB)": rows["predicted_bytes"] / MIB,
-            "share of the peak": rows["predicted_bytes"] / rows["predicted_bytes"].sum(),
-        }
-    )
-
-
-def peak_facts(run: MemoryRun) -> dict[str, str]:
-    """Returns the peak as predicted and as seen, and the share of the states in it."""
-    predicted, seen = run.peak_bytes("predicted"), run.seen_bytes
-    by_allocator = run.peak_bytes("allocator") is not None
-    states = 16 if run.workload.optimizer == "adamw" else 8
-    share = states * run.workload.config.num_parameters() / seen
-    error = predicted / seen - 1
-    return {
-        "predicted peak": f"{predicted / MIB:,.1f} MiB",
-        "peak seen": f"{seen / MIB:,.1f} MiB",
-        "seen by": "PyTorch's allocator" if by_allocator else "the operator-level tracker",
-        "error of the prediction": "less than 0.01%" if abs(error) < 1e-4 else f"{error:+.2%}",
-        f"{states} bytes a parameter, over the peak seen": f"{share:.0%}",
-    }
-
-
-def reserved_facts(run: MemoryRun) -> dict[str, str]:
-    """Returns what the allocator used and held; a CPU's has no such figures, which is said."""
-    if run.reserved_bytes is None:
-        return {"this device tells reserved from allocated": "no: it is a CPU"}
-    kept = run.reserved_bytes - run.seen_bytes
-    return {
-        "this device tells reserved from allocated": "yes",
-        "allocated at the peak": f"{run.seen_bytes / MIB:,.0f} MiB",
-        "reserved": f"{run.reserved_bytes / MIB:,.0f} MiB",
-        "difference": f"{kept / MIB:,.0f} MiB",
-    }
 
 
 def beside_gpu(run: MemoryRun) -> pd.DataFrame:
@@ -155,21 +189,18 @@ def beside_gpu(run: MemoryRun) -> pd.DataFrame:
     Columns: device, step, predicted, seen (by the allocator, or on a CPU the tracker), the
     prediction over what was seen minus 1, and reserved (NaN on a CPU).
     """
-    on_gpu = complete_runs(gpu_folder("assignment0"), PEAKS)
-    rows = []
-    for each in (run, *(open_memory_run(opened.folder) for opened in on_gpu)):
-        predicted, reserved = each.peak_bytes("predicted"), each.reserved_bytes
-        rows.append(
-            {
-                "device": each.opened.device,
-                "step": step_text(each.opened.settings),
-                "predicted (MiB)": predicted / MIB,
-                "seen (MiB)": each.seen_bytes / MIB,
-                "error": predicted / each.seen_bytes - 1,
-                "reserved (MiB)": float("nan") if reserved is None else reserved / MIB,
-            }
-        )
-    return pd.DataFrame(rows)
+    opened = complete_runs(gpu_folder("assignment0"), PEAKS)
+    return pd.DataFrame(
+        {
+            "device": side.opened.device,
+            "step": step_text(side.settings),
+            "predicted (MiB)": side.predicted_bytes / MIB,
+            "seen (MiB)": side.seen_bytes / MIB,
+            "error": side.error,
+            "reserved (MiB)": (side.reserved_bytes or float("nan")) / MIB,
+        }
+        for side in (run, *(open_memory_run(on_gpu.folder) for on_gpu in opened))
+    )
 
 
 def ways_to_fit(workload: Workload, batches: Sequence[int]) -> dict[str, list[int]]:
@@ -194,12 +225,9 @@ def ways_to_fit(workload: Workload, batches: Sequence[int]) -> dict[str, list[in
     }
 
 
-def largest_batch_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns the study's largest batches: a row per model and way, a column per memory size.
-
-    Args:
-        table: largest-batch.csv, with the columns model, way, memory_gb, largest_batch.
-    """
+def largest_batches(study: Run) -> pd.DataFrame:
+    """Returns the study's largest batches: a row per model and way, a column per memory size."""
+    table = study.table("largest-batch.csv")
     wide = table.pivot_table("largest_batch", ["model", "way"], "memory_gb", sort=False)
     wide.columns = [f"{size:g} GB" for size in wide.columns]
     return wide.astype(int).reset_index()

@@ -36,16 +36,16 @@ def moments(table: pd.DataFrame, tracked_bytes: int, caption: str) -> Figure:
     names = list(dict.fromkeys(table["moment"]))
     sizes = table.pivot_table("predicted_bytes", "moment", "component").reindex(names).fillna(0)
     with figure(caption, figsize=(7.2, 0.36 * len(names) + 1.5)) as (fig, axes):
-        left = np.zeros(len(names))
+        starts = np.zeros(len(names))
         for group, (colour, components) in GROUPS.items():
-            found = [name for name in components if name in sizes]
-            width = sizes[found].sum(axis=1).to_numpy() / GIB
+            present = [name for name in components if name in sizes]
+            width = sizes[present].sum(axis=1).to_numpy() / GIB
             if width.any():
-                axes.barh(names, width, left=left, color=colour, label=group, height=0.72)
-            left += width
+                axes.barh(names, width, left=starts, color=colour, label=group, height=0.72)
+            starts += width
         axes.axvline(tracked_bytes / GIB, color=BLACK, linestyle="--", linewidth=1.2)
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.12 * max(left.max(), tracked_bytes / GIB))
+        axes.set_xlim(0, 1.12 * max(starts.max(), tracked_bytes / GIB))
         axes.annotate(
             f"seen {tracked_bytes / GIB:.2f}",
             (tracked_bytes / GIB, len(names) - 0.4),

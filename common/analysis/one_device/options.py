@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import origin_of
-from common.analysis.runs import Run, open_run_with
+from common.analysis.one_device.origin import OneDeviceRun
+from common.analysis.runs import open_run_with
 from common.csv_tables import numbers
 
 TIMES, ARMS = "options-times.csv", "options-arms.csv"
@@ -20,7 +20,7 @@ BASELINE, AGAIN, ALL = "baseline", "baseline-again", "all"
 WITHOUT = "all-but-"
 OPTIONS = {
     "arm": "arm",
-    "told": "told from noise",
+    "above_noise": "told from noise",
     "tokens_per_s": "tokens/s",
     "ratio": "ratio",
     "ratio_low": "least",
@@ -32,35 +32,28 @@ OPTIONS = {
 
 
 @dataclass(frozen=True, eq=False)
-class OptionsRun:
+class OptionsRun(OneDeviceRun):
     """One run of options.py.
 
     Attributes:
-        opened: where it comes from, its settings and its caption.
-        table: a row per arm with its ratio to the baseline (``option_ratios``).
-        company: what each option adds to all the others (``in_company``).
-        noise_floor: the difference between two measurements of the baseline.
+        table: A row per arm with its ratio to the baseline (``option_ratios``).
+        company: Gains of each option on top of all the others (``in_company``).
+        noise_floor: Difference between two measurements of the baseline.
     """
 
-    opened: Run
     table: pd.DataFrame
     company: pd.DataFrame
     noise_floor: float
 
     @property
-    def origin(self) -> str:
-        """Returns the line that says whose data these are, as Markdown."""
-        return origin_of(self.opened)
-
-    @property
     def measured(self) -> pd.DataFrame:
         """Returns the rows of the arms that were measured, by arm.
 
-        Adds told: whether its ratio can be told from noise; None for the baselines.
+        Adds above_noise: whether the ratio can be told from noise; None for the baselines.
         """
         table = self.table[self.table["measured"]].set_index("arm")
-        told = clear(table, self.noise_floor).astype(object)
-        return table.assign(told=told.where(~table.index.isin([BASELINE, AGAIN])))
+        above_noise = clear(table, self.noise_floor).astype(object)
+        return table.assign(above_noise=above_noise.where(~table.index.isin([BASELINE, AGAIN])))
 
     @property
     def alone(self) -> pd.DataFrame:
@@ -68,6 +61,37 @@ class OptionsRun:
         table = self.measured
         single = ~table.index.isin([BASELINE, AGAIN, ALL]) & ~table.index.str.startswith(WITHOUT)
         return table[single]
+
+    @property
+    def clear(self) -> pd.Series:
+        """Returns the ratios of single options that can be told from noise, by arm."""
+        return self.alone.loc[self.alone["above_noise"].astype(bool), "ratio"]
+
+    @property
+    def largest(self) -> str | None:
+        """Returns the largest ratio of a single option above noise, and its name."""
+        return f"{self.clear.max():.2f} ({self.clear.idxmax()})" if len(self.clear) else None
+
+    @property
+    def unclear(self) -> list[str]:
+        """Returns the single options that cannot be told from noise."""
+        return [name for name in self.alone.index if name not in self.clear.index]
+
+    @property
+    def together(self) -> float | None:
+        """Returns the ratio of all the fast options together; None where it was not measured."""
+        measured = self.measured
+        return measured.at[ALL, "ratio"] if ALL in measured.index else None
+
+
+GAINS = {
+    "noise_floor": ("noise floor (the baseline measured twice)", "{:.1%}"),
+    "clear": ("can be told from noise", lambda ratios: ", ".join(ratios.index) or "none"),
+    "unclear": ("cannot be told from noise", lambda names: ", ".join(names) or "none"),
+    "largest": "largest ratio of one option",
+    "together": ("ratio of all the fast ones together", "{:.2f}"),
+}
+"""Titles of ``OptionsRun``: the noise floor, options beyond and within it, the largest gains."""
 
 
 def open_options(run_dir: str | Path | None = None) -> OptionsRun:
@@ -131,23 +155,6 @@ def clear(table: pd.DataFrame, floor: float) -> pd.Series:
     """
     one_side = (table["ratio_low"] > 1) | (table["ratio_high"] < 1)
     return one_side & ((table["ratio"] - 1).abs() > floor)
-
-
-def option_facts(run: OptionsRun) -> dict[str, str]:
-    """Returns the noise floor, the options beyond it and within it, and the largest gains."""
-    alone = run.alone
-    told = alone["told"].astype(bool)
-    facts = {
-        "noise floor (the baseline measured twice)": f"{run.noise_floor:.1%}",
-        "can be told from noise": ", ".join(alone.index[told]) or "none",
-        "cannot be told from noise": ", ".join(alone.index[~told]) or "none",
-    }
-    if told.any():
-        ratio = alone.loc[told, "ratio"]
-        facts["largest ratio of one option"] = f"{ratio.max():.2f} ({ratio.idxmax()})"
-    if ALL in run.measured.index:
-        facts["ratio of all the fast ones together"] = f"{run.measured.loc[ALL, 'ratio']:.2f}"
-    return facts
 
 
 def not_measured(run: OptionsRun) -> dict[str, str]:

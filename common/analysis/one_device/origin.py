@@ -1,8 +1,9 @@
-"""The first line of assignment 0's notebooks: whose measurements they show, of which workload."""
+"""Runs of assignment 0, whose notebooks say first whose measurements they show, and of what."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from common.analysis import runs
 
@@ -10,13 +11,23 @@ COMMAND = "uv run ddplab run assignment0"
 """The command that measures all that the notebooks show."""
 
 
+@dataclass(frozen=True, eq=False)
+class OneDeviceRun(runs.OfRun):
+    """Base of what was read from one run of assignment 0."""
+
+    @property
+    def origin(self) -> str:
+        """Returns the line that says whose measurements these are, as Markdown."""
+        return origin_of(self.opened)
+
+
 def origin_of(run: runs.Run, workload: str = "", command: str = COMMAND) -> str:
     """Returns the line that says whose measurements these are, as Markdown.
 
     Args:
-        run: the opened run.
-        workload: what was trained; by default what ``workload_text`` says of the settings.
-        command: what measures on the reader's machine.
+        run: Opened run.
+        workload: What was trained; by default what ``workload_text`` says of the settings.
+        command: Command that measures on the reader's machine.
     """
     what = f"{run.caption}. {workload or workload_text(run.settings)}"
     return runs.origin(what, run.recorded, command)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import origin_of, step_text
-from common.analysis.runs import OfRun, open_run_with, read_peak
+from common.analysis.one_device.origin import OneDeviceRun, origin_of, product_type, step_text
+from common.analysis.runs import open_run_with, read_peak
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.roofline import Roof, placed
 from common.traces.operator_categories import (
+    BOOKKEEPING,
     CATEGORIES,
     COPIES,
     ELEMENTWISE,
@@ -29,18 +30,19 @@ COMMAND = "uv run python assignments/assignment0/profile_training.py"
 IDLE_ON_HOST = "between operators (Python)"
 BETWEEN_PRODUCTS = (ELEMENTWISE, FUSED, NORMALISATION, LOSS, COPIES)
 """Kinds of work that fusing can merge: all but matrix products and attention."""
+BUSY = 0.1
+"""Idle share up to which the host keeps a GPU busy."""
 
 
 @dataclass(frozen=True, eq=False)
-class ProfileRun(OfRun):
+class ProfileRun(OneDeviceRun):
     """One run of profile_training.py.
 
     Attributes:
-        opened: where it comes from, its settings and its caption.
-        operators: time_us by step, phase, category, operator and shapes; idle time included.
-        steps: time_ms of single steps, ``profiled`` or not.
-        roofline: the operators of a step and what bounds them.
-        peak: the device's, or None where it is unknown.
+        operators: Times (time_us) by step, phase, category, operator and shapes; idle time, too.
+        steps: Times (time_ms) of single steps, ``profiled`` or not.
+        roofline: Operators of a step and what bounds them.
+        peak: Peaks of the device, or None where they are unknown.
     """
 
     operators: pd.DataFrame
@@ -52,11 +54,6 @@ class ProfileRun(OfRun):
     def origin(self) -> str:
         """Returns the line that says whose data these are, as Markdown."""
         return origin_of(self.opened, self.workload, COMMAND)
-
-    @property
-    def caption(self) -> str:
-        """Returns hardware, date and source, for figures."""
-        return self.opened.caption
 
     @property
     def workload(self) -> str:
@@ -101,6 +98,11 @@ class ProfileRun(OfRun):
         return self.steps.loc[self.steps["profiled"], "time_ms"].median()
 
     @property
+    def repeats(self) -> int:
+        """Returns the number of steps with the profiler, and as many without."""
+        return len(self.steps) // 2
+
+    @property
     def profiler_overhead(self) -> float:
         """Returns the profiler's cost as a share of a step without it; below zero is noise."""
         return self.profiled_ms / self.plain_ms - 1
@@ -123,6 +125,26 @@ class ProfileRun(OfRun):
     def category_name(self, category: str) -> str:
         """Returns a category in words; time of no operator has its own name on a CPU."""
         return IDLE_ON_HOST if self.on_host and category == IDLE else category
+
+    @property
+    def idle_name(self) -> str:
+        """Returns what the time of no operator is called."""
+        return self.category_name(IDLE)
+
+    @cached_property
+    def idle_share(self) -> float:
+        """Returns the share of the step in which nothing computes."""
+        return self.categories()["share"].get(IDLE, 0.0)
+
+    @property
+    def bookkeeping_share(self) -> float | None:
+        """Returns the share of the step that the host spends on bookkeeping; None on a GPU."""
+        return self.categories()["share"].get(BOOKKEEPING, 0.0) if self.on_host else None
+
+    @property
+    def keeps_busy(self) -> bool | None:
+        """Returns True if the host keeps the GPU busy, by ``BUSY``; None on a CPU."""
+        return None if self.on_host else bool(self.idle_share <= BUSY)
 
     def phases(self) -> pd.DataFrame:
         """Returns the time of each phase. Index: the phases in order. Columns: ms, share."""
@@ -177,16 +199,46 @@ class ProfileRun(OfRun):
         rows = [phase for phase in (*PHASES, BETWEEN) if phase in table.index]
         return table.loc[rows, [name for name in CATEGORIES if name in table.columns]] / 1e3
 
-    def between_products(self) -> tuple[int, float]:
-        """Returns calls and share of the step of what fusing can merge, forward and backward."""
+    @property
+    def between_products(self) -> pd.DataFrame:
+        """Returns the operators of the step that fusing can merge, forward and backward."""
         rows = self.step[self.step["phase"].isin(["forward", "backward"])]
-        rows = rows[rows["category"].isin(BETWEEN_PRODUCTS)]
-        return int(rows["calls"].sum()), rows["time_us"].sum() / 1e3 / self.step_ms
+        return rows[rows["category"].isin(BETWEEN_PRODUCTS)]
+
+    @property
+    def between_calls(self) -> int:
+        """Returns the calls of ``between_products``."""
+        return int(self.between_products["calls"].sum())
+
+    @property
+    def between_share(self) -> float:
+        """Returns the share of the step that ``between_products`` take."""
+        return self.between_products["time_us"].sum() / 1e3 / self.step_ms
+
+    @property
+    def most_fusing_gains(self) -> float:
+        """Returns how many times as fast a step without ``between_products`` would be."""
+        return 1 / (1 - self.between_share)
+
+    @property
+    def calls_name(self) -> str:
+        """Returns what the calls of a step are: operators, or what the compiler made of them."""
+        return "generated kernels and operators" if self.settings["compile"] else "operators"
+
+    @property
+    def product_type(self) -> str:
+        """Returns what matrix products are computed in, such as bfloat16 or TF32."""
+        return product_type(self.settings)
 
     @property
     def roof(self) -> Roof | None:
         """Returns the device's roof for this run's matrix products, None where it is unknown."""
         return Roof.of(self.peak, self.settings["precision"], self.settings["tf32"])
+
+    @property
+    def knows_roof(self) -> bool:
+        """Returns True if the device's peaks are known for this run's matrix products."""
+        return self.roof is not None
 
     def main_operators(self) -> pd.DataFrame:
         """Returns the roofline's operators, one row per phase and operator whatever the shapes.
@@ -209,8 +261,7 @@ def open_profile(run_dir: str | Path | None = None) -> ProfileRun:
 
     Raises UserError where a table is missing.
     """
-    main, *others = TABLES
-    opened = open_run_with(run_dir, "assignment0", main, others)
+    opened = open_run_with(run_dir, "assignment0", TABLES[0], TABLES[1:])
     return ProfileRun(
         opened=opened,
         operators=_filled(opened.table("profile-operators.csv"), "operator", "shapes"),

@@ -68,13 +68,13 @@ def step_parts(run: ProfileRun) -> Figure:
     table = table.loc[:, table.sum() > 0]
     with figure(run.caption, figsize=(7.2, 1.9 + 0.5 * len(table))) as (fig, axes):
         longest = table.sum(axis=1).max()
-        left = np.zeros(len(table))
+        starts = np.zeros(len(table))
         for category in table.columns:
             widths = table[category].to_numpy()
             bars = axes.barh(
                 table.index,
                 widths,
-                left=left,
+                left=starts,
                 height=0.62,
                 color=COLOURS[category],
                 edgecolor=GREY if category == IDLE else "white",
@@ -89,7 +89,7 @@ def step_parts(run: ProfileRun) -> Figure:
                 fontsize=8,
                 color="white" if category in DARK else "black",
             )
-            left += widths
+            starts += widths
         for row, total in enumerate(table.sum(axis=1)):
             text = f"{_ms(total)} ms, {total / run.step_ms:.0%}"
             axes.text(total + 0.012 * longest, row, text, va="center", fontsize=8.5)
@@ -186,11 +186,11 @@ def label_points(
     its point.
 
     Args:
-        fig: the figure; its layout is fixed from here on.
-        axes: the axes that the points are on.
-        points: [number, 2], x and y of all markers.
-        radii: of the markers, in points (1/72 inch).
-        names: of the first markers.
+        fig: Figure; its layout is fixed from here on.
+        axes: Axes of the points.
+        points: Coordinates x and y of all markers, [number, 2].
+        radii: Radii of the markers, in points (1/72 inch).
+        names: Names of the first markers.
     """
     renderer = FigureCanvasAgg(fig).get_renderer()
     fig.draw_without_rendering()  # the layout is fixed from here on, so that boxes stay true
@@ -208,14 +208,14 @@ def label_points(
     lines = np.concatenate([_pixels(line) for line in curves] or [np.empty((0, 2))])
     frame = axes.get_window_extent(renderer)
     for index, name in enumerate(names):
-        others = [*written, *markers[:index], *markers[index + 1 :]]
+        taken = [*written, *markers[:index], *markers[index + 1 :]]
         # Every place is tried with a real label, because only that one knows its box. The label
         # with the fewest clashes so far stays on the figure; the other of the two is removed.
         best: tuple[int, Annotation | None] = (10**6, None)
         for distance, angle in itertools.product(DISTANCES, ANGLES):
             label = _annotate(axes, points[index], name, radii[index], distance, angle)
             box = text_box(label, renderer)
-            clashes = sum(box.overlaps(other) for other in others) + (not _inside(box, frame))
+            clashes = sum(box.overlaps(other) for other in taken) + (not _inside(box, frame))
             clashes += bool(lines.size) and _crosses(lines, box.padded(2))
             if clashes < best[0]:
                 best, label = (clashes, label), best[1]

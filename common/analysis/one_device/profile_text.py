@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from common.analysis.one_device.origin import product_type
-from common.analysis.one_device.profile import ProfileRun, open_profile
+from common.analysis.one_device.profile import BUSY, ProfileRun, open_profile
 from common.analysis.runs import gpu_folder
 from common.analysis.show import Table
 from common.perfmodel.one_device.roofline import COMPUTE, MEMORY, OVERHEAD, UNKNOWN
-from common.traces.operator_categories import BOOKKEEPING, IDLE
+from common.traces.operator_categories import BOOKKEEPING
 
 SHORT = {"native_layer_norm": "layer_norm", "embedding_dense": "embedding"}
 OPERATORS = {
@@ -39,8 +38,44 @@ MOST_NAMES = 5
 """Operators that a cell of a table names."""
 ABOVE_ROOF = 1.05
 """Share of the roof from which on an operator counts as above it."""
-BUSY = 0.1
-"""Idle share up to which the host keeps a GPU busy."""
+PROFILER = {
+    "overhead_is_clear": "the profiler's cost can be told from noise",
+    "plain_ms": ("step without the profiler (median of {0.repeats})", "{:.1f} ms"),
+    "profiled_ms": ("step under the profiler (median of {0.repeats})", "{:.1f} ms"),
+    "profiler_overhead": ("difference", "{:+.1%}"),
+    "step_ms": ("profiled step of median length, shown below", "{:.1f} ms"),
+}
+"""Titles of ``ProfileRun``: a step with and without the profiler."""
+IDLE_TIME = {
+    "keeps_busy": f"the host keeps the GPU busy (idle at most {BUSY:.0%})",
+    "idle_share": ("{0.idle_name}", "{:.1%} of the step"),
+    "bookkeeping_share": (BOOKKEEPING, "{:.1%} of the step"),
+}
+"""Titles of ``ProfileRun``: the time in which nothing computes."""
+ROOF = {
+    "knows_roof": (
+        "the peaks of this device are known",
+        {True: "yes", False: "no, and no operator's bound is"},
+    ),
+    "roof.flops_per_s": ("peak in {0.product_type}", lambda rate: f"{rate / 1e9:,.0f} GFLOP/s"),
+    "roof.memory_bytes_per_s": ("memory bandwidth", lambda rate: f"{rate / 1e9:,.0f} GB/s"),
+    "roof.ridge": ("ridge", "{:.3g} FLOP/byte"),
+    ("knows_roof", "peak"): ("source", lambda knows, peak: peak.source if knows else None),
+}
+"""Titles of ``ProfileRun``: the roof's two figures, the ridge, and where they come from."""
+BOUNDS = {
+    "bound": "bound by",
+    "share": ("of the step", "{:.0%}"),
+    "operators": "operators",
+    "above_roof": "above the roof",
+}
+"""Titles of ``bounds``."""
+FUSION = {
+    "between_calls": ("calls of {0.calls_name} between matrix products and attention", "{:,}"),
+    "between_share": ("their share of the step", "{:.0%}"),
+    "most_fusing_gains": ("the step, if they took no time", "no more than {:.2f} times as fast"),
+}
+"""Titles of ``ProfileRun``: the calls between matrix products, and the most fusing can gain."""
 
 
 def short_name(operator: str) -> str:
@@ -65,7 +100,15 @@ def shown_shapes(operator: str, shapes: str) -> str:
 
 def summary(run: ProfileRun, top: int = 10) -> str:
     """Returns what the script prints: phases, categories, the longest operators and their bound."""
-    lines = [run.workload, overhead_text(run)]
+    cost = "the profiler costs less than the steps vary"
+    if run.profiler_overhead > 0:
+        cost = f"{run.profiler_overhead:.0%} more"
+    lines = [run.workload]
+    lines.append(
+        f"A step takes {run.plain_ms:.1f} ms, and {run.profiled_ms:.1f} ms under the profiler "
+        f"({cost}; medians of {run.repeats} each). What follows is the profiled step of median "
+        f"length, {run.step_ms:.1f} ms."
+    )
     for title, table in (
         ("Where the step goes", run.phases()),
         ("By kind of work", run.categories()),
@@ -74,33 +117,14 @@ def summary(run: ProfileRun, top: int = 10) -> str:
         for name, row in table.iterrows():
             lines.append(f"{run.category_name(name):<28}{row.ms:>10.2f} ms {row.share:>7.1%}")
     lines += ["", "--- The longest operators ---", *_aligned(operator_frame(run, top))]
-    lines += ["", f"Peaks: {peaks_text(run)}"]
-    return "\n".join(lines)
-
-
-def overhead_text(run: ProfileRun) -> str:
-    """Returns the length of a step, and by how much the profiler makes it longer."""
-    cost = (
-        f"{run.profiler_overhead:.0%} more"
-        if run.profiler_overhead > 0
-        else "the profiler costs less than the steps vary"
-    )
-    return (
-        f"A step takes {run.plain_ms:.1f} ms, and {run.profiled_ms:.1f} ms under the profiler "
-        f"({cost}; medians of {len(run.steps) // 2} each). What follows is the profiled step of "
-        f"median length, {run.step_ms:.1f} ms."
-    )
-
-
-def peaks_text(run: ProfileRun) -> str:
-    """Returns the roof's two figures and where they come from."""
-    if run.roof is None:
-        return "unknown for this device, so what bounds an operator cannot be said"
-    rate, bandwidth = run.roof.flops_per_s / 1e9, run.roof.memory_bytes_per_s / 1e9
-    return (
-        f"{rate:,.0f} GFLOP/s in {product_type(run.settings)} and {bandwidth:,.0f} GB/s, so the "
-        f"ridge is at {run.roof.ridge:.3g} FLOP/byte ({run.peak.source})"
-    )
+    peaks = "unknown for this device, so what bounds an operator cannot be said"
+    if run.roof is not None:
+        rate, bandwidth = run.roof.flops_per_s / 1e9, run.roof.memory_bytes_per_s / 1e9
+        peaks = (
+            f"{rate:,.0f} GFLOP/s in {run.product_type} and {bandwidth:,.0f} GB/s, so the ridge is "
+            f"at {run.roof.ridge:.3g} FLOP/byte ({run.peak.source})"
+        )
+    return "\n".join([*lines, "", f"Peaks: {peaks}"])
 
 
 def operator_frame(run: ProfileRun, top: int) -> pd.DataFrame:
@@ -125,90 +149,33 @@ def operator_frame(run: ProfileRun, top: int) -> pd.DataFrame:
     )
 
 
-def overhead_facts(run: ProfileRun) -> dict[str, str]:
-    """Returns the length of a step with and without the profiler, and whether the two differ."""
-    each = len(run.steps) // 2
-    return {
-        "the profiler's cost can be told from noise": "yes" if run.overhead_is_clear else "no",
-        f"step without the profiler (median of {each})": f"{run.plain_ms:.1f} ms",
-        f"step under the profiler (median of {each})": f"{run.profiled_ms:.1f} ms",
-        "difference": f"{run.profiler_overhead:+.1%}",
-        "profiled step of median length, shown below": f"{run.step_ms:.1f} ms",
-    }
-
-
 def beside_gpu(run: ProfileRun) -> pd.DataFrame:
     """Returns the share of a step by kind of work, of the run and of one recorded on a GPU."""
     on_gpu = open_profile(gpu_folder("assignment0/profile_training"))
     shares = {
-        name: each.categories()["share"].rename(index=each.category_name)
-        for name, each in {on_gpu.opened.device: on_gpu, "this run": run}.items()
+        name: side.categories()["share"].rename(index=side.category_name)
+        for name, side in {on_gpu.opened.device: on_gpu, "this run": run}.items()
     }
     table = pd.DataFrame(shares).sort_values("this run", ascending=False)
     return table.iloc[:, ::-1].reset_index(names="kind of work")
 
 
-def idle_facts(run: ProfileRun) -> dict[str, str]:
-    """Returns the share of the step in which nothing computes."""
-    share = run.categories()["share"]
-    idle = share.get(IDLE, 0.0)
-    facts = {run.category_name(IDLE): f"{idle:.1%} of the step"}
-    if run.on_host:
-        return facts | {BOOKKEEPING: f"{share.get(BOOKKEEPING, 0.0):.1%} of the step"}
-    busy = "yes" if idle <= BUSY else "no"
-    return {f"the host keeps the GPU busy (idle at most {BUSY:.0%})": busy} | facts
-
-
-def roof_facts(run: ProfileRun) -> dict[str, str]:
-    """Returns the roof's two figures, the ridge, and where they come from."""
-    if run.roof is None:
-        return {"the peaks of this device are known": "no, and no operator's bound is"}
-    return {
-        "the peaks of this device are known": "yes",
-        f"peak in {product_type(run.settings)}": f"{run.roof.flops_per_s / 1e9:,.0f} GFLOP/s",
-        "memory bandwidth": f"{run.roof.memory_bytes_per_s / 1e9:,.0f} GB/s",
-        "ridge": f"{run.roof.ridge:.3g} FLOP/byte",
-        "source": run.peak.source,
-    }
-
-
-def bound_table(run: ProfileRun) -> Table:
-    """Returns each bound's share of the step and its operators, the longest first.
+def bounds(run: ProfileRun) -> pd.DataFrame:
+    """Returns each bound's share of the step and its operators; columns as in ``BOUNDS``.
 
     The last row is the time of no operator, or of one whose cost is unknown: shares add up to 1.
     """
     operators = run.main_operators()
     rows = []
     for bound in (COMPUTE, MEMORY, OVERHEAD) if run.roof else (UNKNOWN,):
-        own = operators[operators["bound"] == bound]
-        rows.append(
-            {
-                "bound by": "neither" if bound == OVERHEAD else bound,
-                "of the step": own["share"].sum(),
-                "operators": _names(own["operator"]),
-                "above the roof": _names(own.loc[own["share_of_roof"] > ABOVE_ROOF, "operator"]),
-            }
-        )
-    rows.append(
-        {
-            "bound by": "not placed",
-            "of the step": 1 - operators["share"].sum(),
-            "operators": "idle, or of unknown cost",
-            "above the roof": "none",
-        }
-    )
-    return Table(pd.DataFrame(rows), {"of the step": "{:.0%}"})
-
-
-def fusion_facts(run: ProfileRun) -> dict[str, str]:
-    """Returns the share of a step between its matrix products, and the most fusing can gain."""
-    calls, share = run.between_products()
-    made = "generated kernels and operators" if run.settings["compile"] else "operators"
-    return {
-        f"calls of {made} between matrix products and attention": f"{calls:,}",
-        "their share of the step": f"{share:.0%}",
-        "the step, if they took no time": f"no more than {1 / (1 - share):.2f} times as fast",
-    }
+        bounded = operators[operators["bound"] == bound]
+        above_roof = bounded.loc[bounded["share_of_roof"] > ABOVE_ROOF, "operator"]
+        name = "neither" if bound == OVERHEAD else bound
+        share = bounded["share"].sum()
+        rows.append((name, share, _names(bounded["operator"]), _names(above_roof)))
+    not_placed = 1 - operators["share"].sum()
+    rows.append(("not placed", not_placed, "idle, or of unknown cost", "none"))
+    return pd.DataFrame(rows, columns=[*BOUNDS])
 
 
 def _names(operators: pd.Series) -> str:

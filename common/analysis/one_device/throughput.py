@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from common.analysis.one_device.origin import origin_of, step_text
+from common.analysis.one_device.origin import OneDeviceRun, step_text
 from common.analysis.one_device.throughput_text import (
     MEMORY,
     TARGET_DAYS,
@@ -19,7 +19,7 @@ from common.analysis.one_device.throughput_text import (
     significant,
     utilisation_text,
 )
-from common.analysis.runs import OfRun, complete_runs, gpu_folder, open_run_with, read_peak
+from common.analysis.runs import complete_runs, gpu_folder, open_run_with, read_peak
 from common.csv_tables import numbers
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import GPT2Config
@@ -63,22 +63,16 @@ class Saturation:
 
 
 @dataclass(frozen=True, eq=False)
-class ThroughputRun(OfRun):
+class ThroughputRun(OneDeviceRun):
     """One run of throughput.py.
 
     Attributes:
-        opened: where it comes from, its settings and its caption.
-        batches: throughput-batches.csv, the smallest batch first.
-        peak: the device's, None where it is unknown.
+        batches: Rows of throughput-batches.csv, the smallest batch first.
+        peak: Peaks of the device, None where they are unknown.
     """
 
     batches: pd.DataFrame
     peak: DevicePeak | None
-
-    @property
-    def origin(self) -> str:
-        """Returns the line that says whose data these are, as Markdown."""
-        return origin_of(self.opened)
 
     @property
     def config(self) -> GPT2Config:
@@ -133,6 +127,27 @@ class ThroughputRun(OfRun):
         return self.peak.flops(*how) if self.peak else None
 
     @property
+    def knows_peak(self) -> bool:
+        """Returns True if the device's peak in this run's precision is known."""
+        return self.peak_flops_per_s is not None
+
+    @property
+    def utilisation(self) -> str:
+        """Returns MFU and where its peak comes from, or why it is unknown."""
+        text = utilisation_text(
+            self.flops_per_s, self.peak_flops_per_s, self.peak, self.opened.device
+        )
+        return text.removeprefix("MFU: ")
+
+    @property
+    def sweep(self) -> pd.DataFrame:
+        """Returns ``batches`` with mfu (NaN where the peak is unknown) and memory_mib."""
+        peak = self.peak_flops_per_s or float("nan")
+        column, _ = MEMORY[self.settings["device"]]
+        mfu = self.batches["tokens_per_s"] * self.flops_per_token / peak
+        return self.batches.assign(mfu=mfu, memory_mib=self.batches[column])
+
+    @property
     def naive(self) -> Extrapolation:
         """Extrapolates to 10¹² parameters, by their number."""
         return by_parameters(self.tokens_per_s, self.config.num_parameters())
@@ -142,9 +157,19 @@ class ThroughputRun(OfRun):
         """Extrapolates to 10¹² parameters, by operations."""
         return by_operations(self.flops_per_s)
 
+    @property
+    def extrapolations(self) -> pd.DataFrame:
+        """Returns both extrapolations: way, tokens_per_s, years on one device, devices."""
+        ways = {"by parameters (the course's)": self.naive, "by operations": self.by_operations}
+        rows = [
+            (way, large.tokens_per_s, large.years, large.devices_for(TARGET_DAYS))
+            for way, large in ways.items()
+        ]
+        return pd.DataFrame(rows, columns=["way", "tokens_per_s", "years", "devices"])
+
     @cached_property
     def saturation(self) -> Saturation | None:
-        """Fits a straight line to the times of the steps; None with fewer than three batches."""
+        """Fits a straight line to the times of the steps; None where there is none (no_line)."""
         if len(self.measured) < LEAST_BATCHES:
             return None
         batch = self.measured["batch_size"].to_numpy(float)
@@ -154,19 +179,85 @@ class ThroughputRun(OfRun):
         # part of a step can be negative, hence NNLS.
         parts = np.column_stack([1 / step_s, batch / step_s])
         (fixed_s, per_sequence_s), _ = nnls(parts, np.ones(len(batch)))
-        return Saturation(float(fixed_s), float(per_sequence_s))
+        return Saturation(float(fixed_s), float(per_sequence_s)) if per_sequence_s > 0 else None
 
     @property
-    def off_the_line(self) -> pd.Series:
+    def no_line(self) -> str | None:
+        """Returns why there is no line through the steps' times; None where there is one."""
+        if self.saturation is not None:
+            return None
+        if len(self.measured) < LEAST_BATCHES:
+            return f"none: it takes {LEAST_BATCHES} batch sizes"
+        return "none: no batch takes longer than another"
+
+    @property
+    def ceiling_tokens_per_s(self) -> float | None:
+        """Returns the rate without the fixed part of a step; None without a line."""
+        line = self.saturation
+        return self.tokens_per_sequence / line.per_sequence_s if line else None
+
+    @property
+    def off_the_line(self) -> pd.Series | None:
         """Returns measured tokens/s over those of the fitted line, minus 1, by batch size."""
+        if self.saturation is None:
+            return None
         rate = self.measured.set_index("batch_size")["tokens_per_s"]
-        step_s = self.saturation.step_s(rate.index.to_numpy(float))
-        return rate * step_s / (self.tokens_per_sequence * rate.index.to_numpy(float)) - 1
+        batch = rate.index.to_numpy(float)
+        return rate * self.saturation.step_s(batch) / (self.tokens_per_sequence * batch) - 1
 
     @property
     def tokens_per_sequence(self) -> int:
         """Returns the tokens that one more sequence in the batch adds to a step."""
         return self.settings["seq_len"] * self.settings["gradient_accumulation"]
+
+
+UTILISATION = {
+    "knows_peak": "the peak of this device is known",
+    "tokens_per_s": ("tokens/s at batch {0.batch_size} (median step)", "{:,.0f}"),
+    "flops_per_token": ("operations per token of {0.title}", digits),
+    "flops_per_s": ("operations per second", rate_text),
+    "utilisation": "MFU",
+}
+"""Titles of ``ThroughputRun``: tokens and operations per second, and their share of the peak."""
+SWEEP = {
+    "batch_size": "batch",
+    "status": "result",
+    "tokens_per_s": "tokens/s",
+    "mfu": ("MFU", "{:.1%}"),
+    "memory_mib": ("memory (MiB)", "{:,.0f}"),
+}
+"""Titles of ``ThroughputRun.sweep``."""
+SATURATION = {
+    "no_line": "a line through the steps' times",
+    "off_the_line": (
+        "point furthest from the line",
+        lambda error: f"batch {error.abs().idxmax()}, {max(error, key=abs):+.1%}",
+    ),
+    "saturation.fixed_s": ("fixed part of a step", lambda time_s: f"{time_s * 1e3:.3g} ms"),
+    "saturation.per_sequence_s": ("part of each sequence", lambda time_s: f"{time_s * 1e3:.3g} ms"),
+    "ceiling_tokens_per_s": ("ceiling", "{:,.0f} tokens/s"),
+    "saturation.half_batch": ("batch at half of the ceiling", "{:.2g}"),
+    "measured": (
+        "fastest batch",
+        lambda rows: "{0.batch_size:.0f}, at {0.tokens_per_s:,.0f} tokens/s".format(
+            max(rows.itertuples(), key=lambda row: row.tokens_per_s)
+        ),
+    ),
+    "ended": (
+        "batches without a result",
+        lambda rows: (
+            ", ".join(f"{row.batch_size} ({row.status})" for row in rows.itertuples()) or "none"
+        ),
+    ),
+}
+"""Titles of ``ThroughputRun``: parts of the fitted line, the point furthest off, the fastest."""
+EXTRAPOLATIONS = {
+    "way": "way",
+    "tokens_per_s": ("tokens/s of 1T parameters", significant),
+    "years": ("years on one device", digits),
+    "devices": (f"devices for {TARGET_DAYS} days", digits),
+}
+"""Titles of ``ThroughputRun.extrapolations``: 10¹² parameters and 10¹³ tokens, a row each."""
 
 
 def open_throughput(run_dir: str | Path | None = None) -> ThroughputRun:
@@ -188,26 +279,14 @@ def open_throughput(run_dir: str | Path | None = None) -> ThroughputRun:
     )
 
 
-def utilisation_facts(run: ThroughputRun) -> dict[str, str]:
-    """Returns tokens per second, operations per second and their share of the peak."""
-    mfu = utilisation_text(run.flops_per_s, run.peak_flops_per_s, run.peak, run.opened.device)
-    return {
-        "the peak of this device is known": "yes" if run.peak_flops_per_s else "no",
-        f"tokens/s at batch {run.batch_size} (median step)": f"{run.tokens_per_s:,.0f}",
-        f"operations per token of {run.title}": digits(run.flops_per_token),
-        "operations per second": rate_text(run.flops_per_s),
-        "MFU": mfu.removeprefix("MFU: "),
-    }
-
-
 def on_gpu() -> pd.DataFrame:
     """Returns the rates and MFU that were recorded on a GPU, a row per batch.
 
     Columns: device, step, tokens/s, peak (TFLOP/s), MFU; NaN where the peak is unknown.
     """
     opened = complete_runs(gpu_folder("assignment0"), BATCHES)
-    found = [open_throughput(each.folder) for each in opened]
-    return pd.concat([_rates(run, run.measured["batch_size"]) for run in found], ignore_index=True)
+    runs = [open_throughput(run.folder) for run in opened]
+    return pd.concat([_rates(run, run.measured["batch_size"]) for run in runs], ignore_index=True)
 
 
 def beside_gpu(run: ThroughputRun) -> pd.DataFrame:
@@ -227,63 +306,6 @@ def _rates(run: ThroughputRun, batch_sizes: Iterable[int]) -> pd.DataFrame:
             "MFU": rate[size] * run.flops_per_token / peak,
         }
         for size in batch_sizes
-    )
-
-
-def batch_table(run: ThroughputRun) -> pd.DataFrame:
-    """Returns the sweep with MFU (where the peak is known) and memory."""
-    column, _ = MEMORY[run.settings["device"]]
-    memory = "memory (MiB)"
-    table = run.batches[["batch_size", "status", "tokens_per_s", column]]
-    table = table.rename(columns={"batch_size": "batch", "status": "result", column: memory})
-    if run.peak_flops_per_s:
-        mfu = run.batches["tokens_per_s"] * run.flops_per_token / run.peak_flops_per_s
-        table.insert(3, "MFU", mfu)
-    return table.rename(columns={"tokens_per_s": "tokens/s"})
-
-
-def saturation_facts(run: ThroughputRun) -> dict[str, str]:
-    """Returns the parts of the fitted line, the point furthest off it, and the fastest batch."""
-    facts = _line_facts(run)
-    best = run.measured.loc[run.measured["tokens_per_s"].idxmax()]
-    facts["fastest batch"] = f"{best['batch_size']:.0f}, at {best['tokens_per_s']:,.0f} tokens/s"
-    ended = [f"{row.batch_size} ({row.status})" for row in run.ended.itertuples()]
-    facts["batches without a result"] = ", ".join(ended) or "none"
-    return facts
-
-
-def _line_facts(run: ThroughputRun) -> dict[str, str]:
-    """Returns the parts of the fitted line; that there is none, where there is none."""
-    line = run.saturation
-    if line is None:
-        return {"a line through the steps' times": f"none: it takes {LEAST_BATCHES} batch sizes"}
-    if line.per_sequence_s == 0:
-        return {"a line through the steps' times": "none: no batch takes longer than another"}
-    error = run.off_the_line
-    worst = error.abs().idxmax()
-    ceiling = run.tokens_per_sequence / line.per_sequence_s
-    return {
-        "point furthest from the line": f"batch {worst}, {error.loc[worst]:+.1%}",
-        "fixed part of a step": f"{line.fixed_s * 1e3:.3g} ms",
-        "part of each sequence": f"{line.per_sequence_s * 1e3:.3g} ms",
-        "ceiling": f"{ceiling:,.0f} tokens/s",
-        "batch at half of the ceiling": f"{line.half_batch:.2g}",
-    }
-
-
-def extrapolation_table(run: ThroughputRun) -> pd.DataFrame:
-    """Returns both extrapolations to 10¹² parameters and 10¹³ tokens, a row each."""
-    ways = {"by parameters (the course's)": run.naive, "by operations": run.by_operations}
-    return pd.DataFrame(
-        [
-            {
-                "way": way,
-                "tokens/s of 1T parameters": significant(large.tokens_per_s),
-                "years on one device": digits(large.years),
-                f"devices for {TARGET_DAYS} days": digits(large.devices_for(TARGET_DAYS)),
-            }
-            for way, large in ways.items()
-        ]
     )
 
 

@@ -119,17 +119,17 @@ def _ratio_axis(axes: Axes) -> None:
 
 def _saturation_line(axes: Axes, run: ThroughputRun) -> None:
     line = run.saturation
-    if line is None or line.per_sequence_s == 0:
+    if line is None:
         return
+    fixed_ms, sequence_ms = line.fixed_s * 1e3, line.per_sequence_s * 1e3
+    ceiling = run.ceiling_tokens_per_s
     batch = np.geomspace(run.batches["batch_size"].min(), run.batches["batch_size"].max(), 200)
-    fixed, each = line.fixed_s * 1e3, line.per_sequence_s * 1e3
     axes.plot(
         batch,
         run.tokens_per_sequence * batch / line.step_s(batch),
         color=BLUE,
-        label=f"a step takes {fixed:.3g} ms and {each:.3g} ms per sequence",
+        label=f"a step takes {fixed_ms:.3g} ms and {sequence_ms:.3g} ms per sequence",
     )
-    ceiling = run.tokens_per_sequence / line.per_sequence_s
     axes.axhline(ceiling, color=GREY, linestyle="--", linewidth=1)
     axes.text(
         0.01,

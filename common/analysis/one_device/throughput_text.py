@@ -13,7 +13,6 @@ import pandas as pd
 from common.perfmodel.one_device.flops import (
     ONE_TRILLION,
     ONE_TRILLION_SOURCE,
-    Extrapolation,
     by_operations,
     by_parameters,
     training_flops_per_token,
@@ -121,16 +120,11 @@ def operations_block(
             f"{model.n_positions:,}, {needed:.3g} operations per token ({ONE_TRILLION_SOURCE})",
             f"1T Model throughput at the same operations per second: "
             f"{significant(large.tokens_per_s)} tokens/sec",
-            f"Training 10T tokens: {days_text(large)}",
+            f"Training 10T tokens: {large.days:,.0f} days ({large.years:.1f} years)",
             f"For {TARGET_DAYS} days: {large.devices_for(TARGET_DAYS):,} of this device, scaling "
             "perfectly",
         ]
     )
-
-
-def days_text(extrapolation: Extrapolation) -> str:
-    """Returns days and years on one device: ``28,545,911 days (78208.0 years)``."""
-    return f"{extrapolation.days:,.0f} days ({extrapolation.years:.1f} years)"
 
 
 def rate_text(flops_per_s: float) -> str:

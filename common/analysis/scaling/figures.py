@@ -43,10 +43,10 @@ def throughput(run: SweepRun) -> Figure:
         run.caption, figsize=(7.2, 3.9), ncols=max(1, len(regimes)), sharey=True, squeeze=False
     ) as (fig, grid):
         for axes, regime in zip(grid[0], regimes, strict=False):
-            shown = [series for series in run.series if series.regime == regime]
-            for place, series in enumerate(shown):
-                _throughput_line(axes, series, place, is_first=place == 0)
-            _rank_axis(axes, shown[0].table["world_size"])
+            drawn = [series for series in run.series if series.regime == regime]
+            for index, series in enumerate(drawn):
+                _throughput_line(axes, series, index)
+            _rank_axis(axes, drawn[0].table["world_size"])
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(PLAIN)
@@ -57,11 +57,11 @@ def throughput(run: SweepRun) -> Figure:
     return fig
 
 
-def _throughput_line(axes: Axes, series: Series, place: int, *, is_first: bool) -> None:
+def _throughput_line(axes: Axes, series: Series, index: int) -> None:
     table = series.table
     ranks, rate = table["world_size"], table["throughput_samples_per_s"]
     alone = rate.iloc[0]
-    names = ("ideal", f"{GOOD_EFFICIENCY:.0%} of it") if is_first else ("", "")
+    names = ("ideal", f"{GOOD_EFFICIENCY:.0%} of it") if index == 0 else ("", "")
     axes.plot(ranks, alone * ranks, "--", color=GREY, linewidth=1, label=names[0] or None)
     axes.plot(
         ranks, GOOD_EFFICIENCY * alone * ranks, ":", color=GREY, linewidth=1, label=names[1] or None
@@ -70,10 +70,10 @@ def _throughput_line(axes: Axes, series: Series, place: int, *, is_first: bool) 
         ranks,
         rate,
         yerr=_bars(table, alone),
-        marker=MARKERS[place % len(MARKERS)],
+        marker=MARKERS[index % len(MARKERS)],
         markersize=5,
         capsize=3,
-        color=CYCLE[place % len(CYCLE)],
+        color=CYCLE[index % len(CYCLE)],
         label=series.label,
     )
 
@@ -99,28 +99,28 @@ def step_parts(
     """Draws a bar of parts per arm, with the step nobody watched and the predicted one.
 
     Args:
-        parts: of ``decompose_all``.
-        caption: hardware, date and source.
-        predictions: of ``predicted_steps``.
+        parts: Steps in parts, as ``decompose_all`` returns them.
+        caption: Hardware, date and source.
+        predictions: Predicted steps, as ``predicted_steps`` returns them.
     """
     parts = parts.sort_values(["regime", "global_batch", "world_size"], kind="stable")
     places = np.arange(len(parts))[::-1]
     with figure(caption, figsize=(7.2, 1.6 + BAR_HEIGHT * len(parts))) as (fig, axes):
-        left = np.zeros(len(parts))
+        starts = np.zeros(len(parts))
         for name, colour in PART_COLOURS.items():
             widths = parts[f"{name}_ms"].to_numpy()
             axes.barh(
                 places,
                 widths,
-                left=left,
+                left=starts,
                 height=0.66,
                 color=colour,
                 edgecolor="white",
                 linewidth=0.4,
                 label=name,
             )
-            left += widths
-        ends = [left.max()]
+            starts += widths
+        ends = [starts.max()]
         plain = parts["plain_step_ms"].astype(float)
         if plain.notna().any():
             axes.plot(
@@ -230,28 +230,30 @@ def laws(series: Series, caption: str) -> Figure:
     return fig
 
 
-def published_steps(found: Explanation, caption: str) -> Figure:
+def published_steps(explanation: Explanation, caption: str) -> Figure:
     """Draws published steps on one and two V100s and the model's, over the batch."""
     batches = np.unique(np.geomspace(64, 8192, 57).round()).astype(int)
-    model = found.model
+    model = explanation.model
     with figure(caption) as (fig, axes):
-        one = [model.device.step_s(batch) * 1e3 for batch in batches]
-        axes.plot(batches, one, color=SKY, label="1 GPU: line through both points")
-        alone = found.one_gpu_ms
+        alone_ms = [model.device.step_s(batch) * 1e3 for batch in batches]
+        axes.plot(batches, alone_ms, color=SKY, label="1 GPU: line through both points")
+        alone = explanation.one_gpu_ms
         axes.plot(alone.keys(), alone.values(), "s", color=BLUE, label="1 GPU, published", zorder=4)
         bounds = [
-            [model.step_s(batch, beta, found.slowdown) * 1e3 for batch in batches]
-            for beta in (found.high, found.low)
+            [model.step_s(batch, beta, explanation.slowdown) * 1e3 for batch in batches]
+            for beta in (explanation.high, explanation.low)
         ]
         axes.fill_between(batches, *bounds, color=RED, alpha=0.2, linewidth=0)
         two = [
-            model.step_s(batch, found.bandwidth_bytes_per_s, found.slowdown) * 1e3
+            model.step_s(batch, explanation.bandwidth_bytes_per_s, explanation.slowdown) * 1e3
             for batch in batches
         ]
-        label = f"2 GPUs, predicted at {found.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
+        label = f"2 GPUs, predicted at {explanation.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
         axes.plot(batches, two, color=RED, label=label)
-        both = found.published_ms
-        axes.plot(both.keys(), both.values(), "o", color=BLACK, label="2 GPUs, published", zorder=4)
+        several = explanation.published_ms
+        axes.plot(
+            several.keys(), several.values(), "o", color=BLACK, label="2 GPUs, published", zorder=4
+        )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter(PLAIN)
@@ -264,21 +266,21 @@ def published_steps(found: Explanation, caption: str) -> Figure:
     return fig
 
 
-def published_bandwidths(found: Explanation, caption: str) -> Figure:
+def published_bandwidths(explanation: Explanation, caption: str) -> Figure:
     """Draws the bandwidth that each step needs, over what all-reduces take from computation."""
     slowdowns = np.linspace(1, LARGEST_SLOWDOWN, 17)
     with figure(caption) as (fig, axes):
-        low, high = found.low / 1e9, found.high / 1e9
+        low, high = explanation.low / 1e9, explanation.high / 1e9
         band = f"both within 3 %: {low:.1f} to {high:.1f} GB/s"
         axes.axhspan(low, high, color=GREY, alpha=0.2, linewidth=0, label=band)
         for (batch, time_ms), colour, dashes in zip(
-            found.published_ms.items(), (BLUE, RED), ("-", "-."), strict=False
+            explanation.published_ms.items(), (BLUE, RED), ("-", "-."), strict=False
         ):
-            needed = [found.model.bandwidth_for(batch, time_ms / 1e3, c) for c in slowdowns]
+            needed = [explanation.model.bandwidth_for(batch, time_ms / 1e3, c) for c in slowdowns]
             needed = [np.nan if beta is None else beta / 1e9 for beta in needed]
             label = f"batch {batch:,}: exactly {time_ms:g} ms"
             axes.plot((slowdowns - 1) * 100, needed, dashes, color=colour, label=label)
-        x, y = (found.slowdown - 1) * 100, found.bandwidth_bytes_per_s / 1e9
+        x, y = (explanation.slowdown - 1) * 100, explanation.bandwidth_bytes_per_s / 1e9
         axes.plot(x, y, "*", markersize=15, color=BLACK, zorder=5)
         axes.text(x - 0.8, y * 1.02, f"{y:.1f} GB/s", ha="right", va="bottom", fontsize=9)
         mean = (MEAN_SLOWDOWN - 1) * 100

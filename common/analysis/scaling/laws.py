@@ -30,11 +30,11 @@ class FittedLaw:
     """A law with the parameters that fit best.
 
     Attributes:
-        ranks, speedup: the points it was fitted to, N > 1 only.
-        parameters: by name.
-        method: where the intervals come from, in words.
-        draws: parameters that are as likely, [DRAWS, parameters]; of these the band is made.
-        r_squared: share of the variance of S over N that the law explains.
+        ranks, speedup: Points that it was fitted to, N > 1 only.
+        parameters: Estimates by name.
+        method: Source of the intervals, in words.
+        draws: Parameters that are as likely, [DRAWS, parameters]; the band is made of them.
+        r_squared: Share of the variance of S over N that the law explains.
     """
 
     law: Law
@@ -51,8 +51,8 @@ class FittedLaw:
 
     def band(self, ranks: ArrayLike) -> tuple[NDArray, NDArray]:
         """Returns the 95 % interval of the law at these numbers of ranks."""
-        asked = np.asarray(ranks, dtype=float)
-        curves = self.law.predict(asked[:, None], *self.draws.T)
+        counts = np.asarray(ranks, dtype=float)
+        curves = self.law.predict(counts[:, None], *self.draws.T)
         return middle(curves, axis=1)
 
     @property
@@ -120,11 +120,11 @@ def fit_law(
     error shows.
 
     Args:
-        law: one of AMDAHL, GUSTAFSON and USL.
-        ranks: numbers of ranks; 1 may be among them and is left out.
-        speedup: S at each.
-        low, high: 95 % intervals of the speedups.
-        rounds: [rounds, points], speedups of each round.
+        law: Law to fit: AMDAHL, GUSTAFSON or USL.
+        ranks: Numbers of ranks; 1 may be among them and is left out.
+        speedup: Speedup S at each number of ranks.
+        low, high: Ends of the 95 % intervals of the speedups.
+        rounds: Speedups of each round, [rounds, points].
 
     Raises:
         UserError: fewer different numbers of ranks above 1 than the law's parameters plus two,
@@ -136,13 +136,15 @@ def fit_law(
         draws = values + _offsets_over_rounds(law, points)
         method = f"bootstrap over {len(points.rounds)} rounds"
     else:
-        known = points.errors is not None and scatter <= 1
-        method = "errors of the points" if known else "scatter of the points around the law"
+        is_measured = points.errors is not None and scatter <= 1
+        method = "errors of the points" if is_measured else "scatter of the points around the law"
         generator = np.random.default_rng(0)
         normal = generator.multivariate_normal(np.zeros(len(values)), covariance, DRAWS * 5)
         # A scatter that was estimated from few points needs Student's wider quantiles.
         freedom = len(points.ranks) - len(law.parameters)
-        factor = 1.0 if known else scatter * student_quantile(freedom) / student_quantile(np.inf)
+        factor = (
+            1.0 if is_measured else scatter * student_quantile(freedom) / student_quantile(np.inf)
+        )
         draws = values + normal * factor
     draws = np.clip(draws, 0, law.largest)
     fitted = law.predict(points.ranks, *values)

@@ -33,8 +33,8 @@ def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataF
     """Predicts the step of each arm without a change, in ms.
 
     Args:
-        opened: a run with probes.
-        tables: its tables (``evidence.read_tables``).
+        opened: Run with probes.
+        tables: Tables of the run (``evidence.read_tables``).
 
     Returns a row per arm: arm; predicted_step_ms (nothing taken from any step); adjusted_step_ms
     (corrected by what the arm marked ``reference`` shows, whose own is then no prediction);
@@ -47,8 +47,8 @@ def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataF
     several = plain[plain["world_size"] > 1]
     if several.empty:
         raise UserError("no arm has two ranks or more: there is no exchange to predict")
-    place = several.sort_values(["world_size", "batch_per_rank"]).iloc[-1]
-    evidence = evidence_of(opened, tables, int(place["arm"]))
+    fitted_arm = several.sort_values(["world_size", "batch_per_rank"]).iloc[-1]["arm"]
+    evidence = evidence_of(opened, tables, int(fitted_arm))
     reference = model_from_evidence(
         evidence, gradient_as_bucket_view=bool(opened.settings.get(BUCKET_VIEW))
     )
@@ -61,26 +61,24 @@ def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataF
             batch_per_rank=int(arm.batch_per_rank),
             accumulation=int(arm.accumulation),
         )
-        row = {"arm": arm.arm, "reference": bool(ranks > 1 and arm.arm == place["arm"])}
+        bare, adjusted = (
+            predict(model if ranks == 1 else on_fewer_ranks(model, ranks), settings)
+            for model in (apart, reference)
+        )
+        step_s, adjusted_s = bare.step_n_s, adjusted.step_n_s
+        exposed_s, exchange_s = bare.exchange.exposed_communication_s, bare.exchange.communication_s
         if ranks == 1:
-            bare, adjusted = (predict(model, settings) for model in (apart, reference))
-            row |= {
-                "predicted_step_ms": bare.step_1_s * 1e3,
-                "adjusted_step_ms": adjusted.step_1_s * 1e3,
-                "predicted_exposed_ms": 0.0,
-                "predicted_communication_ms": 0.0,
+            step_s, adjusted_s, exposed_s, exchange_s = bare.step_1_s, adjusted.step_1_s, 0.0, 0.0
+        rows.append(
+            {
+                "arm": arm.arm,
+                "reference": bool(ranks > 1 and arm.arm == fitted_arm),
+                "predicted_step_ms": step_s * 1e3,
+                "adjusted_step_ms": adjusted_s * 1e3,
+                "predicted_exposed_ms": exposed_s * 1e3,
+                "predicted_communication_ms": exchange_s * 1e3,
             }
-        else:
-            bare, adjusted = (
-                predict(on_fewer_ranks(model, ranks), settings) for model in (apart, reference)
-            )
-            row |= {
-                "predicted_step_ms": bare.step_n_s * 1e3,
-                "adjusted_step_ms": adjusted.step_n_s * 1e3,
-                "predicted_exposed_ms": bare.exchange.exposed_communication_s * 1e3,
-                "predicted_communication_ms": bare.exchange.communication_s * 1e3,
-            }
-        rows.append(row)
+        )
     return pd.DataFrame(rows)
 
 
@@ -88,19 +86,19 @@ def prediction_errors(parts: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFr
     """Compares predicted with measured steps, for the arms on several ranks.
 
     Args:
-        parts: of ``decompose_all``.
-        predicted: of ``predicted_steps``.
+        parts: Steps in parts, as ``decompose_all`` returns them.
+        predicted: Predicted steps, as ``predicted_steps`` returns them.
 
     Returns the rows of both with measured_ms (the plain step, or else the watched one), error and
     adjusted_error (predicted over measured, minus 1; NaN for the reference, which was fitted to).
     """
-    both = parts.merge(predicted, on="arm")
-    both = both[both["world_size"] > 1].copy()
-    both["measured_ms"] = both["plain_step_ms"].astype(float).fillna(both["step_ms"])
-    both["error"] = both["predicted_step_ms"] / both["measured_ms"] - 1
-    adjusted_error = both["adjusted_step_ms"] / both["measured_ms"] - 1
-    both["adjusted_error"] = adjusted_error.where(~both["reference"])
-    return both
+    table = parts.merge(predicted, on="arm")
+    table = table[table["world_size"] > 1].copy()
+    table["measured_ms"] = table["plain_step_ms"].astype(float).fillna(table["step_ms"])
+    table["error"] = table["predicted_step_ms"] / table["measured_ms"] - 1
+    adjusted_error = table["adjusted_step_ms"] / table["measured_ms"] - 1
+    table["adjusted_error"] = adjusted_error.where(~table["reference"])
+    return table
 
 
 def from_pieces(model: StepModel, probes: pd.DataFrame) -> StepModel:

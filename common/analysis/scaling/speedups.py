@@ -41,8 +41,8 @@ class Speedup:
 
     Attributes:
         low, high: 95 % interval of ``value``; NaN where there is none.
-        over: what the interval is taken over.
-        ranks: of the faster side, over those of the base.
+        over: Source of the interval, such as repeated runs.
+        ranks: Ranks of the faster side over those of the base.
     """
 
     value: float
@@ -56,13 +56,25 @@ class Speedup:
         """Returns the speedup over the number of ranks."""
         return self.value / self.ranks
 
+    @property
+    def interval(self) -> str:
+        """Returns the interval in words: ``3.45 to 3.53, over epochs``."""
+        if np.isnan(self.low):
+            return "none: a single epoch"
+        return f"{self.low:.2f} to {self.high:.2f}, over {self.over}"
+
+    def __str__(self) -> str:
+        """Returns it in words: ``3.49x (3.45 to 3.53, over epochs), efficiency 87.3 %``."""
+        interval = "" if np.isnan(self.low) else f" ({self.interval})"
+        return f"{self.value:.2f}x{interval}, efficiency {self.efficiency:.1%}".replace("%", " %")
+
 
 def why_not_comparable(base: RunIdentity, run: RunIdentity, regime: str) -> str | None:
     """Returns the first reason why ``run`` has no speedup over ``base``; None where it has one.
 
     Args:
-        base: the run to compare with.
-        run: the run that may be faster.
+        base: Run to compare with.
+        run: Run that may be faster.
         regime: ``strong``, the same global batch, or ``weak``, the same batch per rank.
 
     Raises ValueError for another regime.
@@ -84,7 +96,7 @@ def why_not_comparable(base: RunIdentity, run: RunIdentity, regime: str) -> str 
             f"distinct samples per epoch differ ({base.distinct_per_epoch:,} on "
             f"{base.world_size}, {run.distinct_per_epoch:,} on {run.world_size} ranks)"
         )
-    unknown = [shown for one, shown in fields.items() if getattr(run, one) is None]
+    unknown = [name for field, name in fields.items() if getattr(run, field) is None]
     return f"{unknown[0]} is not recorded" if unknown else None
 
 
@@ -109,8 +121,8 @@ def _repeated(run: RunIdentity) -> str | None:
     )
 
 
-def _same_count(one: int, other: int, world_size: int) -> bool:
-    return abs(one - other) <= max(SAMPLES_APART * max(one, other), world_size - 1)
+def _same_count(first: int, second: int, world_size: int) -> bool:
+    return abs(first - second) <= max(SAMPLES_APART * max(first, second), world_size - 1)
 
 
 def regime_of(base: RunIdentity, run: RunIdentity) -> str:
@@ -125,10 +137,10 @@ def speedup(
     """Computes how many times as fast ``runs`` go through the samples as ``base_runs``.
 
     Args:
-        base_runs: repetitions of the configuration to compare with.
-        runs: repetitions of the other one.
-        regime: ``strong`` or ``weak``.
-        warmup: so many first epochs are left out.
+        base_runs: Repetitions of the configuration to compare with.
+        runs: Repetitions of the other configuration.
+        regime: Either ``strong`` or ``weak``.
+        warmup: Number of first epochs that are left out.
 
     Raises UserError with the reason where the two cannot be compared.
     """
@@ -162,25 +174,11 @@ def per_sample_speedup(
     Raises UserError where the data set or the model differ, or nobody knows the samples.
     """
     _check_same(base_runs, runs)
-    counts = [processed_per_epoch(side[0]) for side in (base_runs, runs)]
+    counts = [side[0].processed_per_epoch for side in (base_runs, runs)]
     for side, count in zip((base_runs, runs), counts, strict=True):
         if count is None:
             raise UserError(f"{side[0].name}: nobody knows its samples per epoch")
     return _speedup(base_runs, runs, warmup, counts[1] / counts[0])
-
-
-def processed_per_epoch(run: ScalingRun) -> int | None:
-    """Returns the samples that all ranks computed in an epoch: counted, else as stated."""
-    if run.identity.processed_per_epoch is not None:
-        return run.identity.processed_per_epoch
-    return run.stated.processed_per_epoch if run.stated else None
-
-
-def distinct_per_epoch(run: ScalingRun) -> int | None:
-    """Returns the different samples computed in an epoch: counted, else as stated."""
-    if run.identity.distinct_per_epoch is not None:
-        return run.identity.distinct_per_epoch
-    return run.stated.distinct_per_epoch if run.stated else None
 
 
 def _check_same(base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun]) -> None:
@@ -241,8 +239,8 @@ def ratio_interval(base: list[NDArray], other: list[NDArray]) -> tuple[Interval,
     differ: a bootstrap, or Welch's t where they are few.
 
     Args:
-        base: times of each repetition.
-        other: the same of the other side.
+        base: Times of each repetition of the base.
+        other: Times of each repetition of the other side.
     """
     if len(base) > 1 and len(other) > 1:
         logs = ([np.log(np.mean(run)) for run in side] for side in (base, other))

@@ -16,10 +16,8 @@ import pandas as pd
 from common.analysis.scaling.speedups import (
     NOT_COUNTED,
     Speedup,
-    distinct_per_epoch,
     per_sample_speedup,
     printed_speedup,
-    processed_per_epoch,
     regime_of,
     speedup,
     why_not_comparable,
@@ -62,8 +60,8 @@ class Configuration:
     """Repetitions of one run.
 
     Attributes:
-        name: short, and different from those of the other configurations of the data set.
-        warmup: first epochs of a run that are left out of times.
+        name: Short name, different from those of the other configurations of the data set.
+        warmup: Number of first epochs of a run that are left out of times.
     """
 
     name: str
@@ -95,13 +93,13 @@ class Configuration:
 
         The mean of the runs that have them all.
         """
-        whole = [run for run in self.runs if run.epochs["epoch"].iloc[0] == 1] or self.runs
-        return float(np.mean([run.epochs["train_time_s"].sum() for run in whole]))
+        complete = [run for run in self.runs if run.epochs["epoch"].iloc[0] == 1] or self.runs
+        return float(np.mean([run.epochs["train_time_s"].sum() for run in complete]))
 
     @property
     def throughput_samples_per_s(self) -> float | None:
         """Returns the samples that all ranks compute in a second, repeated ones each time."""
-        processed = processed_per_epoch(self.runs[0])
+        processed = self.runs[0].processed_per_epoch
         return None if processed is None else processed / self.mean_epoch_s
 
     @property
@@ -111,13 +109,13 @@ class Configuration:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """A configuration beside the one on one rank.
+    """Compares a configuration with the one on one rank.
 
     Attributes:
-        speedup: where both did the same work, by count.
-        printed: the ratio of epoch times, where samples were not counted.
-        per_sample: the ratio of samples per second, where they are known.
-        reason: why there is no ``speedup``; empty where there is.
+        speedup: Speedup, where both did the same work, by count.
+        printed: Ratio of epoch times, where samples were not counted.
+        per_sample: Ratio of samples per second, where they are known.
+        reason: Reason why there is no ``speedup``; empty where there is one.
     """
 
     configuration: Configuration
@@ -130,6 +128,11 @@ class Compared:
     @property
     def is_base(self) -> bool:
         return self.base is self.configuration
+
+    @property
+    def by_samples(self) -> Speedup | None:
+        """Returns the speedup, or else the ratio per sample."""
+        return self.speedup or self.per_sample
 
     @property
     def shown(self) -> Speedup | None:
@@ -147,12 +150,12 @@ def chosen_runs(
     chosen: dict[str, list[ScalingRun]] = {}
     lines = []
     there = ", ".join(sorted({run.dataset for run in runs})) or "none"
-    for asked in datasets:
-        found = [run for run in runs if data_key(run.dataset) == data_key(asked)]
-        if found:
-            chosen[found[0].dataset] = found
+    for name in datasets:
+        matching = [run for run in runs if data_key(run.dataset) == data_key(name)]
+        if matching:
+            chosen[matching[0].dataset] = matching
         else:
-            lines.append(f"no run of data set {asked}; there are runs of: {there}")
+            lines.append(f"no run of data set {name}; there are runs of: {there}")
     if not chosen:
         raise UserError("; ".join(lines) or "--datasets: name at least one")
     return chosen, lines
@@ -170,15 +173,18 @@ def compare(runs: Sequence[ScalingRun], warmup: int) -> list[Compared]:
             raise UserError(
                 f"{run.name}: all of its {len(run.epochs)} epochs are warm-up (--warmup {warmup})"
             )
-    ordered = sorted(
-        groups, key=lambda one: (str(one.model != "small"), str(one.model), one.world_size)
-    )
-    names = configuration_names([groups[one][0] for one in ordered])
+    ordered = sorted(groups.values(), key=lambda repeats: _order(repeats[0].identity))
+    names = configuration_names([repeats[0] for repeats in ordered])
     configurations = [
-        Configuration(name, groups[one][0].dataset, tuple(groups[one]), warmup)
-        for one, name in zip(ordered, names, strict=True)
+        Configuration(name, repeats[0].dataset, tuple(repeats), warmup)
+        for repeats, name in zip(ordered, names, strict=True)
     ]
-    return [_compared(one, configurations) for one in configurations]
+    return [_compared(configuration, configurations) for configuration in configurations]
+
+
+def _order(identity: RunIdentity) -> tuple[bool, str, int]:
+    """Returns a key that sorts the small model first, then by model and ranks."""
+    return identity.model != "small", str(identity.model), identity.world_size
 
 
 def configuration_names(runs: Sequence[ScalingRun]) -> list[str]:
@@ -210,43 +216,46 @@ def ranks_name(run: ScalingRun) -> str:
     return f"{count} {unit}{'s' * (count > 1)}"
 
 
-def _compared(one: Configuration, all_of_them: Sequence[Configuration]) -> Compared:
-    if one.ranks == 1:
-        return Compared(one, one, speedup=Speedup(1.0, 1.0, 1.0, "", 1.0))
-    bases = [base for base in all_of_them if base.ranks == 1]
+def _compared(configuration: Configuration, configurations: Sequence[Configuration]) -> Compared:
+    runs, warmup = configuration.runs, configuration.warmup
+    if configuration.ranks == 1:
+        return Compared(configuration, configuration, speedup=Speedup(1.0, 1.0, 1.0, "", 1.0))
+    bases = [base for base in configurations if base.ranks == 1]
     if not bases:
-        sizes = sorted({other.ranks for other in all_of_them})
+        sizes = sorted({other.ranks for other in configurations})
         why = "one world size only" if len(sizes) == 1 else "no run on one rank"
         counts = " and ".join(map(str, sizes))
-        return Compared(one, None, reason=f"{why} ({counts}): no speedup can be computed")
-    base = min(bases, key=lambda base: _how_far(base.identity, one.identity))
-    result = Compared(one, base, reason=_why_not(base.identity, one.identity) or "")
+        why = f"{why} ({counts}): no speedup can be computed"
+        return Compared(configuration, None, reason=why)
+    identity = configuration.identity
+    base = min(bases, key=lambda base: _how_far(base.identity, identity))
+    result = Compared(configuration, base, reason=_why_not(base.identity, identity) or "")
     if not result.reason:
-        regime = regime_of(base.identity, one.identity)
-        result = replace(result, speedup=speedup(base.runs, one.runs, regime, one.warmup))
+        regime = regime_of(base.identity, identity)
+        result = replace(result, speedup=speedup(base.runs, runs, regime, warmup))
     elif result.reason == NOT_COUNTED:
-        result = replace(result, printed=printed_speedup(base.runs, one.runs, one.warmup))
+        result = replace(result, printed=printed_speedup(base.runs, runs, warmup))
     try:
-        return replace(result, per_sample=per_sample_speedup(base.runs, one.runs, one.warmup))
+        return replace(result, per_sample=per_sample_speedup(base.runs, runs, warmup))
     except UserError:
         return result
 
 
-def _why_not(base: RunIdentity, one: RunIdentity) -> str | None:
-    return why_not_comparable(base, one, regime_of(base, one))
+def _why_not(base: RunIdentity, run: RunIdentity) -> str | None:
+    return why_not_comparable(base, run, regime_of(base, run))
 
 
-def _how_far(base: RunIdentity, one: RunIdentity) -> tuple[int, int]:
+def _how_far(base: RunIdentity, run: RunIdentity) -> tuple[int, int]:
     """Returns a key that sorts comparable runs first, then those that agree in most."""
     fields = ("model", "precision", "input_shape", "batch_per_rank", "global_batch", "options")
-    refused = _why_not(base, one) is not None
-    return refused, sum(getattr(base, field) != getattr(one, field) for field in fields)
+    refused = _why_not(base, run) is not None
+    return refused, sum(getattr(base, field) != getattr(run, field) for field in fields)
 
 
-def verdict(found: Speedup) -> str:
+def verdict(ratio: Speedup) -> str:
     """Returns the words that users of the original know; says so where others are possible."""
-    words = _words(found.value, found.ranks)
-    ends = {_words(end, found.ranks) for end in (found.low, found.high) if not np.isnan(end)}
+    words = _words(ratio.value, ratio.ranks)
+    ends = {_words(end, ratio.ranks) for end in (ratio.low, ratio.high) if not np.isnan(end)}
     return words if ends <= {words} else f"{words}, not certain by this interval"
 
 
@@ -266,22 +275,22 @@ def summary(compared: Sequence[Compared]) -> pd.DataFrame:
     Efficiency is the speedup over the number of ranks. ``n/a`` stands where there is no number, and
     ``*`` behind a ratio of epochs whose samples were not counted.
     """
-    return pd.DataFrame([_summary_row(one) for one in compared], columns=[*SUMMARY_COLUMNS])
+    return pd.DataFrame([_summary_row(case) for case in compared], columns=[*SUMMARY_COLUMNS])
 
 
-def _summary_row(compared: Compared) -> dict[str, str]:
-    one, shown = compared.configuration, compared.shown
-    mark = MARK if shown is not None and shown is compared.printed else ""
-    throughput, size = one.throughput_samples_per_s, distinct_per_epoch(one.runs[0])
-    accuracy = one.final_accuracy
+def _summary_row(case: Compared) -> dict[str, str]:
+    configuration, ratio = case.configuration, case.shown
+    mark = MARK if ratio is not None and ratio is case.printed else ""
+    throughput = configuration.throughput_samples_per_s
+    size, accuracy = configuration.runs[0].distinct_per_epoch, configuration.final_accuracy
     return {
-        "Configuration": one.name,
-        "Dataset": one.dataset,
+        "Configuration": configuration.name,
+        "Dataset": configuration.dataset,
         "Train Size": NONE if size is None else f"{size}",
-        "Mean Epoch Time (s)": f"{one.mean_epoch_s:.2f}",
-        "Total Time (s)": f"{one.total_time_s:.2f}",
-        "Speedup": NONE if shown is None else f"{shown.value:.2f}{mark}",
-        "Efficiency": NONE if shown is None else f"{shown.efficiency:.3f}{mark}",
+        "Mean Epoch Time (s)": f"{configuration.mean_epoch_s:.2f}",
+        "Total Time (s)": f"{configuration.total_time_s:.2f}",
+        "Speedup": NONE if ratio is None else f"{ratio.value:.2f}{mark}",
+        "Efficiency": NONE if ratio is None else f"{ratio.efficiency:.3f}{mark}",
         "Throughput (sps)": NONE if throughput is None else f"{throughput:.1f}",
         "Final Val Acc": NONE if np.isnan(accuracy) else f"{accuracy:.4f}",
     }

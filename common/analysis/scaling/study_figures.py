@@ -60,8 +60,8 @@ def epoch_time_detailed(compared: Sequence[Compared], caption: str) -> Figure:
         fig,
         (left, right),
     ):
-        for place, (one, colour) in enumerate(zip(compared, _colours(compared), strict=True)):
-            configuration = one.configuration
+        for index, (case, colour) in enumerate(zip(compared, _colours(compared), strict=True)):
+            configuration = case.configuration
             for repeat, run in enumerate(configuration.runs):
                 epochs, times = run.epochs["epoch"], run.epochs["train_time_s"]
                 warm = epochs <= configuration.warmup
@@ -72,7 +72,7 @@ def epoch_time_detailed(compared: Sequence[Compared], caption: str) -> Figure:
             times = configuration.epoch_times_s
             right.boxplot(
                 times,
-                positions=[place],
+                positions=[index],
                 widths=0.6,
                 patch_artist=True,
                 boxprops={"facecolor": colour, "alpha": 0.6},
@@ -81,7 +81,7 @@ def epoch_time_detailed(compared: Sequence[Compared], caption: str) -> Figure:
             )
             mean = f"{np.mean(times):.3g}"
             right.annotate(
-                mean, (place, times.max()), (0, 3), textcoords="offset points", ha="center"
+                mean, (index, times.max()), (0, 3), textcoords="offset points", ha="center"
             )
         left.set_ylim(0, 1.1 * max(run.epochs["train_time_s"].max() for run in _runs(compared)))
         left.set_xlabel("epoch (hollow: warm-up)")
@@ -96,23 +96,24 @@ def epoch_time_detailed(compared: Sequence[Compared], caption: str) -> Figure:
 def speedup_efficiency(compared: Sequence[Compared], caption: str) -> Figure:
     """Draws speedup over one rank and efficiency, with the ideal and the 80 % lines."""
     with figure(caption, figsize=(7.2, 4.4), ncols=2) as (fig, (left, right)):
-        for place, one in enumerate(compared):
-            bars = _bars(one)
-            for number, (kind, found) in enumerate(bars):
+        for index, case in enumerate(compared):
+            bars = _bars(case)
+            for number, (kind, speedup) in enumerate(bars):
                 width = 0.8 / len(bars)
-                x = place - 0.4 + width * (number + 0.5)
-                _bar(left, x, width, kind, found, 1.0, "{:.2f}x")
-                _bar(right, x, width, kind, found, 1 / found.ranks, "{:.1%}")
+                x = index - 0.4 + width * (number + 0.5)
+                _bar(left, x, width, kind, speedup, 1.0, "{:.2f}x")
+                _bar(right, x, width, kind, speedup, 1 / speedup.ranks, "{:.1%}")
             if not bars:
                 for axes in (left, right):
-                    axes.text(place, 0, "n/a", ha="center", va="bottom", color=GREY)
-            _reference(left, (place - 0.45, place + 0.45), one.configuration.ranks)
+                    axes.text(index, 0, "n/a", ha="center", va="bottom", color=GREY)
+            _reference(left, (index - 0.45, index + 0.45), case.configuration.ranks)
         _reference(right, (-0.5, len(compared) - 0.5), 1.0)
         left.set_ylabel("speedup over one rank")
         right.set_ylabel("efficiency: speedup / ranks")
         right.yaxis.set_major_formatter(PERCENT)
-        highest = max([one.shown.value for one in compared if one.shown] or [1.0])
-        for axes, ideal in ((left, max(one.configuration.ranks for one in compared)), (right, 1)):
+        highest = max([case.shown.value for case in compared if case.shown] or [1.0])
+        most = max(case.configuration.ranks for case in compared)
+        for axes, ideal in ((left, most), (right, 1)):
             axes.set_ylim(0, min(1.12 * axes.get_ylim()[1], 1.2 * max(highest, HIGHEST * ideal)))
             _names(axes, compared)
         _legend(fig, left, ncols=3)
@@ -120,15 +121,15 @@ def speedup_efficiency(compared: Sequence[Compared], caption: str) -> Figure:
 
 
 def _bar(
-    axes: Axes, x: float, width: float, kind: str, found: Speedup, scale: float, form: str
+    axes: Axes, x: float, width: float, kind: str, speedup: Speedup, scale: float, form: str
 ) -> None:
     """Draws one bar with its interval and its number."""
-    value = found.value * scale
+    value = speedup.value * scale
     axes.bar(
         x,
         value,
         width * 0.92,
-        yerr=_error(found, scale),
+        yerr=_error(speedup, scale),
         error_kw={"elinewidth": 1.1, "capsize": 2.5},
         color=COLOURS[kind],
         alpha=0.85,
@@ -136,8 +137,8 @@ def _bar(
         edgecolor="white",
         label=LABELS[kind],
     )
-    ideal = found.ranks * scale
-    top = value if np.isnan(found.high) else min(found.high * scale, max(value, HIGHEST * ideal))
+    highest = max(value, HIGHEST * speedup.ranks * scale)
+    top = value if np.isnan(speedup.high) else min(speedup.high * scale, highest)
     text = form.format(value).replace("%", " %")
     axes.annotate(
         text,
@@ -162,18 +163,18 @@ def _legend(fig: Figure, axes: Axes, ncols: int) -> None:
 def throughput(compared: Sequence[Compared], caption: str) -> Figure:
     """Draws the samples that all ranks compute in a second, and N times one rank's."""
     with figure(caption, figsize=(7.2, 3.9)) as (fig, axes):
-        for place, (one, colour) in enumerate(zip(compared, _colours(compared), strict=True)):
-            rate = one.configuration.throughput_samples_per_s
+        for index, (case, colour) in enumerate(zip(compared, _colours(compared), strict=True)):
+            rate = case.configuration.throughput_samples_per_s
             if rate is None:
-                axes.text(place, 0, "n/a", ha="center", va="bottom", color=GREY)
+                axes.text(index, 0, "n/a", ha="center", va="bottom", color=GREY)
                 continue
-            axes.bar(place, rate, 0.7, color=colour, alpha=0.8)
+            axes.bar(index, rate, 0.7, color=colour, alpha=0.8)
             number = f"{rate:,.0f}"
-            axes.text(place, 0.5 * rate, number, ha="center", va="center", fontsize=9, bbox=PLATE)
-            base = one.base.throughput_samples_per_s if one.base else None
-            if base is not None and not one.is_base:
-                ends = place - 0.45, place + 0.45
-                _reference(axes, ends, base * one.configuration.ranks)
+            axes.text(index, 0.5 * rate, number, ha="center", va="center", fontsize=9, bbox=PLATE)
+            base = case.base.throughput_samples_per_s if case.base else None
+            if base is not None and not case.is_base:
+                ends = index - 0.45, index + 0.45
+                _reference(axes, ends, base * case.configuration.ranks)
         axes.set_ylabel("samples computed per second, all ranks")
         axes.set_ylim(0, 1.05 * max(axes.get_ylim()[1], 1))
         axes.yaxis.set_major_formatter(THOUSANDS)
@@ -185,11 +186,11 @@ def throughput(compared: Sequence[Compared], caption: str) -> Figure:
 def accuracy(compared: Sequence[Compared], caption: str) -> Figure:
     """Draws validation accuracy by epoch, and by time spent training."""
     with figure(caption, figsize=(7.2, 3.9), ncols=2, sharey=True) as (fig, (left, right)):
-        for one, colour in zip(compared, _colours(compared), strict=True):
-            for repeat, run in enumerate(one.configuration.runs):
+        for case, colour in zip(compared, _colours(compared), strict=True):
+            for repeat, run in enumerate(case.configuration.runs):
                 table = run.epochs.dropna(subset="val_accuracy")
                 style = {"color": colour, "marker": MARKERS[repeat % len(MARKERS)], "markersize": 4}
-                label = one.configuration.name if repeat == 0 else None
+                label = case.configuration.name if repeat == 0 else None
                 left.plot(table["epoch"], table["val_accuracy"], label=label, lw=1.2, **style)
                 if run.epochs["epoch"].iloc[0] == 1:  # else the time before is not known
                     spent = run.epochs["train_time_s"].cumsum()[table.index]
@@ -209,30 +210,30 @@ FIGURES = {
     "throughput": throughput,
     "accuracy": accuracy,
 }
-"""The figures by the end of their names; each takes what is compared, and a caption."""
+"""Figures by the end of their names; each takes the cases of a data set, and a caption."""
 
 
 def _runs(compared: Sequence[Compared]) -> list:
-    return [run for one in compared for run in one.configuration.runs]
+    return [run for case in compared for run in case.configuration.runs]
 
 
 def _colours(compared: Sequence[Compared]) -> list[str]:
-    return [CYCLE[place % len(CYCLE)] for place in range(len(compared))]
+    return [CYCLE[index % len(CYCLE)] for index in range(len(compared))]
 
 
-def _bars(one: Compared) -> list[tuple[str, Speedup]]:
-    if one.is_base:
-        found = [(ONE_RANK, one.speedup)]
+def _bars(case: Compared) -> list[tuple[str, Speedup]]:
+    if case.is_base:
+        bars = [(ONE_RANK, case.speedup)]
     else:
-        found = [(COUNTED, one.speedup), (PRINTED, one.printed)]
-        found += [(PER_SAMPLE, one.per_sample)] if one.speedup is None else []
-    return [(kind, speedup) for kind, speedup in found if speedup is not None]
+        bars = [(COUNTED, case.speedup), (PRINTED, case.printed)]
+        bars += [(PER_SAMPLE, case.per_sample)] if case.speedup is None else []
+    return [(kind, speedup) for kind, speedup in bars if speedup is not None]
 
 
-def _error(found: Speedup, scale: float) -> list[list[float]] | None:
-    if np.isnan(found.low) or found.low == found.high:
+def _error(speedup: Speedup, scale: float) -> list[list[float]] | None:
+    if np.isnan(speedup.low) or speedup.low == speedup.high:
         return None
-    below, above = found.value - found.low, found.high - found.value
+    below, above = speedup.value - speedup.low, speedup.high - speedup.value
     return [[max(0, below) * scale], [max(0, above) * scale]]
 
 
@@ -243,8 +244,10 @@ def _reference(axes: Axes, ends: tuple[float, float], ideal: float) -> None:
 
 
 def _names(axes: Axes, compared: Sequence[Compared]) -> None:
-    parts = [one.configuration.name.split(", ") for one in compared]
-    names = ["\n".join(textwrap.fill(part, NAME_LETTERS) for part in each) for each in parts]
+    names = [
+        "\n".join(textwrap.fill(part, NAME_LETTERS) for part in case.configuration.name.split(", "))
+        for case in compared
+    ]
     axes.set_xticks(range(len(compared)), names, fontsize=8.5 if len(names) < 4 else 7.5)
     axes.set_xlim(-0.6, len(compared) - 0.4)
     axes.grid(axis="x", visible=False)
@@ -254,17 +257,17 @@ def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figu
     """Draws the mean training time of an epoch by ranks, a group per data set and model."""
     groups: dict[str, list[Compared]] = {}
     for dataset, compared in studies.items():
-        for one in compared:
-            model = one.configuration.identity.model
+        for case in compared:
+            model = case.configuration.identity.model
             several = len({other.configuration.identity.model for other in compared}) > 1
-            groups.setdefault(f"{dataset}\n{model}" if several else dataset, []).append(one)
-    sizes = sorted({one.configuration.ranks for members in groups.values() for one in members})
-    shades = {ranks: CYCLE[place % len(CYCLE)] for place, ranks in enumerate(sizes)}
+            groups.setdefault(f"{dataset}\n{model}" if several else dataset, []).append(case)
+    sizes = sorted({case.configuration.ranks for cases in groups.values() for case in cases})
+    shades = {ranks: CYCLE[index % len(CYCLE)] for index, ranks in enumerate(sizes)}
     with figure(caption) as (fig, axes):
-        for place, members in enumerate(groups.values()):
-            for number, one in enumerate(members):
-                x = place + (number - (len(members) - 1) / 2) * 0.36
-                times, ranks = one.configuration.epoch_times_s, one.configuration.ranks
+        for index, cases in enumerate(groups.values()):
+            for number, case in enumerate(cases):
+                x = index + (number - (len(cases) - 1) / 2) * 0.36
+                times, ranks = case.configuration.epoch_times_s, case.configuration.ranks
                 low, high = np.quantile(times, [0.05, 0.95])
                 mean = float(times.mean())
                 label = f"{ranks} GPU{'s' * (ranks > 1)}"
@@ -276,7 +279,7 @@ def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figu
                     alpha=0.85,
                     yerr=[[max(0, mean - low)], [max(0, high - mean)]],
                     error_kw={"elinewidth": 1.1, "capsize": 2.5},
-                    label=label if place == 0 else None,
+                    label=label if index == 0 else None,
                 )
                 axes.annotate(
                     f"{mean:.1f} s",
@@ -293,28 +296,31 @@ def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figu
     return fig
 
 
-def losses(one: Compared, several: Compared, caption: str, by: str = "passes") -> Figure:
+def losses(alone: Compared, several: Compared, caption: str, by: str = "passes") -> Figure:
     """Draws training loss on one and on several GPUs: by epoch as printed, and by work done.
 
     Args:
-        one: the configuration on one GPU.
-        several: the one on several.
-        caption: hardware, date and source.
-        by: ``passes`` over the data, or ``updates`` of the weights.
+        alone: Configuration on one GPU.
+        several: Configuration on several GPUs.
+        caption: Hardware, date and source.
+        by: Measure of work: ``passes`` over the data, or ``updates`` of the weights.
     """
     per_epoch, name = {
         "passes": (passes, "passes over the data"),
         "updates": (updates_per_epoch, "updates of the weights"),
     }[by]
     with figure(caption, ncols=2, sharey=True) as (fig, (left, right)):
-        for compared, colour in ((one, BLUE), (several, RED)):
-            each = per_epoch(compared.configuration)
-            for repeat, run in enumerate(compared.configuration.runs):
-                label = compared.configuration.name if repeat == 0 else None
+        for configuration, colour in (
+            (alone.configuration, BLUE),
+            (several.configuration, RED),
+        ):
+            work = per_epoch(configuration)
+            for repeat, run in enumerate(configuration.runs):
+                label = configuration.name if repeat == 0 else None
                 style = {"color": colour, "marker": "os^"[repeat % 3], "markersize": 4, "lw": 1.2}
                 epochs, loss = run.epochs["epoch"], run.epochs["train_loss"]
                 left.plot(epochs, loss, label=label, **style)
-                right.plot(epochs * each, loss, **style)
+                right.plot(epochs * work, loss, **style)
         for axes, label in ((left, "epoch as printed"), (right, name)):
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -331,9 +337,11 @@ def mixed_rows(rows: pd.DataFrame, caption: str) -> Figure:
     """Draws the epochs of a file in the order they were written: a line per job."""
     with figure(caption, figsize=(7.2, 3.3)) as (fig, axes):
         axes.plot(rows["row"], rows["epoch"], color=GREY, linewidth=0.7, label="the file")
-        for (job, own), colour in zip(rows.groupby("job"), CYCLE, strict=False):
-            label = f"job {job}: epochs {own['epoch'].min()} to {own['epoch'].max()}"
-            axes.plot(own["row"], own["epoch"], "o-", color=colour, markersize=4, label=label)
+        for (job, written), colour in zip(rows.groupby("job"), CYCLE, strict=False):
+            label = f"job {job}: epochs {written['epoch'].min()} to {written['epoch'].max()}"
+            axes.plot(
+                written["row"], written["epoch"], "o-", color=colour, markersize=4, label=label
+            )
         axes.set_xlabel("row of metrics.csv")
         axes.set_ylabel("epoch")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))

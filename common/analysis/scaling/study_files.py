@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from common.analysis.runs import Run
 from common.analysis.scaling.training_run import (
@@ -66,13 +65,12 @@ def read_runs(root: Path | str) -> RunsRead:
     for folder in _candidates(root):
         ours = (folder / "environment.json").is_file()
         try:
-            found = [read_own(folder)] if ours else read_original(folder)
+            read = [read_own(folder)] if ours else read_original(folder)
         except UserError as error:
             problems.append(_problem(folder, error))
             continue
-        for run in found:
-            runs.append(run)
-            problems += [Problem(run.name, note) for note in run.notes]
+        runs += read
+        problems += [Problem(run.name, note) for run in read for note in run.notes]
     if not runs and not problems:
         raise UserError(f"{root}: no runs; looked for <experiment>/metrics.csv in it")
     return RunsRead(runs, problems)
@@ -81,25 +79,24 @@ def read_runs(root: Path | str) -> RunsRead:
 def _candidates(root: Path) -> list[Path]:
     """Returns folders that hold a training run, or what is left of one, in order of their names."""
     tables = ("metrics.csv", "metrics.csv.partial", "epochs.csv", "epochs.csv.partial")
-    places = [f"{below}{name}" for below in ("", "*/", "*/*/") for name in tables]
-    found = {path.parent for place in places for path in root.glob(place)}
-    for below in ("", "*/", "*/*/"):  # one that broke off early has no table yet
-        folders = [record.parent for record in root.glob(f"{below}environment.json")]
-        found |= {folder for folder in folders if _label(folder) == LABEL}
-    return sorted(found)
-
-
-def _label(folder: Path) -> str:
-    return str(Run(folder, folder).environment.get("label", ""))
+    folders: set[Path] = set()
+    for below in ("", "*/", "*/*/"):
+        folders |= {path.parent for name in tables for path in root.glob(below + name)}
+        # A run that broke off early has no table yet.
+        records = [record.parent for record in root.glob(f"{below}environment.json")]
+        folders |= {
+            folder for folder in records if Run(folder, folder).environment.get("label") == LABEL
+        }
+    return sorted(folders)
 
 
 def _problem(folder: Path, error: UserError) -> Problem:
     """Returns the error as a line that names the folder once, as a user would type it."""
-    shown = relative_to_project(folder)
+    name = relative_to_project(folder)
     what = str(error)
-    for start in (f"{folder}/", f"{folder}: ", f"{shown}/", f"{shown}: "):
+    for start in (f"{folder}/", f"{folder}: ", f"{name}/", f"{name}: "):
         what = what.removeprefix(start)
-    return Problem(shown, f"{what}; left out")
+    return Problem(name, f"{what}; left out")
 
 
 def read_original(folder: Path) -> list[ScalingRun]:
@@ -131,18 +128,13 @@ def _one_run_each(base: ScalingRun, jobs: Sequence[Sequence[int]]) -> list[Scali
     if len(jobs) == 1:
         return [base]
     tables = [base.epochs.iloc[list(rows)].reset_index(drop=True) for rows in jobs]
-    spans = [span_text(table["epoch"]) for table in tables]
-    which = ", ".join(f"#{number} epochs {span}" for number, span in enumerate(spans, 1))
-    said = f"{len(jobs)} jobs wrote into one metrics.csv ({which}); each is read as a run"
+    ends = [dict.fromkeys(map(str, table["epoch"].iloc[[0, -1]])) for table in tables]
+    which = ", ".join(f"#{number} epochs {' to '.join(end)}" for number, end in enumerate(ends, 1))
+    note = f"{len(jobs)} jobs wrote into one metrics.csv ({which}); each is read as a run"
     return [
-        replace(base, name=f"{base.name}#{number}", epochs=table, notes=(said,) * (number == 1))
+        replace(base, name=f"{base.name}#{number}", epochs=table, notes=(note,) * (number == 1))
         for number, table in enumerate(tables, 1)
     ]
-
-
-def span_text(epochs: pd.Series) -> str:
-    """Returns the first and the last of several epochs: ``6 to 20``."""
-    return f"{epochs.iloc[0]} to {epochs.iloc[-1]}" if len(epochs) > 1 else str(epochs.iloc[0])
 
 
 def identity_of_name(name: str) -> RunIdentity:
@@ -151,10 +143,10 @@ def identity_of_name(name: str) -> RunIdentity:
     Raises UserError where it does not tell the data set or the number of GPUs.
     """
     key, lower = data_key(name), name.lower()
-    data = next((shown for part, shown in DATA_NAMES.items() if part in key), None)
+    data = next((name for part, name in DATA_NAMES.items() if part in key), None)
     if data is None:
-        known = ", ".join(DATA_NAMES.values())
-        raise UserError(f"its name does not tell the data set (known: {known}), nor does a file")
+        names = ", ".join(DATA_NAMES.values())
+        raise UserError(f"its name does not tell the data set (known: {names}), nor does a file")
     counted = re.search(r"(\d+)_?gpu", lower)
     if counted:
         world_size = int(counted[1])
@@ -176,11 +168,12 @@ def published_run() -> Run:
 def _is_published(run: ScalingRun) -> bool:
     """Returns True if these are the published epochs, whatever else bears the same name."""
     epochs = published_run().table("epochs.csv")
-    published, own = (
+    published, times_s = (
         np.sort(table["train_time_s"].to_numpy())
         for table in (epochs[epochs["experiment"] == run.name], run.epochs)
     )
-    return len(published) == len(own) and np.allclose(published, own, rtol=0, atol=1e-3)
+    same = len(published) == len(times_s)
+    return same and np.allclose(published, times_s, rtol=0, atol=1e-3)
 
 
 def stated_samples() -> dict[str, StatedSamples]:

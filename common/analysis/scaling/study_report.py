@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.scaling.speedups import Speedup, distinct_per_epoch, processed_per_epoch
+from common.analysis.runs import written_whole
 from common.analysis.scaling.study import (
     MARK,
     Compared,
@@ -70,8 +67,8 @@ class Analysis:
     """Holds the compared configurations, and the problems met on the way.
 
     Attributes:
-        compared: by data set.
-        problems: one line for everything that could not be used as it was.
+        compared: Cases of each data set.
+        problems: One line for everything that could not be used as it was.
     """
 
     root: Path
@@ -124,35 +121,25 @@ def write_results(analysis: Analysis, out: Path) -> Path:
     Raises UserError where it cannot be written to.
     """
     table = summary_of(analysis)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".analysis-", dir=out))
-        try:
-            for dataset, compared in analysis.compared.items():
-                for name, draw in FIGURES.items():
-                    fig = draw(compared, study_caption(analysis, dataset))
-                    path = beside / f"{data_key(dataset)}_{name}.png"
-                    fig.savefig(path, format="png", dpi=DPI)
-            table.to_csv(beside / SUMMARY, index=False)
-            (beside / LATEX).write_text(latex_table(table))
-            (beside / REPORT).write_text(report(analysis) + "\n")
-            for path in sorted(beside.iterdir()):
-                os.replace(path, out / path.name)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{relative_to_project(out)}: {error.strerror}") from None
+    with written_whole(out) as folder:
+        for dataset, compared in analysis.compared.items():
+            for name, draw in FIGURES.items():
+                fig = draw(compared, study_caption(analysis, dataset))
+                fig.savefig(folder / f"{data_key(dataset)}_{name}.png", format="png", dpi=DPI)
+        table.to_csv(folder / SUMMARY, index=False)
+        (folder / LATEX).write_text(latex_table(table))
+        (folder / REPORT).write_text(report(analysis) + "\n")
     return out
 
 
 def summary_of(analysis: Analysis) -> pd.DataFrame:
     """Returns comprehensive_summary.csv: all data sets, one below the other."""
-    return pd.concat([summary(each) for each in analysis.compared.values()], ignore_index=True)
+    return pd.concat([summary(cases) for cases in analysis.compared.values()], ignore_index=True)
 
 
 def study_caption(analysis: Analysis, dataset: str) -> str:
     """Returns the hardware and source of a data set's figures."""
-    runs = [run for one in analysis.compared[dataset] for run in one.configuration.runs]
+    runs = [run for case in analysis.compared[dataset] for run in case.configuration.runs]
     hardware = list(dict.fromkeys(run.hardware for run in runs if run.hardware))
     dates = sorted({str(run.environment.get("start_time", ""))[:10] for run in runs} - {""})
     parts = ["; ".join(hardware) or "hardware not recorded", *dates[-1:]]
@@ -174,7 +161,7 @@ def latex_table(table: pd.DataFrame) -> str:
     for cells in table.itertuples(index=False):
         rows.append(" & ".join(_latex_cell(str(cell)) for cell in cells))
     marked = table.map(lambda cell: str(cell).endswith(MARK)).to_numpy().any()
-    first, *rest = [f"{row} \\\\" for row in rows]
+    header, *body = [f"{row} \\\\" for row in rows]
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
@@ -182,9 +169,9 @@ def latex_table(table: pd.DataFrame) -> str:
         "\\caption{Scaling of text classification}",
         f"\\begin{{tabular}}{{ll{'r' * (len(table.columns) - 2)}}}",
         "\\toprule",
-        first,
+        header,
         "\\midrule",
-        *rest,
+        *body,
         "\\bottomrule",
         "\\end{tabular}",
     ]
@@ -204,17 +191,17 @@ def report(analysis: Analysis) -> str:
     lines.append(f"first epochs of a run that are left out (warm-up): {analysis.warmup}")
     for dataset, compared in analysis.compared.items():
         lines += ["", dataset, "=" * len(dataset)]
-        for one in compared:
-            lines += ["", *_lines_of(one)]
+        for case in compared:
+            lines += ["", *_lines_of(case)]
     if analysis.problems:
         lines += ["", "What could not be used as it was", "-" * 32]
         lines += [f"- {line}" for line in analysis.problems]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _lines_of(one: Compared) -> list[str]:
-    configuration = one.configuration
-    row = summary([one]).iloc[0]
+def _lines_of(case: Compared) -> list[str]:
+    configuration = case.configuration
+    row = summary([case]).iloc[0]
     names = ", ".join(run.name for run in configuration.runs)
     lines = [f"{configuration.name} ({names})"]
     lines.append(
@@ -224,42 +211,33 @@ def _lines_of(one: Compared) -> list[str]:
     assumed = sorted({field for run in configuration.runs for field in run.assumed})
     if assumed:
         lines.append(f"  read from the folder's name: {', '.join(assumed).replace('_', ' ')}")
-    if not one.is_base:
-        lines += [f"  {line}" for line in _speedup_lines(one)]
+    if not case.is_base:
+        lines += [f"  {line}" for line in _speedup_lines(case)]
     for run in configuration.runs:
-        lines += [f"  {line}" for line in diagnosis_of(run, one.base)]
+        lines += [f"  {line}" for line in diagnosis_of(run, case.base)]
     return lines
 
 
-def _speedup_lines(one: Compared) -> list[str]:
-    if one.speedup is not None:
-        return [f"Speedup {speedup_text(one.speedup)}: {verdict(one.speedup)}"]
-    lines = [f"Speedup n/a: {one.reason}"]
-    if one.printed is not None:
-        printed = one.printed
+def _speedup_lines(case: Compared) -> list[str]:
+    if case.speedup is not None:
+        return [f"Speedup {case.speedup}: {verdict(case.speedup)}"]
+    lines = [f"Speedup n/a: {case.reason}"]
+    if case.printed is not None:
         lines = [
-            f"As printed{MARK} {speedup_text(printed)}: {verdict(printed)}",
-            f"{MARK} not comparable: {one.reason}",
+            f"As printed{MARK} {case.printed}: {verdict(case.printed)}",
+            f"{MARK} not comparable: {case.reason}",
         ]
-    if one.per_sample is not None:
-        lines.append(f"Per sample {speedup_text(one.per_sample)}: {verdict(one.per_sample)}")
-        lines.append(samples_text(one.configuration.runs[0]))
+    if case.per_sample is not None:
+        run = case.configuration.runs[0]
+        how = f"not counted; {run.stated.how_known}" if run.stated else ""
+        if run.identity.processed_per_epoch is not None:
+            how = "counted"
+        lines.append(f"Per sample {case.per_sample}: {verdict(case.per_sample)}")
+        lines.append(
+            f"samples an epoch: {run.processed_per_epoch:,} computed, "
+            f"{run.distinct_per_epoch:,} different ones ({how})"
+        )
     return lines
-
-
-def speedup_text(found: Speedup) -> str:
-    """Returns a speedup in words: ``3.49x (3.45 to 3.53, over epochs), efficiency 87.3 %``."""
-    interval = f" ({found.low:.2f} to {found.high:.2f}, over {found.over})"
-    shown = "" if pd.isna(found.low) else interval
-    return f"{found.value:.2f}x{shown}, efficiency {found.efficiency:.1%}".replace("%", " %")
-
-
-def samples_text(run: ScalingRun) -> str:
-    """Returns how many samples an epoch computes, and how that is known."""
-    processed, distinct = processed_per_epoch(run), distinct_per_epoch(run)
-    counted = run.identity.processed_per_epoch is not None
-    how = "counted" if counted else f"not counted; {run.stated.how_known}" if run.stated else ""
-    return f"samples an epoch: {processed:,} computed, {distinct:,} different ones ({how})"
 
 
 def diagnosis_of(run: ScalingRun, base: Configuration | None) -> list[str]:

@@ -16,7 +16,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.analysis.runs import Run, complete_runs, given_folder, origin, recorded_assignment
+from common.analysis.runs import (
+    OfRun,
+    Run,
+    complete_runs,
+    given_folder,
+    origin,
+    recorded_assignment,
+)
 from common.analysis.scaling.laws import FittedLaw, fit_law
 from common.analysis.scaling.prediction import predicted_steps, prediction_errors
 from common.analysis.scaling.training_run import STRONG, WEAK
@@ -48,9 +55,9 @@ class Series:
     """Arms that differ in their number of ranks only.
 
     Attributes:
-        batch: the global batch (strong) or that of each rank (weak).
-        table: rows of ``sweep_speedups`` in the order of ranks.
-        rounds: [rounds, arms], the speedup in each round.
+        batch: Global batch (strong) or batch of each rank (weak).
+        table: Rows of ``sweep_speedups`` in the order of ranks.
+        rounds: Speedup in each round, [rounds, arms].
     """
 
     regime: str
@@ -85,21 +92,14 @@ class Series:
 
 
 @dataclass(frozen=True, eq=False)
-class SweepRun:
+class SweepRun(OfRun):
     """One sweep.
 
     Attributes:
-        opened: its folder, settings, environment and caption.
-        tables: what it measured, by file name.
+        tables: Tables that it measured, by file name.
     """
 
-    opened: Run
     tables: Mapping[str, pd.DataFrame]
-
-    @property
-    def caption(self) -> str:
-        """Returns hardware, date and source, for figures."""
-        return self.opened.caption
 
     @property
     def origin(self) -> str:
@@ -143,8 +143,8 @@ class SweepRun:
     def parts(self) -> pd.DataFrame:
         """Returns a row per arm, its step in parts; columns in ``decompose_all``."""
         buckets = self.tables.get(BUCKETS)
-        known = buckets is not None and len(buckets)
-        return decompose_all(self.arms, self.steps, buckets if known else None)
+        watched = buckets is not None and len(buckets)
+        return decompose_all(self.arms, self.steps, buckets if watched else None)
 
     @cached_property
     def noise_floor(self) -> float | None:
@@ -184,14 +184,14 @@ class SweepRun:
         table = self.speedups
         kept = table[(table["change"] == "none") & (table["refused"] == "")]
         rounds = step_times_by_round(self.steps)
-        found = []
+        series = []
         for regime, column in ((WEAK, "batch_per_rank"), (STRONG, "global_batch")):
             for batch, rows in kept[kept["regime"] == regime].groupby(column):
                 rows = rows.sort_values("world_size")
                 if len(rows) > 1 and rows["world_size"].iloc[0] == 1:
                     by_round = _by_round(rows, rounds)
-                    found.append(Series(regime, int(batch), rows, by_round))
-        return found
+                    series.append(Series(regime, int(batch), rows, by_round))
+        return series
 
 
 ARM = ["world_size", "batch_per_rank", "regime", "change"]
@@ -200,10 +200,12 @@ ARM = ["world_size", "batch_per_rank", "regime", "change"]
 
 def arm_name(world_size: float, batch_per_rank: float, regime: object, change: object) -> str:
     """Returns an arm's name from its columns: ``2 ranks, batch 64 each (weak)``."""
-    each = "" if world_size == 1 else " each"
+    per_rank = "" if world_size == 1 else " each"
     which = f" ({regime})" if isinstance(regime, str) and regime else ""
     changed = "" if change in ("none", np.nan) else f", {change}"
-    return f"{counted(int(world_size), 'rank')}, batch {batch_per_rank:,.0f}{each}{changed}{which}"
+    return (
+        f"{counted(int(world_size), 'rank')}, batch {batch_per_rank:,.0f}{per_rank}{changed}{which}"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,9 +213,9 @@ class ScalingLab:
     """The sweeps of a run.
 
     Attributes:
-        sweep: the synthetic model on this machine's ranks.
-        replay: a replay on emulated hosts, or None.
-        left_out: why ``replay`` is not of this run; empty where it is.
+        sweep: Sweep of the synthetic model on this machine's ranks.
+        replay: Sweep of a replay on emulated hosts, or None.
+        left_out: Reason why ``replay`` is not of this run; empty where it is.
     """
 
     sweep: SweepRun
@@ -243,8 +245,8 @@ def open_assignment4(run_dir: str | Path | None = None) -> ScalingLab:
         raise UserError(
             f"{relative_to_project(folder)}: no complete sweep (benchmark.py --sweep) in it"
         )
-    own = [found for found in sweeps if workload_of(found) == MLP] or sweeps
-    sweep, replays = _open(own[-1]), _replays(sweeps)
+    synthetic = [run for run in sweeps if workload_of(run) == MLP] or sweeps
+    sweep, replays = _open(synthetic[-1]), _replays(sweeps)
     if replays:
         return ScalingLab(sweep, max(replays, key=lambda replay: replay.ranks), "")
     reason = Run(folder, folder).environment.get("emulated_hosts_left_out")
@@ -255,8 +257,8 @@ def open_assignment4(run_dir: str | Path | None = None) -> ScalingLab:
 
 def find_sweeps(folder: Path) -> list[Run]:
     """Finds the complete sweeps in a run or in its stages, the oldest first."""
-    found = complete_runs(folder, ARMS, places=("", "*/", "*/*/"))
-    sweeps = [run.folder for run in found if run.environment.get("label") == LABEL]
+    runs = complete_runs(folder, ARMS, places=("", "*/", "*/*/"))
+    sweeps = [run.folder for run in runs if run.environment.get("label") == LABEL]
     return [Run(sweep, sweep) for sweep in sweeps]  # its own folder is what captions name
 
 
@@ -266,7 +268,7 @@ def workload_of(opened: Run) -> str:
 
 
 def _replays(sweeps: Sequence[Run]) -> list[SweepRun]:
-    return [_open(found) for found in sweeps if workload_of(found) == REPLAY]
+    return [_open(run) for run in sweeps if workload_of(run) == REPLAY]
 
 
 def _open(opened: Run) -> SweepRun:

@@ -20,6 +20,41 @@ from common.samples import Interval
 NO_INTERVAL = "no interval: one round"
 
 
+def against_one_rank(low: float, high: float, refused: str = "") -> str:
+    """Returns whether a speedup with this 95 % interval is faster or slower than one rank.
+
+    An arm without a speedup has a reason, ``refused``.
+    """
+    if refused:
+        return refused
+    if pd.isna(low) or pd.isna(high):
+        return "not known: one round"
+    if low > 1:
+        return "faster"
+    return "slower" if high < 1 else "cannot be told"
+
+
+def _interval(low: float, high: float, form: str = "{:.2f}") -> str:
+    if pd.isna(low) or pd.isna(high):
+        return NO_INTERVAL
+    return f"{form.format(low)} to {form.format(high)}"
+
+
+SPEEDUPS = {
+    "regime": "scaling",
+    "batch": "batch",
+    "world_size": "ranks",
+    ("speedup_low", "speedup_high", "refused"): ("compared with one rank", against_one_rank),
+    "step_ms": ("step (ms)", "{:.1f}"),
+    "throughput_samples_per_s": "samples/s",
+    "speedup": "speedup",
+    ("refused", "speedup_low", "speedup_high"): (
+        "95 % interval",
+        lambda refused, low, high: "–" if refused else _interval(low, high),
+    ),
+    "efficiency": ("efficiency", "{:.0%}"),
+}
+"""Titles of ``on_several_ranks``: first, whether an arm can be told from one rank."""
 PARTS_OF_STEP = {
     tuple(ARM): ("arm", arm_name),
     ("adds_up", "plain_step_ms"): (
@@ -29,7 +64,7 @@ PARTS_OF_STEP = {
     "step_ms": ("watched step (ms)", "{:.1f}"),
     "sum_ms": ("sum of parts (ms)", "{:.1f}"),
     **{
-        (f"{part}_ms", "sum_ms"): (part, lambda own, all_ms: f"{own / all_ms:.0%}")
+        (f"{part}_ms", "sum_ms"): (part, lambda part_ms, sum_ms: f"{part_ms / sum_ms:.0%}")
         for part in PARTS
     },
     "plain_step_ms": ("plain step (ms)", "{:.1f}"),
@@ -56,34 +91,55 @@ PREDICTIONS = {
     "adjusted_error": ("its error", "{:+.0%}"),
 }
 """Titles of ``SweepRun.errors``."""
+LAWS = {
+    "regime": "scaling",
+    "law": "law",
+    "describes_points": "describes the points",
+    "parameter": "parameter",
+    "value": ("value", "{:.3g}"),
+    "interval": "95 % interval",
+    "largest_error": "largest error",
+    "r_squared": ("R²", "{:.3f}"),
+}
+"""Titles of ``fitted_parameters``: first, whether a law describes the points."""
+PUBLISHED = {
+    "batch": ("batch per GPU", "{:,}"),
+    "one_gpu_ms": ("1 GPU (ms)", "{:.2f}"),
+    "two_gpus_ms": ("2 GPUs (ms)", "{:.2f}"),
+    "predicted_ms": ("predicted (ms)", "{:.2f}"),
+    "speedup": "speedup",
+    "bare_bandwidth": "needs, no contention (GB/s)",
+    "slowed_bandwidth": "needs, 40 % (GB/s)",
+}
+"""Titles of ``published_batches``."""
 
 
 def parts_facts(run: SweepRun) -> dict[str, str]:
     """Returns how far the parts can be trusted, and how much ranks slow each other down."""
     parts = run.parts
-    found = {"noise floor: the same step under two names differs by": noise_text(run)}
+    facts = {"noise floor: the same step under two names differs by": noise_text(run)}
     several = parts.dropna(subset="plain_step_ms")
     if len(several):
         longer = several["watching_share"].astype(float)
-        found |= {
+        facts |= {
             f"arms whose parts add up to the plain step within {TOLERANCE:.0%}": (
                 f"{int(several['adds_up'].sum())} of {len(several)}"
             ),
             "watched over plain step, median over arms": f"± {longer.abs().median():.1%}",
             "watched over plain step, range": f"{longer.min():+.1%} to {longer.max():+.1%}",
         }
-    left = parts["unaccounted_share"].abs().max()
-    found["share of a watched step that no part explains, at most"] = f"{left:.1%}"
+    unexplained = parts["unaccounted_share"].abs().max()
+    facts["share of a watched step that no part explains, at most"] = f"{unexplained:.1%}"
     last = parts.sort_values(["world_size", "batch_per_rank"]).iloc[-1]
     alone = parts[(parts["world_size"] == 1) & (parts["batch_per_rank"] == last["batch_per_rank"])]
     if len(alone):
         computed, by_itself = (
             row["forward_ms"] + row["backward_ms"] for row in (last, alone.iloc[0])
         )
-        found[f"computation of {arm_name(*last[ARM])} over the same on one rank by itself"] = (
+        facts[f"computation of {arm_name(*last[ARM])} over the same on one rank by itself"] = (
             f"{computed / by_itself:.2f}"
         )
-    return found
+    return facts
 
 
 def noise_text(run: SweepRun) -> str:
@@ -91,110 +147,55 @@ def noise_text(run: SweepRun) -> str:
     return "not known" if run.noise_floor is None else f"{run.noise_floor:.1%}"
 
 
-def speedup_table(run: SweepRun) -> pd.DataFrame:
-    """Returns a row per arm on several ranks: speedup with its interval, and efficiency.
+def on_several_ranks(run: SweepRun) -> pd.DataFrame:
+    """Returns the arms on several ranks in the order of ``run.series``, then the refused ones.
 
-    The fourth column says first whether the arm can be told from one rank, or why there is no
-    speedup.
+    Columns are those of ``sweep_speedups``, and ``batch``, what the arms of a series share.
     """
-    columns = [
-        "scaling",
-        "batch",
-        "ranks",
-        "compared with one rank",
-        "step (ms)",
-        "samples/s",
-        "speedup",
-        "95 % interval",
-        "efficiency",
-    ]
-    rows = [
-        {
-            "scaling": series.regime,
-            "batch": series.label,
-            "ranks": int(row.world_size),
-            "compared with one rank": against_one_rank(row.speedup_low, row.speedup_high),
-            "step (ms)": row.step_ms,
-            "samples/s": row.throughput_samples_per_s,
-            "speedup": row.speedup,
-            "95 % interval": _interval(row.speedup_low, row.speedup_high),
-            "efficiency": row.efficiency,
-        }
-        for series in run.series
-        for row in series.table.itertuples()
-        if row.world_size > 1
-    ]
-    refused = run.speedups[(run.speedups["refused"] != "") & (run.speedups["world_size"] > 1)]
-    rows += [
-        {
-            "scaling": row.regime,
-            "batch": f"batch per rank {row.batch_per_rank:,}",
-            "ranks": int(row.world_size),
-            "compared with one rank": row.refused,
-            "step (ms)": row.step_ms,
-            "samples/s": row.throughput_samples_per_s,
-        }
-        for row in refused.itertuples()
-    ]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def against_one_rank(low: float, high: float) -> str:
-    """Returns whether a speedup with this 95 % interval is faster or slower than one rank."""
-    if pd.isna(low) or pd.isna(high):
-        return "not known: one round"
-    if low > 1:
-        return "faster"
-    return "slower" if high < 1 else "cannot be told"
+    tables = [series.table.assign(batch=series.label) for series in run.series]
+    refused = run.speedups[run.speedups["refused"] != ""]
+    batches = refused["batch_per_rank"].map("batch per rank {:,}".format)
+    table = pd.concat([*tables, refused.assign(batch=batches)], ignore_index=True)
+    return table[table["world_size"] > 1]
 
 
 def prediction_facts(run: SweepRun) -> dict[str, str]:
     """Returns the errors of predicted steps, beside the noise floor, or why there are none."""
-    both = run.errors
-    if both is None:
+    errors = run.errors
+    if errors is None:
         return {"no prediction": run.predictions[1]}
-    error, adjusted = both["error"], both["adjusted_error"].dropna().abs()
-    found = {
+    error, adjusted = errors["error"], errors["adjusted_error"].dropna().abs()
+    facts = {
         "noise floor of the measured steps": noise_text(run),
         "error, nothing taken from a step: median over arms": f"± {error.abs().median():.0%}",
         "error, nothing taken from a step: range": f"{error.min():+.0%} to {error.max():+.0%}",
     }
     if len(adjusted):
-        found |= {
+        facts |= {
             "error of the other arms, adjusted: median": f"± {adjusted.median():.0%}",
             "error of the other arms, adjusted: at most": f"± {adjusted.max():.0%}",
         }
-    return found
+    return facts
 
 
-def laws_table(series: Sequence[Series]) -> pd.DataFrame:
-    """Returns a row per fitted parameter; first, whether its law describes the points."""
-    columns = [
-        "scaling",
-        "law",
-        "describes the points",
-        "parameter",
-        "value",
-        "95 % interval",
-        "largest error",
-        "R²",
-    ]
+def fitted_parameters(series: Sequence[Series]) -> pd.DataFrame:
+    """Returns a row per fitted parameter; columns as in ``LAWS``."""
     rows = [
         {
-            "scaling": one.regime,
+            "regime": arms.regime,
             "law": fitted.law.name,
-            "describes the points": _yes_or_no(fitted),
+            "describes_points": fitted.describes_points,
             "parameter": name,
             "value": estimate.estimate,
-            "95 % interval": _interval_of(estimate),
-            "largest error": fitted.largest_error,
-            "R²": fitted.r_squared,
+            "interval": _interval_of(estimate),
+            "largest_error": fitted.largest_error,
+            "r_squared": fitted.r_squared,
         }
-        for one in series
-        for fitted in one.laws[0]
+        for arms in series
+        for fitted in arms.laws[0]
         for name, estimate in fitted.parameters.items()
     ]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[*LAWS])
 
 
 def limits_table(series: Sequence[Series]) -> pd.DataFrame:
@@ -213,19 +214,19 @@ def limits_table(series: Sequence[Series]) -> pd.DataFrame:
         "intervals from",
     ]
     rows = []
-    for one in series:
-        measured = int(one.table["world_size"].iloc[-1])
-        for fitted in one.laws[0]:
+    for arms in series:
+        measured = int(arms.table["world_size"].iloc[-1])
+        for fitted in arms.laws[0]:
             row = {
-                "scaling": one.regime,
+                "scaling": arms.regime,
                 "law": fitted.law.name,
-                "describes the points": _yes_or_no(fitted),
+                "describes the points": "yes" if fitted.describes_points else "no",
                 "measured up to (ranks)": measured,
                 "intervals from": fitted.method,
             }
             rows.append(row | (_limit(fitted) if fitted.describes_points else {}))
-        for name, reason in one.laws[1]:
-            row = {"scaling": one.regime, "law": name, "measured up to (ranks)": measured}
+        for name, reason in arms.laws[1]:
+            row = {"scaling": arms.regime, "law": name, "measured up to (ranks)": measured}
             rows.append(row | {"describes the points": f"not fitted: {reason}"})
     return pd.DataFrame(rows, columns=columns)
 
@@ -242,50 +243,47 @@ def _limit(fitted: FittedLaw) -> dict[str, str]:
     return limit | {"on ranks": f"{peak:.1f}", "95 % interval": interval}
 
 
-def _yes_or_no(fitted: FittedLaw) -> str:
-    return "yes" if fitted.describes_points else "no"
+def published_batches(explanation: Explanation) -> pd.DataFrame:
+    """Returns a row per published batch: one GPU, two, the model's, and the bandwidth it needs.
+
+    Columns as in ``PUBLISHED``; bandwidths in bytes per second.
+    """
+    rows = [
+        (
+            batch,
+            explanation.one_gpu_ms[batch],
+            time_ms,
+            explanation.predicted_ms[batch],
+            2 * explanation.one_gpu_ms[batch] / time_ms,
+            *explanation.needed[batch],
+        )
+        for batch, time_ms in explanation.published_ms.items()
+    ]
+    return pd.DataFrame(rows, columns=[*PUBLISHED])
 
 
-def published_table(found: Explanation) -> pd.DataFrame:
-    """Returns a row per published batch: one GPU, two, the model's, and the bandwidth it needs."""
-    return pd.DataFrame(
-        [
-            {
-                "batch per GPU": batch,
-                "1 GPU (ms)": found.one_gpu_ms[batch],
-                "2 GPUs (ms)": time_ms,
-                "predicted (ms)": found.predicted_ms[batch],
-                "speedup": 2 * found.one_gpu_ms[batch] / time_ms,
-                "needs, no contention (GB/s)": found.needed[batch][0] / 1e9,
-                "needs, 40 % (GB/s)": found.needed[batch][1] / 1e9,
-            }
-            for batch, time_ms in found.published_ms.items()
-        ]
-    )
-
-
-def published_facts(found: Explanation) -> dict[str, str]:
+def published_facts(explanation: Explanation) -> dict[str, str]:
     """Returns the one bandwidth, its range, and what was assumed beside it."""
-    fixed_beta, fixed_error = found.at_mean_slowdown
-    _, bare_error = found.without_slowdown
-    worst = max(abs(error) for error in found.errors.values())
-    parameters = found.model.device.mlp.parameters
-    all_reduce_ms = parameters * 4 / found.bandwidth_bytes_per_s * 1e3
+    fixed_beta, fixed_error = explanation.at_mean_slowdown
+    _, bare_error = explanation.without_slowdown
+    worst = max(abs(error) for error in explanation.errors.values())
+    parameters = explanation.model.device.mlp.parameters
+    bandwidth = explanation.bandwidth_bytes_per_s
     return {
-        "bandwidth that explains both steps best": f"{found.bandwidth_bytes_per_s / 1e9:.1f} GB/s",
-        "computation then takes longer beside an all-reduce by": f"{found.slowdown - 1:.0%}",
+        "bandwidth that explains both steps best": f"{bandwidth / 1e9:.1f} GB/s",
+        "computation then takes longer beside an all-reduce by": f"{explanation.slowdown - 1:.0%}",
         "largest error of the two steps": f"below {max(worst, 1e-3):.1%}",
         f"bandwidths that explain both within {PUBLISHED_TOLERANCE:.0%}": (
-            f"{found.low / 1e9:.1f} to {found.high / 1e9:.1f} GB/s"
+            f"{explanation.low / 1e9:.1f} to {explanation.high / 1e9:.1f} GB/s"
         ),
         f"largest error with others' mean slowdown of {MEAN_SLOWDOWN - 1:.1%}": (
             f"{fixed_error:.1%}, at {fixed_beta / 1e9:.1f} GB/s"
         ),
         "largest error without any slowdown": f"{bare_error:.1%}",
         "PCIe 3.0 x16 carries, in one direction": f"{PCIE3_X16_BYTES_PER_S / 1e9:.2f} GB/s",
-        "the bandwidth as a share of that": f"{found.share_of_pcie:.0%}",
+        "the bandwidth as a share of that": f"{explanation.share_of_pcie:.0%}",
         "gradients of a step": f"{parameters:,} numbers, {parameters * 4 / 2**20:.0f} MiB",
-        "their all-reduce takes": f"{all_reduce_ms:.0f} ms",
+        "their all-reduce takes": f"{parameters * 4 / bandwidth * 1e3:.0f} ms",
     }
 
 
@@ -293,9 +291,3 @@ def _interval_of(estimate: Interval) -> str:
     if estimate.estimate == estimate.high == 0:
         return "at its bound"  # 0 in every draw, as parameters cannot be negative
     return _interval(estimate.low, estimate.high, "{:.3g}")
-
-
-def _interval(low: float, high: float, form: str = "{:.2f}") -> str:
-    if pd.isna(low) or pd.isna(high):
-        return NO_INTERVAL
-    return f"{form.format(low)} to {form.format(high)}"

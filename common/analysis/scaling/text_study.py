@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.runs import caption_of, choose_folder, is_recorded, origin
-from common.analysis.scaling.speedups import distinct_per_epoch, processed_per_epoch
 from common.analysis.scaling.study import Compared, Configuration, compare
 from common.analysis.scaling.study_files import (
     PUBLISHED,
@@ -41,22 +40,22 @@ class TextStudy:
     """The published runs and the reader's, each compared within their data set.
 
     Attributes:
-        published: by data set, ``IMDB`` and ``AGNews``.
-        own: by data set; empty where there are no runs of train_text.py.
-        problems: what of the reader's runs could not be used as it was.
-        left_out: why there are none of the reader's; empty where there are.
-        recorded: whether these came with the project.
-        caption: hardware, date and source of the reader's runs.
-        warmup: first epochs of the reader's runs that times leave out.
+        published: Published configurations by data set, ``IMDB`` and ``AGNews``.
+        local: Reader's configurations by data set; empty without runs of train_text.py.
+        problems: Reader's runs that could not be used as they were.
+        left_out: Reason why there are none of the reader's; empty where there are.
+        recorded: Whether the reader's runs came with the project.
+        caption: Hardware, date and source of the reader's runs.
+        warmup: First epochs of the reader's runs that times leave out.
     """
 
     published: dict[str, list[Compared]]
-    own: dict[str, list[Compared]]
-    problems: tuple[Problem, ...]
-    left_out: str
-    recorded: bool
-    caption: str
-    warmup: int
+    local: dict[str, list[Compared]] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    left_out: str = ""
+    recorded: bool = False
+    caption: str = ""
+    warmup: int = WARMUP
 
     @property
     def origin(self) -> str:
@@ -71,9 +70,20 @@ class TextStudy:
         return f"{published} The second part was measured in this run: {self.caption}."
 
     @property
-    def all_own(self) -> list[Compared]:
+    def all_local(self) -> list[Compared]:
         """Returns the reader's configurations of all data sets."""
-        return [one for compared in self.own.values() for one in compared]
+        return [case for compared in self.local.values() for case in compared]
+
+    @property
+    def local_on_several(self) -> list[Compared]:
+        """Returns the reader's configurations that are compared with another."""
+        return [case for case in self.all_local if not case.is_base]
+
+    @property
+    def published_on_several(self) -> list[Compared]:
+        """Returns the published configurations on several GPUs that have both ratios."""
+        cases = [case for compared in self.published.values() for case in compared]
+        return [case for case in cases if not case.is_base and case.printed and case.per_sample]
 
     @cached_property
     def parts(self) -> pd.DataFrame:
@@ -83,13 +93,13 @@ class TextStudy:
         ``step (ms)`` and the names of ``PARTS``.
         """
         rows = []
-        for one in self.all_own:
-            run = one.configuration.runs[0]
+        for case in self.all_local:
+            run = case.configuration.runs[0]
             try:
                 parts = decompose(read_table(run.folder / "steps.csv", STEP_COLUMNS))
             except UserError:
                 continue
-            row = {"data set": one.configuration.dataset, "run": one.configuration.name}
+            row = {"data set": case.configuration.dataset, "run": case.configuration.name}
             rows.append(row | {"step (ms)": parts.step_ms} | dict(parts.parts_ms))
         return pd.DataFrame(rows)
 
@@ -102,39 +112,33 @@ def open_text_study(run_dir: str | Path | None = None) -> TextStudy:
     """
     folder = choose_folder(run_dir, ASSIGNMENT, ("epochs.csv",), must_exist=False)
     if not folder.is_dir():
-        return _without_own("none yet; `uv run ddplab run assignment4` makes some")
+        return _only_published("none yet; `uv run ddplab run assignment4` makes some")
     try:
         read = read_runs(folder)
     except UserError:
-        return _without_own(f"{relative_to_project(folder)} holds no runs of train_text.py")
+        return _only_published(f"{relative_to_project(folder)} holds no runs of train_text.py")
     problems = tuple(read.problems)
     runs = [run for run in read.runs if run.environment]
     if not runs:
-        return _without_own(f"{relative_to_project(folder)} holds none that can be used", problems)
+        return _only_published(
+            f"{relative_to_project(folder)} holds none that can be used", problems
+        )
     # A run of a single epoch would have none left.
     warmup = min(WARMUP, min(len(run.epochs) for run in runs) - 1)
     last = max(runs, key=lambda run: run.identity.world_size)
     return TextStudy(
         published=by_data(read_published(), WARMUP),
-        own=by_data(runs, warmup),
+        local=by_data(runs, warmup),
         problems=problems,
-        left_out="",
         recorded=is_recorded(folder),
         caption=caption_of(last.environment, folder),
         warmup=warmup,
     )
 
 
-def _without_own(left_out: str, problems: tuple[Problem, ...] = ()) -> TextStudy:
-    return TextStudy(
-        published=by_data(read_published(), WARMUP),
-        own={},
-        problems=problems,
-        left_out=left_out,
-        recorded=False,
-        caption="",
-        warmup=WARMUP,
-    )
+def _only_published(left_out: str, problems: tuple[Problem, ...] = ()) -> TextStudy:
+    published = by_data(read_published(), WARMUP)
+    return TextStudy(published, left_out=left_out, problems=problems)
 
 
 def by_data(runs: list[ScalingRun], warmup: int) -> dict[str, list[Compared]]:
@@ -146,9 +150,9 @@ def by_data(runs: list[ScalingRun], warmup: int) -> dict[str, list[Compared]]:
 def one_of(compared: list[Compared], model: str, ranks: int) -> Compared:
     """Returns the configuration of this model on so many ranks."""
     return next(
-        one
-        for one in compared
-        if one.configuration.ranks == ranks and one.configuration.identity.model == model
+        case
+        for case in compared
+        if case.configuration.ranks == ranks and case.configuration.identity.model == model
     )
 
 
@@ -161,7 +165,7 @@ def rows_as_written(experiment: str) -> pd.DataFrame:
 def passes(configuration: Configuration) -> float:
     """Returns how often an epoch goes through the data; NaN where it is not known."""
     run = configuration.runs[0]
-    processed, distinct = processed_per_epoch(run), distinct_per_epoch(run)
+    processed, distinct = run.processed_per_epoch, run.distinct_per_epoch
     return processed / distinct if processed and distinct else float("nan")
 
 

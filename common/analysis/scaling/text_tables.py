@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from common.analysis.scaling.speedups import Speedup
 from common.analysis.scaling.study import Compared, verdict
 from common.analysis.scaling.study_report import diagnosis_of
 from common.analysis.scaling.text_study import (
@@ -36,8 +35,8 @@ PUBLISHED = {
     "per_sample.value": "per sample",
     "per_sample.efficiency": "efficiency",
 }
-"""Titles of ``published_on_several``, as printed and per sample."""
-OWN = {
+"""Titles of ``TextStudy.published_on_several``, as printed and per sample."""
+LOCAL = {
     "configuration.dataset": "data",
     "configuration.name": "run",
     "configuration.mean_epoch_s": "epoch (s)",
@@ -52,14 +51,14 @@ OWN = {
     ),
     "configuration.final_accuracy": "accuracy",
 }
-"""Titles of the reader's runs (``TextStudy.all_own``): samples as counted, and the speedup."""
+"""Titles of ``TextStudy.all_local``: samples as counted, and the speedup."""
 USED = {
-    ("left_out", "all_own"): (
+    ("left_out", "all_local"): (
         "runs used",
-        lambda left_out, own: (
+        lambda left_out, cases: (
             f"none: {left_out}"
             if left_out
-            else f"{sum(len(one.configuration.runs) for one in own)}"
+            else f"{sum(len(case.configuration.runs) for case in cases)}"
         ),
     ),
     "problems": ("runs left out or used with a remark", lambda problems: f"{len(problems)}"),
@@ -68,67 +67,117 @@ USED = {
 """Titles of ``TextStudy``: how many of the reader's runs were used, with how many remarks."""
 PROBLEMS = {"path": "run", "what": "remark"}
 """Titles of the reader's runs that could not be used as they were."""
+PRINTED = {
+    "reason": ("comparable by our rule", lambda reason: f"no: {reason}" if reason else "yes"),
+    "base.mean_epoch_s": ("epoch on 1 GPU", "{:.2f} s"),
+    "configuration.mean_epoch_s": ("epoch on {0.configuration.ranks} GPUs", "{:.2f} s"),
+    "printed.value": ("ratio as printed", "{:.2f}"),
+    "printed.efficiency": (
+        "efficiency as printed",
+        lambda share: f"{share:.1%}".replace("%", " %"),
+    ),
+    "printed": ("the study's verdict", verdict),
+}
+"""Titles of a published configuration: what the study printed, and whether it is a speedup."""
+PER_SAMPLE = {
+    "configuration.dataset": "data",
+    "configuration.identity.model": "model",
+    "reason": ("samples counted", lambda reason: "no" if reason else "yes"),
+    "configuration.runs": (
+        "how samples are known",
+        lambda runs: runs[0].stated.how_known if runs[0].stated else "counted",
+    ),
+    "per_sample.value": "per sample",
+    "per_sample.interval": "95 % interval",
+    "per_sample": ("verdict", verdict),
+}
+"""Titles of ``TextStudy.published_on_several``: how samples are known, how far ratios carry."""
+EQUAL_LOSSES = {
+    "epoch": "epoch on 4 GPUs",
+    "loss": ("training loss", "{:.3f}"),
+    "alone": ("epochs on 1 GPU", "{:.1f}"),
+    "worth": ("worth", "{:.1f}"),
+    "updates": ("updates on 4 GPUs", "{:,.0f}"),
+    "updates_alone": ("updates on 1 GPU", "{:,.0f}"),
+}
+"""Titles of ``equal_losses``; the study has one GPU and four."""
+ADDED = {
+    "data": "data",
+    "model": "model",
+    "gpus": "GPUs",
+    "alone_ms": ("on 1 GPU (ms)", "{:.1f}"),
+    "several_ms": ("on several (ms)", "{:.1f}"),
+    "added_ms": ("added (ms)", "{:.1f}"),
+    "share": ("of one GPU's step", "{:.1%}"),
+}
+"""Titles of ``added_to_steps``."""
+TO_ACCURACY = {
+    "data": "data",
+    "target": ("accuracy to reach", "{:.1%}"),
+    "alone_s": ("1 GPU (s)", "{:.0f}"),
+    "several_s": ("4 GPUs (s)", "{:.0f}"),
+    "ratio": "ratio",
+    "best_alone": ("best on 1 GPU", "{:.1%}"),
+    "best": ("best on several", "{:.1%}"),
+}
+"""Titles of ``times_to_accuracy``."""
+SPEEDUPS = {
+    ("configuration.dataset", "configuration.name"): ("run", "{}, {}".format),
+    "reason": ("comparable", lambda reason: f"no: {reason}" if reason else "yes"),
+    "speedup.value": ("speedup", "{:.2f}"),
+    "per_sample.value": ("per sample", "{:.2f}"),
+    "by_samples.interval": "95 % interval",
+    "by_samples.efficiency": ("efficiency", "{:.1%}"),
+    "speedup": ("verdict", verdict),
+}
+"""Titles of ``TextStudy.local_on_several``: whether they are comparable, then the ratios.
+
+Interval and efficiency are those of ``Compared.by_samples``."""
+GROWTH = {
+    "from": "from",
+    "to": "to",
+    "step_ms": ("step (ms)", "{:+.1f}"),
+    **{part: (part, "{:+.1f}") for part in PARTS},
+    "largest": "largest",
+    "share": ("of the step", "{:.1%}"),
+}
+"""Titles of ``growth``."""
 MOST_ROWS = 5
 """Epochs that a table of equal losses shows."""
-
-
-def printed_facts(several: Compared) -> dict[str, str]:
-    """Returns what the study printed for a configuration, and first whether it is a speedup."""
-    base, ratio = several.base, several.printed
-    found = {"comparable by our rule": f"no: {several.reason}" if several.reason else "yes"}
-    if base is None or ratio is None:
-        return found
-    return found | {
-        "epoch on 1 GPU": f"{base.mean_epoch_s:.2f} s",
-        f"epoch on {several.configuration.ranks} GPUs": (
-            f"{several.configuration.mean_epoch_s:.2f} s"
-        ),
-        "ratio as printed": f"{ratio.value:.2f}",
-        "efficiency as printed": percent(ratio.efficiency),
-        "the study's verdict": verdict(ratio),
-    }
 
 
 def file_facts(experiment: str) -> dict[str, str]:
     """Returns which jobs wrote into one file, what is lost, and if they slowed each other down."""
     rows = rows_as_written(experiment)
     jobs = dict(list(rows.groupby("job")))
-    found = {"rows": f"{len(rows)}", "jobs": f"{len(jobs)}"}
-    for job, own in jobs.items():
-        found[f"epochs of job {job}"] = f"{own['epoch'].min()} to {own['epoch'].max()}"
+    facts = {"rows": f"{len(rows)}", "jobs": f"{len(jobs)}"}
+    for job, written in jobs.items():
+        facts[f"epochs of job {job}"] = f"{written['epoch'].min()} to {written['epoch'].max()}"
     if len(jobs) == 1:
-        return found
+        return facts
     # The first job to end has written its last row; later rows are of the other one alone.
-    end = min(own["row"].max() for own in jobs.values())
+    end = min(written["row"].max() for written in jobs.values())
     together, alone = rows[rows["row"] <= end], rows[rows["row"] > end]
-    lost = max(own["epoch"].min() for own in jobs.values()) - 1
-    found["epochs lost when a job opened the file anew"] = f"{lost}"
-    found["mean epoch while both ran"] = f"{together['train_time_s'].mean():.1f} s"
+    lost = max(written["epoch"].min() for written in jobs.values()) - 1
+    facts["epochs lost when a job opened the file anew"] = f"{lost}"
+    facts["mean epoch while both ran"] = f"{together['train_time_s'].mean():.1f} s"
     if len(alone):
-        found["mean epoch after one had ended"] = f"{alone['train_time_s'].mean():.1f} s"
-    return found
+        facts["mean epoch after one had ended"] = f"{alone['train_time_s'].mean():.1f} s"
+    return facts
 
 
-def same_loss_table(one: Compared, several: Compared) -> pd.DataFrame:
+def equal_losses(alone: Compared, several: Compared) -> pd.DataFrame:
     """Returns how long one GPU trains to the losses of several, a row for each of a few epochs.
 
-    ``worth`` is the epochs on one GPU for each epoch on several.
+    Columns: epoch, loss, alone (epochs on one GPU), worth (of these for each epoch on several),
+    updates, updates_alone.
     """
-    alone, run = one.configuration.runs[0], several.configuration.runs[0]
-    gpus = f"{several.configuration.ranks} GPUs"
-    updates = [updates_per_epoch(each.configuration) for each in (several, one)]
-    return pd.DataFrame(
-        [
-            {
-                f"epoch on {gpus}": epoch,
-                "training loss": loss,
-                "epochs on 1 GPU": needed,
-                "worth": needed / epoch,
-                f"updates on {gpus}": epoch * updates[0],
-                "updates on 1 GPU": needed * updates[1],
-            }
-            for epoch, loss, needed in _epochs_alone(alone, run)
-        ]
+    rows = _epochs_alone(alone.configuration.runs[0], several.configuration.runs[0])
+    table = pd.DataFrame(rows, columns=["epoch", "loss", "alone"])
+    return table.assign(
+        worth=table["alone"] / table["epoch"],
+        updates=table["epoch"] * updates_per_epoch(several.configuration),
+        updates_alone=table["alone"] * updates_per_epoch(alone.configuration),
     )
 
 
@@ -141,165 +190,68 @@ def _epochs_alone(alone: ScalingRun, run: ScalingRun) -> list[tuple[int, float, 
         (int(epoch), float(loss), epochs_to_loss(alone, loss))
         for epoch, loss in zip(run.epochs["epoch"], run.epochs["train_loss"], strict=True)
     ]
-    known = [row for row in needed if np.isfinite(row[2]) and row[2] > 1]
-    if len(known) <= MOST_ROWS:
-        return known
-    chosen = np.linspace(0, len(known) - 1, MOST_ROWS).round().astype(int)
-    return [known[place] for place in chosen]
+    rows = [row for row in needed if np.isfinite(row[2]) and row[2] > 1]
+    if len(rows) <= MOST_ROWS:
+        return rows
+    return [rows[index] for index in np.linspace(0, len(rows) - 1, MOST_ROWS).round().astype(int)]
 
 
-def per_sample_table(study: TextStudy) -> pd.DataFrame:
-    """Returns how the published runs' samples are known, and how far ratios per sample carry."""
+def added_to_steps(study: TextStudy) -> pd.DataFrame:
+    """Returns what several GPUs add to a step of the published runs; columns as in ``ADDED``."""
     rows = []
-    for one in published_on_several(study):
-        stated = one.configuration.runs[0].stated
-        rows.append(
-            {
-                "data": one.configuration.dataset,
-                "model": one.configuration.identity.model,
-                "samples counted": "no" if one.reason else "yes",
-                "how samples are known": stated.how_known if stated else "counted",
-                "per sample": one.per_sample.value,
-                "95 % interval": _interval(one.per_sample),
-                "verdict": verdict(one.per_sample),
-            }
+    for case in (case for compared in study.published.values() for case in compared):
+        if case.is_base or case.base is None:
+            continue
+        configuration = case.configuration
+        alone_ms, several_ms = (
+            side.mean_epoch_s / updates_per_epoch(side) * 1e3 for side in (case.base, configuration)
         )
-    return pd.DataFrame(rows)
+        names = configuration.dataset, configuration.identity.model, configuration.ranks
+        added_ms = several_ms - alone_ms
+        rows.append((*names, alone_ms, several_ms, added_ms, added_ms / alone_ms))
+    return pd.DataFrame(rows, columns=[*ADDED])
 
 
-def published_on_several(study: TextStudy) -> list[Compared]:
-    """Returns the published configurations on several GPUs that have both ratios."""
-    return [
-        one
-        for compared in study.published.values()
-        for one in compared
-        if not one.is_base and one.base and one.printed and one.per_sample
-    ]
-
-
-def step_table(study: TextStudy) -> pd.DataFrame:
-    """Returns what several GPUs add to a step of the published runs."""
-    rows = []
-    for compared in study.published.values():
-        for one in compared:
-            if one.is_base or one.base is None:
-                continue
-            alone_ms, several_ms = (
-                each.mean_epoch_s / updates_per_epoch(each) * 1e3
-                for each in (one.base, one.configuration)
-            )
-            rows.append(
-                {
-                    "data": one.configuration.dataset,
-                    "model": one.configuration.identity.model,
-                    "GPUs": one.configuration.ranks,
-                    "on 1 GPU (ms)": alone_ms,
-                    "on several (ms)": several_ms,
-                    "added (ms)": several_ms - alone_ms,
-                    "of one GPU's step": (several_ms - alone_ms) / alone_ms,
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def accuracy_table(targets: Sequence[tuple[Compared, float]]) -> pd.DataFrame:
-    """Returns the time to an accuracy on one and on several GPUs.
+def times_to_accuracy(targets: Sequence[tuple[Compared, float]]) -> pd.DataFrame:
+    """Returns the time to an accuracy on one and on several GPUs; columns as in ``TO_ACCURACY``.
 
     Args:
-        targets: a configuration on several GPUs, and the validation accuracy to reach.
+        targets: Configurations on several GPUs, and the validation accuracies to reach.
     """
     rows = []
     for several, target in targets:
         if several.base is None:
             continue
-        alone, run = several.base.runs[0], several.configuration.runs[0]
-        alone_s, several_s = (time_to_accuracy_s(each, target) for each in (alone, run))
-        rows.append(
-            {
-                "data": several.configuration.dataset,
-                "accuracy to reach": target,
-                "1 GPU (s)": alone_s,
-                f"{several.configuration.ranks} GPUs (s)": several_s,
-                "ratio": alone_s / several_s,
-                "best on 1 GPU": float(alone.epochs["val_accuracy"].max()),
-                "best on several": float(run.epochs["val_accuracy"].max()),
-            }
-        )
-    return pd.DataFrame(rows)
+        runs = several.base.runs[0], several.configuration.runs[0]
+        alone_s, several_s = (time_to_accuracy_s(run, target) for run in runs)
+        best = (float(run.epochs["val_accuracy"].max()) for run in runs)
+        data = several.configuration.dataset
+        rows.append((data, target, alone_s, several_s, alone_s / several_s, *best))
+    return pd.DataFrame(rows, columns=[*TO_ACCURACY])
 
 
-def own_speedup_table(study: TextStudy) -> pd.DataFrame:
-    """Returns the reader's runs on several ranks: whether they are comparable, then the ratios.
-
-    Interval and efficiency are of the speedup, or else of the ratio per sample.
-    """
-    rows = []
-    for one in study.all_own:
-        if one.is_base:
-            continue
-        row = {
-            "run": f"{one.configuration.dataset}, {one.configuration.name}",
-            "comparable": f"no: {one.reason}" if one.reason else "yes",
-            "speedup": one.speedup.value if one.speedup else np.nan,
-            "per sample": one.per_sample.value if one.per_sample else np.nan,
-        }
-        found = one.speedup or one.per_sample
-        if found:
-            row |= {"95 % interval": _interval(found), "efficiency": found.efficiency}
-        if one.speedup:
-            row["verdict"] = verdict(one.speedup)
-        rows.append(row)
-    columns = [
-        "run",
-        "comparable",
-        "speedup",
-        "per sample",
-        "95 % interval",
-        "efficiency",
-        "verdict",
-    ]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def growth_table(study: TextStudy) -> pd.DataFrame:
+def growth(study: TextStudy) -> pd.DataFrame:
     """Returns by how much each part of the step changes from one rank to several, in ms.
 
-    ``largest`` is the part that grows most, ``of the step`` what it grows by over the step on
-    several ranks.
+    Columns as in ``GROWTH``: ``largest`` is the part that grows most, ``share`` what it grows by
+    over the step on several ranks.
     """
-    parts, names = study.parts, list(PARTS)
-    rows = []
-    for compared in study.own.values() if len(parts) else ():
-        base = next((one.configuration.name for one in compared if one.is_base), None)
-        own = parts[parts["data set"] == compared[0].configuration.dataset].set_index("run")
-        for name in own.index.difference([base]) if base in own.index else []:
-            grown = own.loc[name, names].astype(float) - own.loc[base, names].astype(float)
-            step_ms = own.loc[name, "step (ms)"]
-            row = {"from": base, "to": name, "step (ms)": step_ms - own.loc[base, "step (ms)"]}
-            rows.append(
-                row
-                | grown.to_dict()
-                | {"largest": grown.idxmax(), "of the step": grown.max() / step_ms}
-            )
-    columns = ["from", "to", "step (ms)", *names, "largest", "of the step"]
-    return pd.DataFrame(rows, columns=columns)
+    parts, names, rows = study.parts, list(PARTS), []
+    for compared in study.local.values() if len(parts) else ():
+        base = next((case.configuration.name for case in compared if case.is_base), None)
+        steps = parts[parts["data set"] == compared[0].configuration.dataset].set_index("run")
+        for name in steps.index.difference([base]) if base in steps.index else []:
+            grown = steps.loc[name, names].astype(float) - steps.loc[base, names].astype(float)
+            step_ms = steps.loc[name, "step (ms)"]
+            row = {"from": base, "to": name, "step_ms": step_ms - steps.loc[base, "step (ms)"]}
+            shares = {"largest": grown.idxmax(), "share": grown.max() / step_ms}
+            rows.append(row | grown.to_dict() | shares)
+    return pd.DataFrame(rows, columns=[*GROWTH])
 
 
 def diagnosis_text(study: TextStudy) -> str:
     """Returns the diagnosis of the reader's runs on several ranks, as preformatted Markdown."""
     lines = []
-    for one in study.all_own:
-        if not one.is_base:
-            lines += [*diagnosis_of(one.configuration.runs[0], one.base), ""]
+    for case in study.local_on_several:
+        lines += [*diagnosis_of(case.configuration.runs[0], case.base), ""]
     return "\n".join(["```text", *lines[:-1], "```"]) if lines else NO_RUNS
-
-
-def percent(share: float) -> str:
-    """Returns a share as text: ``87.3 %``."""
-    return f"{share:.1%}".replace("%", " %")
-
-
-def _interval(found: Speedup) -> str:
-    if np.isnan(found.low):
-        return "none: a single epoch"
-    return f"{found.low:.2f} to {found.high:.2f}, over {found.over}"

@@ -50,13 +50,13 @@ class RunIdentity:
     """Facts needed of two runs before one is called faster; None where unknown.
 
     Attributes:
-        input_shape: of one sample, such as ``128`` tokens.
-        distinct_per_epoch: different samples that reached the model in an epoch, on all ranks
+        input_shape: Shape of a sample, such as ``128`` tokens.
+        distinct_per_epoch: Different samples that reached the model in an epoch, on all ranks
             together, as counted.
-        processed_per_epoch: samples that reached it, repeated ones each time.
-        processor: the kind of GPU, or of CPU where ranks compute on that.
-        network, options: between ranks, and of DDP; runs that differ in them may be compared, but
-            are no repetitions of each other.
+        processed_per_epoch: Samples that reached it, repeated ones each time.
+        processor: Kind of GPU, or of CPU where ranks compute on that.
+        network, options: Network between ranks, and options of DDP; runs that differ in them may
+            be compared, but are no repetitions of each other.
     """
 
     world_size: int
@@ -87,13 +87,13 @@ class ScalingRun:
     """One training run.
 
     Attributes:
-        name: the experiment's; with ``#1``, ``#2`` where several jobs wrote into one file.
-        epochs: a row per epoch with ``EPOCHS``; epochs count from 1.
-        assumed: what of ``identity`` was read from the folder's name.
-        stated: samples per epoch as known from elsewhere, where none were counted.
-        notes: what a reader has to know about this run.
-        hardware: as in captions; empty where it is not known.
-        dataset: the data set's name in tables and files; ``identity.data`` is what was read.
+        name: Name of the experiment; with ``#1``, ``#2`` where several jobs wrote into one file.
+        epochs: A row per epoch with ``EPOCHS``; epochs count from 1.
+        assumed: Fields of ``identity`` that were read from the folder's name.
+        stated: Samples per epoch as known from elsewhere, where none were counted.
+        notes: Remarks that a reader has to know.
+        hardware: Hardware as in captions; empty where it is not known.
+        dataset: Name of the data set in tables and files; ``identity.data`` is what was read.
     """
 
     name: str
@@ -113,6 +113,20 @@ class ScalingRun:
         A job whose first epochs are lost has no warm-up left to leave out.
         """
         return self.epochs.loc[self.epochs["epoch"] > warmup, "train_time_s"].to_numpy()
+
+    @property
+    def processed_per_epoch(self) -> int | None:
+        """Returns the samples that all ranks computed in an epoch: counted, else as stated."""
+        return self._samples("processed_per_epoch")
+
+    @property
+    def distinct_per_epoch(self) -> int | None:
+        """Returns the different samples computed in an epoch: counted, else as stated."""
+        return self._samples("distinct_per_epoch")
+
+    def _samples(self, name: str) -> int | None:
+        counted, stated = (getattr(source, name, None) for source in (self.identity, self.stated))
+        return stated if counted is None else counted
 
     @property
     def final_accuracy(self) -> float:
@@ -135,10 +149,10 @@ def checked_epochs(table: pd.DataFrame, path: Path) -> pd.DataFrame:
 
     Raises UserError with the line of the first value that is no epoch or no time.
     """
-    shown = table.rename(columns={new: old for old, new in RENAMED.items()})
+    as_written = table.rename(columns={new: old for old, new in RENAMED.items()})
     checked = table[[*EPOCHS]].copy()
-    checked["epoch"] = numbers(shown, "epoch", path, at_least=0).astype(int)
-    checked["train_time_s"] = numbers(shown, "train_time", path, above=0)
+    checked["epoch"] = numbers(as_written, "epoch", path, at_least=0).astype(int)
+    checked["train_time_s"] = numbers(as_written, "train_time", path, above=0)
     for column in ("val_accuracy", *LOSSES):
         checked[column] = pd.to_numeric(checked[column], errors="coerce")
     return checked.reset_index(drop=True)
@@ -167,9 +181,9 @@ def with_notes(run: ScalingRun, expected: int | None, who_says: str) -> ScalingR
     """Returns the run with a note for each epoch that is missing and each loss that is no number.
 
     Args:
-        run: the run as it was read.
-        expected: epochs that there should be, or None where nobody says.
-        who_says: where that number comes from.
+        run: Run as it was read.
+        expected: Epochs that there should be, or None where nobody says.
+        who_says: Source of that number.
     """
     epochs, notes = run.epochs["epoch"].tolist(), []
     if epochs[0] > 1:
@@ -233,8 +247,8 @@ def _own_identity(folder: Path, environment: dict, world_size: int) -> RunIdenti
     facts = read_table(folder / "facts.csv", FACT_COLUMNS)
     for column in ("model", "data", "compute_dtype", "input_shape"):
         if facts[column].nunique() > 1:
-            found = ", ".join(map(str, facts[column].unique()))
-            raise UserError(f"facts.csv: ranks differ in {column} ({found})")
+            values = ", ".join(map(str, facts[column].unique()))
+            raise UserError(f"facts.csv: ranks differ in {column} ({values})")
     fact, arm = facts.iloc[0], read_table(folder / "arms.csv", ARM_COLUMNS).iloc[0]
     identity = RunIdentity(
         world_size=world_size,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from common.course.answers import TEXT, read_answers, read_questions
 from common.course.grading.grade import Grader, write_json
-from common.course.grading.judged_answers import read_key
-from common.course.grading.marks import Grade
+from common.course.grading.marks import Grade, read_key
 from common.course.grading.reading import blank_levels, reading_sheet
 from common.course.submission import ANSWERS, read_name, read_submission
 from common.errors import RunFailed, UserError
@@ -29,7 +28,7 @@ class Class:
     """The submissions of a class, of one assignment.
 
     Attributes:
-        grader: how they are graded.
+        grader: grades one submission.
         paths: the tarballs.
     """
 
@@ -38,11 +37,11 @@ class Class:
 
     def __post_init__(self) -> None:
         of = [read_name(path) for path in self.paths]
-        counts = Counter(each.stem for each in of)
+        counts = Counter(submission.stem for submission in of)
         for stem, count in counts.items():
             if count > 1:
                 raise UserError(f"{count} submissions are called {stem}; grade one of them")
-        if len({(each.assignment, each.part) for each in of}) > 1:
+        if len({(submission.assignment, submission.part) for submission in of}) > 1:
             raise UserError("submissions of several assignments; grade one assignment at a time")
 
     def grade(self, folder: Path, say: Callable[[str], None]) -> list[Grade]:
@@ -120,5 +119,5 @@ def table_of(grades: Sequence[Grade]) -> str:
         }
         waiting = sum(mark.points for mark in grade.marks if mark.score is None)
         row = [grade.stem, grade.score, grade.maximum, waiting, *by_task.values()]
-        writer.writerow([f"{each:g}" if isinstance(each, float) else each for each in row])
+        writer.writerow([f"{cell:g}" if isinstance(cell, float) else cell for cell in row])
     return text.getvalue()

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.course.answers import read_answers, read_questions
-from common.course.grading.judged_answers import judge_answers, read_key
-from common.course.grading.marks import Grade, Mark
+from common.course.grading.marks import Grade, Mark, judge_answers, read_key
 from common.course.markers import student_source
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
 from common.course.progress import reason_of
@@ -46,7 +45,7 @@ class Grader:
 
     Attributes:
         root: the project, with references, hidden tests and keys.
-        variant: what numbers in checks are drawn from.
+        variant: seed of the numbers in checks.
         levels: submission → question → level of its text, as somebody found.
     """
 
@@ -121,25 +120,29 @@ class Grader:
 
     def refused(self, tasks: Mapping[str, Task], exercises: Mapping[str, str]) -> dict[str, str]:
         """Returns why tasks get nothing whose file is missing, or uses what it may not."""
-        known = read_tasks(self.root)
-        given = [path.stem for path in (self.root / "common" / "exercises").glob("*.py")]
-        given = [name for name in given if f"{name}.py" not in {t.file for t in known.values()}]
-        found = {}
+        all_tasks = read_tasks(self.root)
+        support = [path.stem for path in (self.root / "common" / "exercises").glob("*.py")]
+        support = [
+            name for name in support if f"{name}.py" not in {t.file for t in all_tasks.values()}
+        ]
+        reasons = {}
         for name, task in tasks.items():
             if task.file not in exercises:
-                found[name] = f"{task.file} was not handed in"
+                reasons[name] = f"{task.file} was not handed in"
                 continue
-            others = given + [known[needed].file.removesuffix(".py") for needed in task.needs]
+            allowed = support + [
+                all_tasks[needed].file.removesuffix(".py") for needed in task.needs
+            ]
             reference = (self.root / task.path).read_text()
-            if wrong := violations(exercises[task.file], reference, others):
-                found[name] = f"{task.file}, {wrong[0]}"
-        return found
+            if wrong := violations(exercises[task.file], reference, allowed):
+                reasons[name] = f"{task.file}, {wrong[0]}"
+        return reasons
 
     def text_of(self, tasks: Mapping[str, Task], taken: Mapping[str, str]):
         """Returns the function that gives each exercise's text: theirs, solved, or stripped."""
-        known = read_tasks(self.root)
+        all_tasks = read_tasks(self.root)
         first = min(tasks)
-        solved = [name for name in known if name < first]
+        solved = [name for name in all_tasks if name < first]
 
         def text(path: Path) -> str:
             if path.name in taken:

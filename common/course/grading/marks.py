@@ -1,24 +1,38 @@
 """Marks of one submission: what was judged, and Gradescope's file of results.
 
+Numbers are judged by the student's own tables, letters by the key.
+
 The format is that of https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from common.course.answers import CHOICE, LEVELS, NUMBER, Question
+from common.errors import UserError
+
+TOLERANCE = 0.005
+"""Relative tolerance of a number."""
+SHARES = dict(zip(LEVELS, (0.0, 0.5, 1.0), strict=True))
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A check's or an answer's.
+    """The mark of a check or an answer.
 
     Attributes:
         of: task or question.
-        name: what was judged.
-        points: of a right one.
-        score: what this one gets; None where it was not judged.
-        why: it gets no more, or was not judged.
+        name: the check or answer in words.
+        points: points of a right check or answer.
+        score: points that were given; None where it was not judged.
+        why: reason why it gets no more, or was not judged.
     """
 
     of: str
@@ -33,12 +47,12 @@ class Grade:
     """The marks of a submission.
 
     Attributes:
-        stem: whose and of what.
-        marks: one for each check and question, whatever happened.
-        isolation: how the student's code was kept apart; empty if it was not run.
-        variant: what numbers were drawn from.
-        remark: about the whole, such as why it could not be read.
-        seconds: that it took.
+        stem: student and assignment, as in the tarball's name.
+        marks: mark of each check and question, whatever happened.
+        isolation: kind of sandbox that the code ran in; empty if it was not run.
+        variant: seed of the numbers in checks.
+        remark: sentence on the submission, such as why it could not be read.
+        seconds: duration of the grading.
     """
 
     stem: str
@@ -89,3 +103,64 @@ def entry(mark: Mark, number: int) -> dict:
         "output": mark.why,
         "tags": [mark.of],
     }
+
+
+def read_key(root: Path, assignment: int) -> dict[str, dict]:
+    """Reads the staff's key of an assignment. Raises UserError if there is none."""
+    path = root / "assignments" / f"assignment{assignment}" / "key.yaml"
+    if not path.is_file():
+        raise UserError(f"{path}: no key; it may lie in an overlay: --overlay FOLDER")
+    return yaml.safe_load(path.read_text()) or {}
+
+
+def judge_answers(
+    questions: Mapping[str, Question],
+    answers: Mapping[str, float | str | None],
+    key: Mapping[str, Mapping],
+    run: Path,
+    assignment: int,
+    levels: Mapping[str, str],
+) -> list[Mark]:
+    """Returns a mark for each question.
+
+    Args:
+        questions, answers, key: question, answer and key by the question's name.
+        run: folder of the tables that were handed in.
+        assignment: number of the assignment, whose module recomputes numbers.
+        levels: question → level that a reader gave its text: none, half or full.
+    """
+    marks = []
+    for name, question in questions.items():
+        answer = answers.get(name)
+        if answer is None:
+            score, why = 0.0, "no answer"
+        elif question.kind == NUMBER:
+            score, why = judge_number(answer, question, str(key[name]["number"]), run, assignment)
+        elif question.kind == CHOICE:
+            is_right = answer == str(key[name]["right"])
+            score = question.points * is_right
+            why = "" if is_right else f"{answer} is not right"
+        elif name in levels:
+            score, why = question.points * SHARES[levels[name]], question.levels[levels[name]]
+        else:
+            score, why = None, "somebody has to read it"
+        marks.append(Mark(name, question.about, question.points, score, why))
+    return marks
+
+
+def judge_number(
+    answer: float, question: Question, function: str, run: Path, assignment: int
+) -> tuple[float, str]:
+    """Returns the points of a number, and why it gets none."""
+    module = importlib.import_module(f"common.course.numbers.assignment{assignment}")
+    try:
+        expected = float(getattr(module, function)(run))
+    except UserError as error:
+        return 0.0, f"your tables do not give it: {error}"
+    except Exception as error:  # tables are the student's: anything may be in them
+        return 0.0, f"your tables do not give it: {type(error).__name__}"
+    if not math.isfinite(expected):
+        return 0.0, "your tables do not give it"
+    if math.isclose(answer, expected, rel_tol=TOLERANCE, abs_tol=1e-12):
+        return float(question.points), ""
+    return 0.0, f"{answer:.6g} {question.unit}; your tables say {expected:.6g}"

@@ -55,13 +55,13 @@ def is_isolated(left_out: str, marks: Sequence[Mark]) -> bool:
     Tasks that build on it may fail, too, and say the same. What was not judged is nobody's loss.
     """
     reason = f"task {left_out} is not written yet"
-    own = [mark for mark in marks if mark.of == left_out]
-    others = [mark for mark in marks if mark.of != left_out and lost(mark)]
-    judged = [mark for mark in own if mark.score is not None]
+    own_marks = [mark for mark in marks if mark.of == left_out]
+    other_losses = [mark for mark in marks if mark.of != left_out and lost(mark)]
+    judged = [mark for mark in own_marks if mark.score is not None]
     return (
         bool(judged)
         and all(mark.score == 0 and reason in mark.why for mark in judged)
-        and all(reason in mark.why for mark in others)
+        and all(reason in mark.why for mark in other_losses)
     )
 
 
@@ -77,19 +77,19 @@ def isolation_problems(
 
     Args:
         root: the project.
-        tasks: of one assignment.
+        tasks: names of tasks of one assignment.
         say: called with a line before each grading.
     """
-    known = read_tasks(root)
+    all_tasks = read_tasks(root)
     problems = []
-    for of in parts_of(known[tasks[0]].assignment, "isolation-matrix"):
-        own = of.tasks(known)
-        for name in (name for name in tasks if name in own):
+    for of in parts_of(all_tasks[tasks[0]].assignment, "isolation-matrix"):
+        part_tasks = of.tasks(all_tasks)
+        for name in (name for name in tasks if name in part_tasks):
             say(f"grading the references without {name}")
-            task = own[name]
+            task = part_tasks[name]
             grade = grade_references(of, root, {task.file: unwritten(task, root)}, 0)
-            marks = [mark for mark in grade.marks if mark.of in own]
+            marks = [mark for mark in grade.marks if mark.of in part_tasks]
             if not is_isolated(name, marks):
-                found = "; ".join(f"{m.of}: {m.name}" for m in marks if lost(m)) or "nothing"
-                problems.append(f"without {name}, what loses points is {found}")
+                losses = "; ".join(f"{m.of}: {m.name}" for m in marks if lost(m)) or "nothing"
+                problems.append(f"without {name}, what loses points is {losses}")
     return problems

@@ -33,8 +33,8 @@ def reading_sheet(
     """Returns a page of HTML: for each question its levels, what to look for, and all answers.
 
     Args:
-        title: of the page.
-        questions, key: by the questions' names; only texts are read.
+        title: title of the page.
+        questions, key: question and key by the question's name; only texts are read.
         answers: submission → question → answer; submissions stand in the same order everywhere.
     """
     parts = []
@@ -48,7 +48,7 @@ def reading_sheet(
         facts = "".join(
             f"<li>{html.escape(str(fact))}</li>" for fact in key.get(name, {}).get("look_for", ())
         )
-        given = "".join(
+        quotes = "".join(
             f"<h3>{html.escape(stem)}</h3><blockquote>{html.escape(str(texts.get(name) or '—'))}"
             "</blockquote>"
             for stem, texts in answers.items()
@@ -56,7 +56,7 @@ def reading_sheet(
         parts.append(
             f"<section><h2>{name} ({question.points} points)</h2>"
             f"<p>{html.escape(question.about)}</p><table>{rows}</table>"
-            f"<ul class='staff'>{facts}</ul>{given}</section>"
+            f"<ul class='staff'>{facts}</ul>{quotes}</section>"
         )
     head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{STYLE}</style>"
     view = "<meta name='viewport' content='width=device-width'>"

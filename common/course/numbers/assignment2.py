@@ -35,9 +35,9 @@ def best_cap_mib(run: Path) -> float:
 def one_bucket_ratio(run: Path) -> float:
     """Returns the median pass with one bucket over the one without DDP, of the slowest rank."""
     passes = table(run, "ddp-times", "ddp_benchmark")
-    whole = passes[passes["num_buckets"] == 1]
+    one_bucket = passes[passes["num_buckets"] == 1]
     step = ["round", "iteration"]
-    with_ddp_ms = slowest_rank(whole, "backward_time_ms", by=["bucket_cap_mib", *step])
+    with_ddp_ms = slowest_rank(one_bucket, "backward_time_ms", by=["bucket_cap_mib", *step])
     local = table(run, "local-times", "ddp_benchmark")
     without_ms = slowest_rank(local, "backward_time_ms", by=step)
     return float(with_ddp_ms.median() / without_ms.median())

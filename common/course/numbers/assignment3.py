@@ -28,8 +28,8 @@ def dynamic_over_static(run: Path) -> float:
 def constant_cost_ms(run: Path) -> float:
     """Returns c0 of rank 0, fitted to the medians over repeats of its timed passes, in ms."""
     passes = table(run, "calibration", STAGE)
-    own = passes[passes["rank"] == 0]
-    medians = own.groupby(["batch_size", "longest"])["time_ms"].median().reset_index()
+    rank_0 = passes[passes["rank"] == 0]
+    medians = rank_0.groupby(["batch_size", "longest"])["time_ms"].median().reset_index()
     c0_s, _, _ = fit_cost(
         medians["batch_size"].to_numpy(float),
         medians["longest"].to_numpy(float),

@@ -20,12 +20,12 @@ def computation_on_most_ranks_over_one(run: Path) -> float:
 
     They are those of the weak arms with the largest batch per rank, medians over the timed rows.
     """
-    several, one = _weak_arms(run)
+    several, single = _weak_arms(run)
     steps = _measured_steps(run)
     timed = steps[steps["kind"] == "timed"]
     passes_ms = timed["forward_time_ms"] + timed["backward_time_ms"]
     by_arm = passes_ms.groupby(timed["arm"]).median()
-    return float(by_arm[several["arm"]] / by_arm[one["arm"]])
+    return float(by_arm[several["arm"]] / by_arm[single["arm"]])
 
 
 def weak_efficiency(run: Path) -> float:
@@ -34,12 +34,12 @@ def weak_efficiency(run: Path) -> float:
     A step is as long as its slowest rank's; a round's is the median, and the arm's the median over
     rounds. On one rank nothing is watched and no step is plain; there the timed ones count.
     """
-    several, one = _weak_arms(run)
+    several, single = _weak_arms(run)
     steps = _measured_steps(run)
     is_plain = steps["kind"] == "plain"
     counted = steps[is_plain | ~steps["arm"].isin(steps.loc[is_plain, "arm"])]
     step_ms = per_round(counted, "step_time_ms", "arm", step=["epoch", "step"]).median()
-    throughput = [arm["global_batch"] / step_ms[arm["arm"]] for arm in (several, one)]
+    throughput = [arm["global_batch"] / step_ms[arm["arm"]] for arm in (several, single)]
     return float(throughput[0] / throughput[1] / several["world_size"])
 
 

@@ -127,8 +127,8 @@ def user_of(process: Path) -> int | None:
 
 def children() -> list[int]:
     """Returns the processes that this one has forked and that have not been let go."""
-    own = Path(f"/proc/self/task/{os.getpid()}/children")
-    return [int(word) for word in own.read_text().split()] if own.exists() else []
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
 
 
 def be_called(

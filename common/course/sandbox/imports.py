@@ -53,32 +53,32 @@ BUILTINS = frozenset({"eval", "exec", "compile"})
 NOWHERE = frozenset({"__import__", "__subclasses__", "__globals__", "__builtins__", "__loader__"})
 
 
-def violations(source: str, reference: str, others: Iterable[str]) -> list[str]:
+def violations(source: str, reference: str, exercises: Iterable[str]) -> list[str]:
     """Returns a line for each import or name that an exercise may not use.
 
     Args:
-        source: the student's.
-        reference: the solution, whose packages are allowed, too.
-        others: exercises that it may import, without ``.py``.
+        source: text of the student's exercise.
+        reference: text of the solution, whose packages are allowed, too.
+        exercises: names of the exercises that it may import, without ``.py``.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
         return [f"line {line}: {getattr(error, 'msg', None) or 'it cannot be parsed'}"]
-    own = {"common.errors", *(f"{EXERCISES}.{name}" for name in others)}
+    allowed = {"common.errors", *(f"{EXERCISES}.{name}" for name in exercises)}
     packages = {name.partition(".")[0] for _, name in imported(ast.parse(reference))} - {"common"}
-    found = []
+    complaints = []
     for line, name in imported(tree):
         first = name.partition(".")[0]
-        if not (name in own if first == "common" else first in STANDARD | packages):
-            found.append(f"line {line}: it imports {name}, which is not among what it may")
+        if not (name in allowed if first == "common" else first in STANDARD | packages):
+            complaints.append(f"line {line}: it imports {name}, which is not among what it may")
     harmless = harmless_uses(tree)
     for node in ast.walk(tree):
         name = used_name(node)
         if name in NOWHERE or (is_refused(name) and id(node) not in harmless):
-            found.append(f"line {node.lineno}: {name} is not for exercises")
-    return found
+            complaints.append(f"line {node.lineno}: {name} is not for exercises")
+    return complaints
 
 
 def is_refused(name: str) -> bool:
@@ -122,7 +122,9 @@ def harmless_uses(tree: ast.AST) -> set[int]:
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if is_pattern(node, bound) or is_own(node, bound):
                 harmless.add(id(node))
-        elif isinstance(node, ast.Name) and node.id in bound.own - BUILTINS and not bound.by_star:
+        elif (
+            isinstance(node, ast.Name) and node.id in bound.defined - BUILTINS and not bound.by_star
+        ):
             harmless.add(id(node))
         elif isinstance(node, ast.ImportFrom) and is_exercise(node):
             harmless.update(id(alias) for alias in node.names)
@@ -137,7 +139,7 @@ def is_pattern(node: ast.Attribute, bound: Bound) -> bool:
 def is_own(node: ast.Attribute, bound: Bound) -> bool:
     """Returns True for an attribute of ``self`` that the student defines."""
     is_self = node.value.id in ("self", "cls") and node.value.id not in bound.by_itself
-    return is_self and node.attr in bound.own - BUILTINS
+    return is_self and node.attr in bound.defined - BUILTINS
 
 
 def is_exercise(node: ast.ImportFrom) -> bool:
@@ -155,13 +157,13 @@ class Bound:
     """The names that a module binds, in whatever scope.
 
     Attributes:
-        own: what the student defines: functions, classes, variables, arguments, attributes.
+        defined: functions, classes, variables, arguments and attributes of the student's.
         by_itself: names that are bound otherwise than as an argument.
         by_star: whether ``from … import *`` may bind any name.
         has_only_re: whether ``re`` is the module of that name, wherever it is used.
     """
 
-    own: frozenset[str]
+    defined: frozenset[str]
     by_itself: frozenset[str]
     by_star: bool
     has_only_re: bool
@@ -169,7 +171,7 @@ class Bound:
     @classmethod
     def of(cls, nodes: Iterable[ast.AST]) -> Bound:
         """Collects them from all nodes of a module."""
-        defined, arguments, modules, taken, own = set(), set(), set(), set(), set()
+        defined, arguments, modules, taken, from_exercises = set(), set(), set(), set(), set()
         for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 defined.add(node.name)
@@ -189,10 +191,10 @@ class Bound:
             elif isinstance(node, ast.ImportFrom):
                 names = {alias.asname or alias.name for alias in node.names}
                 taken |= names
-                own |= names if is_exercise(node) else set()
+                from_exercises |= names if is_exercise(node) else set()
         firsts = {name.partition(".")[0] for name in modules}
         return cls(
-            own=frozenset(own | defined | arguments),
+            defined=frozenset(from_exercises | defined | arguments),
             by_itself=frozenset(defined | firsts | taken),
             by_star="*" in taken,
             has_only_re="re" in modules and not {"re", "*"} & (defined | arguments | taken),

@@ -32,8 +32,8 @@ def isolated(
     """Returns the command that starts Python in namespaces, in a root of its own.
 
     Args:
-        isolation: one of those with such a root.
-        folder, uid, new: as for ``root_of_its_own``.
+        isolation: ``namespaces`` or ``user namespaces``.
+        folder, uid, new: arguments of ``root_of_its_own``.
         arguments: Python's.
     """
     program = shlex.join([program_inside(), *arguments])
@@ -94,10 +94,7 @@ def closed_to_others(isolation: str) -> str:
     else:
         ends = (Path(packages), Path(tempfile.gettempdir()).resolve())
         needed = [folder for end in ends for folder in (end, *end.parents)]
-    closed = (str(path) for path in needed if path.is_dir() and not others_may_enter(path))
+    closed = (
+        str(path) for path in needed if path.is_dir() and not path.stat().st_mode & stat.S_IXOTH
+    )
     return next((f"another user may not enter {path}" for path in closed), "")
-
-
-def others_may_enter(folder: Path) -> bool:
-    """Returns True if a folder's rights let everybody in."""
-    return bool(folder.stat().st_mode & stat.S_IXOTH)

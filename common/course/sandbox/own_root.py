@@ -35,23 +35,23 @@ def root_of_its_own(folder: Path, uid: int, new: Path) -> list[str]:
     """Returns shell commands that leave nothing but these paths, read-only, and a small /tmp.
 
     Args:
-        folder: shown as ``INSIDE``.
-        uid: the student's.
+        folder: folder that the sandbox has as ``INSIDE``.
+        uid: user that student code becomes.
         new: an empty folder. The new root lies over it, and thus hides nothing that it shows.
     """
-    links, shown = visible_paths()
+    links, visible = visible_paths()
     made = {path: file_system("tmpfs", path, new, options) for path, options in WRITABLE.items()}
     made["/proc"] = file_system("proc", "/proc", new)
     # A folder below /tmp that leads to Python is a file system of its own, which is closed in the
     # end: whoever could rename it could put other modules into Python's place.
-    closed = {first_below(path) for path in [*links, *shown]} - {"", *shown}
-    if is_covered(project := os.path.realpath(project_root()), shown):
+    closed = {first_below(path) for path in [*links, *visible]} - {"", *visible}
+    if is_covered(project := os.path.realpath(project_root()), visible):
         closed.add(project)
     for path in sorted(closed):
         made[path] = file_system("tmpfs", path, new, EMPTY)
     for path, target in links.items():
         made[path] = [parent(path, new), f"ln -s {shlex.quote(target)} {within(path, new)}"]
-    inside = {path: path for path in shown} | {str(INSIDE): str(folder)} | shown_bytecode()
+    inside = {path: path for path in visible} | {str(INSIDE): str(folder)} | shown_bytecode()
     for path, source in inside.items():
         made[path] = [*mounted(source, path, new), *closing(path, new)]
     for device in DEVICES:
@@ -113,7 +113,7 @@ def visible_paths() -> tuple[dict[str, str], list[str]]:
     No real path lies below another, unless it belongs to the project, which is shown nowhere else.
     """
     links: dict[str, str] = {}
-    found: list[str] = []
+    visible: list[str] = []
     real = []
     for path in [*SYSTEM, *python_paths(), program_inside()]:
         on_the_way, end = resolved(path)
@@ -121,9 +121,9 @@ def visible_paths() -> tuple[dict[str, str], list[str]]:
             links |= on_the_way
             real.append(end)
     for path in sorted(set(real), key=len):
-        if not is_covered(path, found):
-            found.append(path)
-    return {path: to for path, to in links.items() if not is_covered(path, found)}, found
+        if not is_covered(path, visible):
+            visible.append(path)
+    return {path: to for path, to in links.items() if not is_covered(path, visible)}, visible
 
 
 def python_paths() -> list[str]:
@@ -160,12 +160,12 @@ def resolved(path: str) -> tuple[dict[str, str], str]:
     end, ahead = "/", path.split("/")[::-1]
     while ahead:
         part = ahead.pop()
-        here = os.path.normpath(os.path.join(end, part))
-        if os.path.islink(here) and not {here, os.path.dirname(here)} & WRITABLE.keys():
-            links[here] = target = os.readlink(here)
+        current = os.path.normpath(os.path.join(end, part))
+        if os.path.islink(current) and not {current, os.path.dirname(current)} & WRITABLE.keys():
+            links[current] = target = os.readlink(current)
             ahead += target.split("/")[::-1]
-            here = "/" if target.startswith("/") else end
-        end = here
+            current = "/" if target.startswith("/") else end
+        end = current
     return links, end
 
 
@@ -185,16 +185,16 @@ def shown_bytecode() -> dict[str, str]:
     if not sys.pycache_prefix:
         return {}
     prefix = os.path.abspath(sys.pycache_prefix)
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for path in sorted(set(package_folders()), key=len):
         for inside in {f"{BYTECODE}{path}", f"{BYTECODE}{os.path.realpath(path)}"}:
-            if os.path.isdir(f"{prefix}{path}") and not is_covered(inside, list(found)):
-                found[inside] = f"{prefix}{path}"
-    return found
+            if os.path.isdir(f"{prefix}{path}") and not is_covered(inside, list(folders)):
+                folders[inside] = f"{prefix}{path}"
+    return folders
 
 
-def is_covered(path: str, shown: list[str]) -> bool:
-    """Returns True if a path can be seen through one of those that are shown.
+def is_covered(path: str, visible: list[str]) -> bool:
+    """Returns True if a path can be seen through one of the visible paths.
 
     The project cannot be seen through a folder that it lies in.
     """
@@ -202,7 +202,7 @@ def is_covered(path: str, shown: list[str]) -> bool:
     return any(
         is_below(path, folder)
         and not (path != project and is_below(path, project) and is_below(project, folder))
-        for folder in shown
+        for folder in visible
     )
 
 

@@ -57,7 +57,7 @@ class Sandbox:
     """Processes for student code; ``with Sandbox(folder) as sandbox``.
 
     Args:
-        folder: what student code may read: packages ``common`` and ``probes``, or folders of such.
+        folder: readable to student code: packages ``common`` and ``probes``, or folders of such.
         isolation: one of ``ISOLATIONS``; None for the strongest that this machine allows.
 
     Raises:
@@ -120,8 +120,8 @@ class Sandbox:
         if self.guard:
             self.guard.join()
         deadline = time.monotonic() + SWEEP_S
-        while (left := self.processes()) and time.monotonic() < deadline:
-            for process in left:
+        while (survivors := self.processes()) and time.monotonic() < deadline:
+            for process in survivors:
                 with suppress(psutil.Error):
                     process.kill()
             time.sleep(LOOKED_EVERY_S)
@@ -141,11 +141,11 @@ class Sandbox:
         """Returns the variables of the first process: none of this one's, but where to look."""
         ours = str(self.folder_inside / "callee")
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        found = {"PATH": path, "PYTHONPATH": ours, "PYTHONDONTWRITEBYTECODE": "1"}
+        variables = {"PATH": path, "PYTHONPATH": ours, "PYTHONDONTWRITEBYTECODE": "1"}
         if sys.pycache_prefix:  # what this process has compiled need not be compiled again
             has_root = has_own_root(self.isolation)
-            found[bytecode.FOLDER] = str(BYTECODE) if has_root else sys.pycache_prefix
-        return VARIABLES | found
+            variables[bytecode.FOLDER] = str(BYTECODE) if has_root else sys.pycache_prefix
+        return VARIABLES | variables
 
     def start(
         self, below: str = "", *, timeout_s: float = ANSWER_S, variables: dict | None = None
@@ -153,9 +153,9 @@ class Sandbox:
         """Starts a process; returns the connection by which its exercises are called.
 
         Args:
-            below: which part of the folder has its packages.
-            timeout_s: how long an answer may take.
-            variables: of its environment.
+            below: part of the folder that has its packages.
+            timeout_s: longest time to an answer.
+            variables: variables of its environment.
 
         Raises:
             Ended: the sandbox has gone.
@@ -213,10 +213,10 @@ class Sandbox:
         """Waits for a word of the first process."""
         self.control.settimeout(seconds)
         try:
-            said = self.control.recv(64)
+            answer = self.control.recv(64)
         except OSError:
-            said = b""
-        if said != word:
+            answer = b""
+        if answer != word:
             raise RunFailed("the sandbox does not answer")
 
     def watch(self) -> None:
@@ -252,14 +252,14 @@ class Sandbox:
     def processes(self) -> list[psutil.Process]:
         """Returns the sandbox's processes."""
         try:
-            found = psutil.Process(self.process.pid).children(recursive=True)
+            processes = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
-            found = []
+            processes = []
         if self.isolation == "other user":  # those that were orphaned, too
             everybody = psutil.process_iter(["uids"])
             theirs = [p for p in everybody if p.info["uids"] and p.info["uids"].real == self.uid]
-            found = list({process.pid: process for process in [*found, *theirs]}.values())
-        return found
+            processes = list({process.pid: process for process in [*processes, *theirs]}.values())
+        return processes
 
     @contextmanager
     def limited_network(self, rate: str) -> Iterator[None]:
@@ -275,11 +275,11 @@ class Sandbox:
         bucket = ["tbf", "rate", rate, "burst", "256kb", "limit", "16mb"]
         limited = [*tc, "replace", "dev", "lo", "root", *bucket]
         try:
-            done = subprocess.run(limited, capture_output=True, text=True)
+            process = subprocess.run(limited, capture_output=True, text=True)
         except FileNotFoundError as error:
             raise UserError(f"{error.filename}: not found; it limits the network") from None
-        if done.returncode:
-            raise UserError(f"the network cannot be limited: {done.stderr.strip()}")
+        if process.returncode:
+            raise UserError(f"the network cannot be limited: {process.stderr.strip()}")
         try:
             yield
         finally:

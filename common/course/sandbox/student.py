@@ -69,14 +69,14 @@ class Ranks:
     def __init__(self, sandbox: Sandbox, below: str, ranks: int, timeout_s: float) -> None:
         self.sandbox = sandbox
         self.world_size = ranks
-        place = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
+        group = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
         self.peers = [
             sandbox.start(
                 below,
                 timeout_s=timeout_s,
                 variables={
                     name: str(value)
-                    for name, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items()
+                    for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()
                 },
             )
             for rank in range(ranks)
@@ -100,12 +100,13 @@ class Ranks:
             futures = [pool.submit(call_on, peer) for peer in self.peers]
             waiting = futures
             try:
-                done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+                finished, waiting = wait(futures, return_when=FIRST_EXCEPTION)
             finally:  # a time limit is raised here, too; the pool then waits for its threads
                 if waiting:
-                    for peer in self.peers:
-                        shut(peer)
-            failed = [future.exception() for future in done if future.exception()]
+                    for peer in self.peers:  # nobody waits for them any more
+                        with suppress(OSError):
+                            peer.connection.shutdown(socket.SHUT_RDWR)
+            failed = [future.exception() for future in finished if future.exception()]
         if failed:
             # That a process has ended says less than what another one raised.
             raise min(failed, key=lambda error: isinstance(error, Ended))
@@ -116,19 +117,13 @@ class Ranks:
         return self.sandbox.sent_bytes()
 
     def sent_when_quiet(self) -> int:
-        """Returns the same when nothing has been sent for a while, or after ``LONGEST_S``."""
+        """Returns ``sent_bytes`` once nothing has been sent for a while, or after ``LONGEST_S``."""
         until = time.monotonic() + LONGEST_S
         before, sent = -1, self.sent_bytes()
         while sent != before and time.monotonic() < until:
             time.sleep(SETTLED_S)
             before, sent = sent, self.sent_bytes()
         return sent
-
-
-def shut(peer: Peer) -> None:
-    """Ends a connection, so that nobody waits for it any more."""
-    with suppress(OSError):
-        peer.connection.shutdown(socket.SHUT_RDWR)
 
 
 def lay_out(folder: Path, root: Path) -> None:
@@ -153,9 +148,9 @@ def lay_out_student(
     """Writes the packages that a student's process sees to ``folder / below``.
 
     Args:
-        folder: the sandbox's.
-        root: the project, which has ``common/errors.py``.
-        below: a name.
+        folder: folder of the sandbox.
+        root: root of the project, which has ``common/errors.py``.
+        below: name of the part.
         probes: folder of the checks' functions that run there.
         exercise: returns the text of an exercise, whose path in the project it gets.
         files: exercises; by default all of the project's.

@@ -37,7 +37,7 @@ class Ended(Exception):
 
 
 class Remote:
-    """Something on the other side; its attributes and calls are requests."""
+    """An object of the other side; its attributes and calls are requests."""
 
     def __init__(self, peer: Peer, number: int, kind: str) -> None:
         self.__dict__.update(_peer=peer, _number=number, _kind=kind)
@@ -59,7 +59,7 @@ class Peer:
     """One end of a connection.
 
     Args:
-        connection: a stream socket.
+        connection: stream socket to the other side.
         modules: makes a module of its name; None where the other side may ask for none, nor for
             attributes: it may then call only the functions that it was given.
     """
@@ -140,7 +140,7 @@ class Peer:
             for buffer in buffers:
                 self.connection.sendall(buffer)
         except OSError as error:
-            raise Ended(said(error)) from None
+            raise Ended(why_broken(error)) from None
 
     def receive(self) -> list:
         """Returns the next message. Raises Ended where none comes, or none that can be read."""
@@ -162,16 +162,16 @@ class Peer:
 
     def read(self, count: int) -> bytes:
         """Reads so many bytes."""
-        parts, left = [], count
-        while left:
+        parts, missing = [], count
+        while missing:
             try:
-                part = self.connection.recv(min(left, 2**20))
+                part = self.connection.recv(min(missing, 2**20))
             except OSError as error:
-                raise Ended(said(error)) from None
+                raise Ended(why_broken(error)) from None
             if not part:
                 raise Ended("its process has ended")
             parts.append(part)
-            left -= len(part)
+            missing -= len(part)
         return b"".join(parts)
 
     def pack(self, value: Any, buffers: list[bytes]) -> Any:
@@ -182,7 +182,7 @@ class Peer:
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [self.pack(item, buffers) for item in value]}
         if isinstance(value, Mapping):
-            items = [[self.pack(each, buffers) for each in item] for item in value.items()]
+            items = [[self.pack(part, buffers) for part in item] for item in value.items()]
             return {"dict": items}
         if isinstance(value, Remote):
             return {"yours": value._number}
@@ -235,7 +235,7 @@ class Peer:
         raise ValueError(kind)
 
 
-def said(error: OSError) -> str:
+def why_broken(error: OSError) -> str:
     """Returns why a connection broke, in words."""
     return "no answer in time" if isinstance(error, TimeoutError) else "its process has ended"
 
@@ -243,7 +243,7 @@ def said(error: OSError) -> str:
 def is_a(value: Any, package: str, name: str) -> bool:
     """Returns True for an instance of a package's class, without importing the package."""
     classes = type(value).__mro__
-    return any(each.__name__ == name and each.__module__.startswith(package) for each in classes)
+    return any(kind.__name__ == name and kind.__module__.startswith(package) for kind in classes)
 
 
 def taken(buffers: list[bytes | None], index: int) -> bytes:

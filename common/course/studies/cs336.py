@@ -62,7 +62,7 @@ def run_study(study: Cs336Study, output_dir: str, progress: StageProgress) -> Pa
             except RunFailed as error:
                 raise RunFailed(f"their tests did not run: {error}") from None
             table = pd.DataFrame(
-                [(each.file, each.name, each.outcome) for each in outcomes],
+                [(outcome.file, outcome.name, outcome.outcome) for outcome in outcomes],
                 columns=["file", "test", "outcome"],
             )
         if table.empty:
@@ -107,5 +107,5 @@ def copy_tests(source: Path, copy: Path) -> None:
 def commit_of(source: Path) -> str:
     """Returns the commit of their clone, or ``unknown``."""
     command = ["git", "-C", str(source), "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return process.stdout.strip() if process.returncode == 0 else "unknown"

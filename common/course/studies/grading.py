@@ -62,7 +62,7 @@ class Case:
     """One grading.
 
     Attributes:
-        of: what is handed in.
+        of: student, assignment and part that are handed in.
         kind: reference, untouched, without or mistake.
         name: name of the mistake, or of the task that is left out.
         round: number of the round, from 0.
@@ -85,10 +85,10 @@ class Case:
 
 def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> Path:
     """Grades all cases; returns the run directory."""
-    done = earlier_table(study.continues, RESULTS, KEYS)
-    known = set(done[KEYS].itertuples(index=False, name=None)) if len(done) else set()
-    cases = [case for case in all_cases(study) if case.key not in known]
-    rows = done.to_dict("records")
+    earlier = earlier_table(study.continues, RESULTS, KEYS)
+    keys = set(earlier[KEYS].itertuples(index=False, name=None)) if len(earlier) else set()
+    cases = [case for case in all_cases(study) if case.key not in keys]
+    rows = earlier.to_dict("records")
     environment = describe_environment("gloo", "cpu", 4)
     with study_run("grading", study, output_dir, progress, environment) as run:
         for case in cases:
@@ -111,17 +111,17 @@ def all_cases(study: GradingStudy) -> Iterator[Case]:
     tasks = read_tasks()
     for assignment in study.assignments:
         for of in parts_of(assignment, "study-grading"):
-            own = of.tasks(tasks)
+            part_tasks = of.tasks(tasks)
             for number in range(study.rounds):
                 yield Case(of, REFERENCE, "", number, {})
-            stripped = {task.file: unwritten(task, project_root()) for task in own.values()}
+            stripped = {task.file: unwritten(task, project_root()) for task in part_tasks.values()}
             yield Case(of, UNTOUCHED, "", 0, stripped)
-            for name, task in own.items():
+            for name, task in part_tasks.items():
                 yield Case(of, WITHOUT, name, 0, {task.file: stripped[task.file]})
             for mutant in mutants():
                 file = f"{mutant.exercise}.py"
-                checks = [check for task in own.values() for check in task.checks]
-                if mutant.check in checks and file in {task.file for task in own.values()}:
+                checks = [check for task in part_tasks.values() for check in task.checks]
+                if mutant.check in checks and file in {task.file for task in part_tasks.values()}:
                     changed = {file: mutant.source()}
                     yield Case(of, MISTAKE, mutant.name, 0, changed, mutant.check)
 
@@ -162,22 +162,22 @@ def beyond_what_is_listed(rows: pd.DataFrame) -> pd.DataFrame:
     """
     tasks = read_tasks().values()
     marks = {check: f"{task.name}: {words(check)}" for task in tasks for check in task.checks}
-    listed = {check: others for task in tasks for check, others in task.loses_too.items()}
+    listed = {check: losses for task in tasks for check, losses in task.loses_too.items()}
     meant = {mutant.name: mutant.check for mutant in mutants()}
-    found = []
+    mistakes = []
     for row in rows[rows["kind"] == MISTAKE].to_dict("records"):
         check = meant[row["name"]]
         losses = set(filter(None, row["lost"].split("; ")))
         besides = losses - {marks[check]}
         allowed = {marks[other] for other in listed.get(check, ())}
-        found.append(
+        mistakes.append(
             {name: row[name] for name in ("assignment", "part", "name")}
             | {"check": check, "found": marks[check] in losses}
             | {"besides": "; ".join(sorted(besides))}
             | {"not_listed": "; ".join(sorted(besides - allowed))}
         )
     columns = ["assignment", "part", "name", "check", "found", "besides", "not_listed"]
-    return pd.DataFrame(found, columns=columns)
+    return pd.DataFrame(mistakes, columns=columns)
 
 
 def words(check: str) -> str:
@@ -187,27 +187,27 @@ def words(check: str) -> str:
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns a row for each assignment: scores, whether they are the same, and the time."""
-    found = []
+    assignments = []
     mistakes = beyond_what_is_listed(rows)
-    for (assignment, part), own in rows.groupby(["assignment", "part"]):
-        best = own[own["kind"] == REFERENCE]
+    for (assignment, part), gradings in rows.groupby(["assignment", "part"]):
+        best = gradings[gradings["kind"] == REFERENCE]
         wrong = mistakes[(mistakes["assignment"] == assignment) & (mistakes["part"] == part)]
-        found.append(
+        assignments.append(
             {
                 "assignment": assignment,
                 "part": part,
                 "gradings": len(best),
                 "lowest_score": best["score"].min(),
                 "highest_score": best["score"].max(),
-                "maximum": own["maximum"].max(),
-                "untouched_score": own.loc[own["kind"] == UNTOUCHED, "score"].max(),
-                "without_a_task": int((own["kind"] == WITHOUT).sum()),
-                "isolated": int((own["lost_what_it_should"].astype(str) == "True").sum()),
+                "maximum": gradings["maximum"].max(),
+                "untouched_score": gradings.loc[gradings["kind"] == UNTOUCHED, "score"].max(),
+                "without_a_task": int((gradings["kind"] == WITHOUT).sum()),
+                "isolated": int((gradings["lost_what_it_should"].astype(str) == "True").sum()),
                 "mistakes": len(wrong),
                 "mistakes_found": int(wrong["found"].sum()),
                 "others_lost": int(wrong["besides"].str.count("A[0-9]").sum()),
                 "others_not_listed": int(wrong["not_listed"].str.count("A[0-9]").sum()),
-                "median_time_s": own["grading_time_s"].median(),
+                "median_time_s": gradings["grading_time_s"].median(),
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(assignments)

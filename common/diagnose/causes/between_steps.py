@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from common.diagnose.causes.equal_ranks import hindered_ms, hindered_said
+from common.diagnose.causes.sharing import hindered_ms, hindered_sentences
 from common.diagnose.evidence.case import Case, Verdict, confidence, percent, places
 from common.diagnose.evidence.evidence import (
     EPOCHS,
@@ -61,7 +61,7 @@ def data_loading(case: Case) -> Verdict | None:
         evidence=(
             f"Fetching batches takes {by_rank[slowest]:.3g} of {steps_ms.mean():.3g} ms, "
             f"{percent(share)} of the step{whose} {case.file(STEPS)}.",
-            *(hindered_said(case, slowest) if alone else ()),
+            *(hindered_sentences(case, slowest) if alone else ()),
         ),
         lost_share=lost,
         confidence=level,
@@ -96,8 +96,8 @@ def _load_ahead(case: Case, data_ms: float, step_ms: float) -> str:
 
 def evaluation_or_logging(case: Case) -> Verdict | None:
     """Judges the time between steps, and whether epochs end with a long evaluation."""
-    found = [each for each in (_evaluation(case), _between(case)) if each]
-    return min(found, key=lambda verdict: verdict.order) if found else None
+    verdicts = [verdict for verdict in (_evaluation(case), _between(case)) if verdict]
+    return min(verdicts, key=lambda verdict: verdict.order) if verdicts else None
 
 
 def _between(case: Case) -> Verdict | None:
@@ -110,22 +110,22 @@ def _between(case: Case) -> Verdict | None:
     # Of one rank, as the others' steps hold their waiting for it.
     by_rank = rows.groupby("rank")["between"].mean()
     latest = int(by_rank.idxmax())
-    both = rows[rows["rank"] == latest][["between", "step_time_ms"]]
-    shares = both["between"] / both.sum(axis=1)
-    share = float(both["between"].sum() / both.sum().sum())
+    times = rows[rows["rank"] == latest][["between", "step_time_ms"]]
+    shares = times["between"] / times.sum(axis=1)
+    share = float(times["between"].sum() / times.sum().sum())
     if share < BETWEEN_SHARE:
         return None
     error = max(standard_error(shares), float(shares.sem()))
     level, reason = confidence(share, BETWEEN_SHARE, error, len(shares))
     speedup = case.speedup_now
     if speedup is not None:  # that of the steps alone, and of their median
-        speedup *= case.run.step_ms / float(both.sum(axis=1).mean())
+        speedup *= case.run.step_ms / float(times.sum(axis=1).mean())
     return Verdict(
         cause="evaluation-or-logging",
         title="logging (or other work) between the steps",
         evidence=(
-            f"Between two steps of rank {latest} lie {both['between'].mean():.3g} ms, beside "
-            f"steps of {both['step_time_ms'].mean():.3g} ms: {percent(share)} of the time "
+            f"Between two steps of rank {latest} lie {times['between'].mean():.3g} ms, beside "
+            f"steps of {times['step_time_ms'].mean():.3g} ms: {percent(share)} of the time "
             f"{case.file(STEPS)}.",
             f"By rank: {', '.join(f'{rank}: {value:.3g} ms' for rank, value in by_rank.items())} "
             f"{case.file(STEPS)}.",
@@ -148,22 +148,22 @@ def _evaluation(case: Case) -> Verdict | None:
     if epochs is None or epochs.empty:
         return None
     evaluation = slowest_rank(epochs, "evaluation_time_s", by=["epoch"])
-    whole = slowest_rank(epochs, "epoch_time_s", by=["epoch"])
-    share = float(evaluation.sum() / whole.sum())
+    epoch = slowest_rank(epochs, "epoch_time_s", by=["epoch"])
+    share = float(evaluation.sum() / epoch.sum())
     if share < EVALUATION_SHARE:
         return None
     by_rank = epochs.groupby("rank")["evaluation_time_s"].sum()
     alone = (
         len(by_rank) > 1 and by_rank.max() > ONE_RANK_RATIO * by_rank.drop(by_rank.idxmax()).max()
     )
-    shares = evaluation / whole
+    shares = evaluation / epoch
     level, reason = confidence(share, EVALUATION_SHARE, standard_error(shares))
     who = f" It is rank {by_rank.idxmax()} that does it, while the others wait." if alone else ""
     return Verdict(
         cause="evaluation-or-logging",
         title="evaluation takes much of the epoch",
         evidence=(
-            f"Evaluation takes {evaluation.mean():.3g} of {whole.mean():.3g} s of an epoch, "
+            f"Evaluation takes {evaluation.mean():.3g} of {epoch.mean():.3g} s of an epoch, "
             f"{percent(share)} {case.file(EPOCHS)}.{who}",
         ),
         lost_share=share,

@@ -69,11 +69,11 @@ def needless_synchronisation(case: Case) -> Verdict | None:
     micro = case.run.timed.groupby("rank")["micro_batches"].median().max()
     if micro <= 1:
         return None
-    one = float(sum(bucket_sizes(case.run)))
-    if not one:
+    gradient_bytes = float(sum(bucket_sizes(case.run)))
+    if not gradient_bytes:
         [facts] = case.run.need(FACTS)
-        one = float(facts["gradient_bytes"].max())
-    exchanges = sent_over_gradients(case.run, one)
+        gradient_bytes = float(facts["gradient_bytes"].max())
+    exchanges = sent_over_gradients(case.run, gradient_bytes)
     if not exchanges > SKIPPED:
         return None
     parts = case.run.parts
@@ -88,9 +88,9 @@ def needless_synchronisation(case: Case) -> Verdict | None:
         cause="needless-synchronisation",
         title="gradients are exchanged after every micro-batch",
         evidence=(
-            f"A step of {micro:g} micro-batches sends {size_text(exchanges * one)} "
-            f"{case.file(STEPS)}; its gradients are {size_text(one)} {case.file(BUCKETS)}: "
-            f"{exchanges:.1f} exchanges where one is enough.",
+            f"A step of {micro:g} micro-batches sends {size_text(exchanges * gradient_bytes)} "
+            f"{case.file(STEPS)}; its gradients are {size_text(gradient_bytes)} "
+            f"{case.file(BUCKETS)}: {exchanges:.1f} exchanges where one is enough.",
             f"Communication that nothing hides takes {parts.parts_ms['communication']:.3g} of "
             f"{parts.step_ms:.3g} ms {case.file(STEPS)}.",
         ),
@@ -166,10 +166,10 @@ class _Exposed:
     """Communication that stays exposed when all that is needless is gone, at the best cap.
 
     Attributes:
-        share: of the step.
-        settings, prediction: of the step without what is needless.
+        share: share of the step that stays exposed.
+        settings, prediction: settings and prediction of the step without what is needless.
         latency: the share of its exchange that is latency.
-        measured_ms, step_ms: what was exposed of the step as it is.
+        measured_ms, step_ms: exposed communication, and the step, as they were measured.
     """
 
     share: float
@@ -229,9 +229,9 @@ def communication_bound(case: Case) -> Verdict | None:
         f"{size_text(wire)} in {counted(count, 'bucket')} {active_s * 1e3:.3g} ms, "
         f"{exposed.latency * active_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
     ]
-    found = {"evidence": evidence, "level": level, "reason": f"share of the step: {reason}"}
+    judgement = {"evidence": evidence, "level": level, "reason": f"share of the step: {reason}"}
     if exposed.latency >= LATENCY_SHARE:
-        return _model_too_small(case, exposed, **found)
+        return _model_too_small(case, exposed, **judgement)
     target = 1 - (1 - TARGET_EFFICIENCY) / exposed.beyond_model
     enough = {
         name: smallest_that_suffices(
@@ -240,8 +240,8 @@ def communication_bound(case: Case) -> Verdict | None:
         for name in ("batch_per_rank", "accumulation")
     }
     if any(enough.values()):
-        return _batch_too_small(case, enough, exposed, **found)
-    return _network_too_slow(case, exposed, bus, **found)
+        return _batch_too_small(case, enough, exposed, **judgement)
+    return _network_too_slow(case, exposed, bus, **judgement)
 
 
 def _exposed(case: Case) -> _Exposed:
@@ -271,8 +271,8 @@ def _exposed(case: Case) -> _Exposed:
     measured_ms = case.share(COMMUNICATION)[0] * step_ms
     if latency < LATENCY_SHARE:
         measured_ms = min(measured_ms, BELIEVED * active_s * 1e3)
-    left = max(0.0, measured_ms - avoidable_ms) / (step_ms - min(avoidable_ms, measured_ms))
-    return _Exposed(left, settings, after, latency, measured_ms, step_ms)
+    share = max(0.0, measured_ms - avoidable_ms) / (step_ms - min(avoidable_ms, measured_ms))
+    return _Exposed(share, settings, after, latency, measured_ms, step_ms)
 
 
 def _wire_bytes(settings: StepSettings, prediction: Prediction) -> int:

@@ -126,9 +126,9 @@ def wide_computation(case: Case) -> Verdict | None:
     if capability >= BRAIN and (facts.get("float32_matmul_precision") == "highest").all():
         sentence += "; TF32 is off, too"
         change += "; at least torch.set_float32_matmul_precision('high')"
-    found = Signal(f"{sentence}.", change, "medium" if is_busy else "low")
+    signal = Signal(f"{sentence}.", change, "medium" if is_busy else "low")
     return of_signals(
-        "no-mixed-precision", "the GPU computes in 32 bits where 16 would do", [found]
+        "no-mixed-precision", "the GPU computes in 32 bits where 16 would do", [signal]
     )
 
 
@@ -160,9 +160,9 @@ def host_waits(case: Case) -> Verdict | None:
     if by_rank.empty or min(by_rank.max(), usual) < EACH_STEP:
         return None
     rank = int(by_rank.idxmax())
-    own = ours[ours["rank"] == rank].sort_values("waits", ascending=False)
-    inside = float(own.loc[own["phase"].isin(("forward", "backward")), "waits"].sum())
-    found = [
+    rank_waits = ours[ours["rank"] == rank].sort_values("waits", ascending=False)
+    inside = float(rank_waits.loc[rank_waits["phase"].isin(("forward", "backward")), "waits"].sum())
+    signals = [
         Signal(
             f"Rank {rank}'s host waits for its GPU {by_rank[rank]:.3g} times a step, "
             f"{inside:.3g} of them in the passes {case.file(HOST_WAITS)}.",
@@ -172,18 +172,18 @@ def host_waits(case: Case) -> Verdict | None:
             "medium" if inside >= MANY_WAITS else "low",
         )
     ]
-    for _, row in own[:MOST_PLACES].iterrows():
+    for _, row in rank_waits[:MOST_PLACES].iterrows():
         within = f", in {row['call']}" if row["call"] else ""
-        place = row["place"] or "a line outside of the script"
-        found.append(
+        line = row["place"] or "a line outside of the script"
+        signals.append(
             Signal(
-                f"{row['waits']:.3g} a step in the {row['phase']} phase at {place}{within} "
+                f"{row['waits']:.3g} a step in the {row['phase']} phase at {line}{within} "
                 f"{case.file(HOST_WAITS)}.",
-                found[0].change,
+                signals[0].change,
                 "low",
             )
         )
-    return of_signals("host-waits", "the host waits for the GPU within each step", found)
+    return of_signals("host-waits", "the host waits for the GPU within each step", signals)
 
 
 def _waits(case: Case) -> pd.DataFrame:
@@ -217,26 +217,26 @@ def unpinned_copies(case: Case) -> Verdict | None:
     # Not a number, too, where no copy was waited for.
     waited = f", and the host waits for {copies:.3g} copies a step {case.file(HOST_WAITS)}"
     blocks = copies >= EACH_STEP
-    both = "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)"
-    found = []
+    pinned_copies = "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)"
+    signals = []
     if not flags(facts["pin_memory"]).all():
-        found.append(
+        signals.append(
             Signal(
                 f"The DataLoader's batches are not pinned {case.file(FACTS)}"
                 f"{waited if blocks else ''}: their copies to the GPU cannot run beside it.",
-                both,
+                pinned_copies,
                 "medium" if blocks else "low",
             )
         )
     elif blocks:
-        found.append(
+        signals.append(
             Signal(
                 f"The DataLoader's batches are pinned {case.file(FACTS)}{waited}.",
                 "batch.to(device, non_blocking=True)",
                 "low",
             )
         )
-    return of_signals("unpinned-copies", "copies of batches to the GPU let the host wait", found)
+    return of_signals("unpinned-copies", "copies of batches to the GPU let the host wait", signals)
 
 
 def _numbers(facts: pd.DataFrame, column: str) -> pd.Series:

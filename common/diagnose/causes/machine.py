@@ -49,8 +49,8 @@ def cpu_quota(case: Case) -> Verdict | None:
     table = surroundings_of(case)
     throttled = table["interval_throttled_share"].fillna(table["cgroup_throttled_share"])
     table = table.assign(throttled=throttled)
-    found = [_short_quota(case, rows) for _, rows in table.groupby(host_of(case, table))]
-    verdicts = [verdict for verdict in found if verdict is not None]
+    by_host = [_short_quota(case, rows) for _, rows in table.groupby(host_of(case, table))]
+    verdicts = [verdict for verdict in by_host if verdict is not None]
     return min(verdicts, key=lambda verdict: verdict.order) if verdicts else None
 
 
@@ -84,7 +84,7 @@ def _short_quota(case: Case, rows: pd.DataFrame) -> Verdict | None:
             f"Where {wanted:.0f} threads use it up together, they stand still for "
             f"{percent(1 - quota / wanted)} of such a period, {percent(lost)} of the time."
         )
-    each = max(1, int(quota) // ranks)
+    threads_per_rank = max(1, int(quota) // ranks)
     return Verdict(
         cause="cpu-quota",
         title="a quota stops the ranks",
@@ -95,7 +95,7 @@ def _short_quota(case: Case, rows: pd.DataFrame) -> Verdict | None:
         change=(
             f"Ask for the cores that the threads need: --cpus-per-task (Slurm), docker run "
             f"--cpus {wanted:.0f}, resources.limits.cpu (Kubernetes); until then "
-            f"OMP_NUM_THREADS={each}."
+            f"OMP_NUM_THREADS={threads_per_rank}."
             if short
             else "Ask for more cores (--cpus-per-task, docker run --cpus, resources.limits.cpu), "
             "or start fewer loader workers and other processes beside the ranks."
@@ -153,8 +153,10 @@ def too_few_threads(case: Case) -> Verdict | None:
     share = compute_share(case)
     # The slowest rank decides, so a host without idle cores leaves nothing to gain.
     free = {name: _free_cores(case, rows) for name, rows in table.groupby(machine_of(table))}
-    each = {name: cores / (machine_of(table) == name).sum() for name, cores in free.items()}
-    least = min(each.values())
+    cores_per_rank = {
+        name: cores / (machine_of(table) == name).sum() for name, cores in free.items()
+    }
+    least = min(cores_per_rank.values())
     threads = math.floor(least)
     if least < SPARE or not COMPUTING * share <= got <= ONE_CORE:
         return None
@@ -162,7 +164,7 @@ def too_few_threads(case: Case) -> Verdict | None:
     if lost < GAIN_SHARE:
         return None
     file = case.file(SURROUNDINGS)
-    seen = bool(table["interval_busy_cores"].notna().all())
+    is_counted = bool(table["interval_busy_cores"].notna().all())
     by_torchrun = (table["omp_num_threads"] == 1).all()
     ranks = case.ranks
     return Verdict(
@@ -178,10 +180,14 @@ def too_few_threads(case: Case) -> Verdict | None:
             f"{percent(lost)} less. That is an upper bound; small operators gain nothing.",
         ),
         lost_share=lost,
-        confidence="medium" if seen else "low",
+        confidence="medium" if is_counted else "low",
         reason=(
             "an upper bound (Amdahl's law), not tried; "
-            + ("the cores were seen idle" if seen else "nobody saw whether the cores are idle")
+            + (
+                "the cores were seen idle"
+                if is_counted
+                else "nobody saw whether the cores are idle"
+            )
         ),
         change=(
             f"OMP_NUM_THREADS={threads} before torchrun, which sets 1 where nothing is set; or "
@@ -205,10 +211,10 @@ def _free_cores(case: Case, rows: pd.DataFrame) -> float:
         quotas = rows.groupby(host_of(case, rows))["cgroup_cpu_quota"].min()
         allowed = min(allowed, float(quotas.sum()))
     if rows[["interval_busy_cores", "interval_own_cores"]].notna().all(axis=None):
-        others = rows["interval_busy_cores"].max() - rows["interval_own_cores"].sum()
-        left = rows["machine_cores"].max() - max(0.0, float(others))
-        if not math.isnan(left):
-            allowed = min(allowed, left)
+        other_jobs = rows["interval_busy_cores"].max() - rows["interval_own_cores"].sum()
+        unused = rows["machine_cores"].max() - max(0.0, float(other_jobs))
+        if not math.isnan(unused):
+            allowed = min(allowed, unused)
     return allowed
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
-from common.diagnose.causes.equal_ranks import hindered_ms, hindered_said
-from common.diagnose.causes.sharing import together_times
+from common.diagnose.causes.sharing import hindered_ms, hindered_sentences, together_times
 from common.diagnose.evidence.case import SURE, Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
     PROBES,
@@ -32,53 +33,93 @@ LENGTHS_SLOPE = 0.3
 """Computing time grows at least so much with the padded tokens: a third of it is not fixed."""
 
 
+@dataclass(frozen=True)
+class Slowest:
+    """The rank with the largest median, against the others.
+
+    Attributes:
+        rank: rank.
+        times: times of that rank, by step.
+        other_times: the others' median time, by step.
+        often: share of the steps in which it takes longest.
+    """
+
+    rank: int
+    times: pd.Series
+    other_times: pd.Series
+    often: float
+
+    @classmethod
+    def of(cls, by_step: pd.DataFrame) -> Slowest:
+        """Finds it in a table with a row per step and a column per rank."""
+        rank = int(by_step.median().idxmax())
+        other_times = by_step.drop(columns=rank).median(axis=1)
+        often = float((by_step.idxmax(axis=1) == rank).mean())
+        return cls(rank, by_step[rank], other_times, often)
+
+    @property
+    def ratios(self) -> pd.Series:
+        """Returns its time over the others', by step."""
+        return self.times / self.other_times
+
+    @property
+    def ratio(self) -> float:
+        """Returns the median of ``ratios``."""
+        return float(self.ratios.median())
+
+    @property
+    def is_slow(self) -> bool:
+        """Returns True if it takes longer by ``SLOW_RATIO``, in most steps; False if unknown."""
+        return self.ratio >= SLOW_RATIO and self.often >= SLOWEST_OFTEN
+
+    def sureness(self) -> tuple[str, str]:
+        """Returns how sure it is that the rank is slow, and why."""
+        error = standard_error(self.ratios)
+        level, reason = confidence(self.ratio, SLOW_RATIO, error, len(self.ratios))
+        return level, f"its time over the others': {reason}"
+
+
 def slow_rank(case: Case) -> Verdict | None:
     """Judges whether one rank computes longer than the others, step after step."""
     if case.ranks < 2:
         raise NotJudged("one rank has no other to be slower than")
     compute, tokens = _compute_and_tokens(case)
-    rate = compute / tokens
-    slowest = int(rate.median().idxmax())
-    others = rate.drop(columns=slowest).median(axis=1)
-    ratios = rate[slowest] / others
-    ratio, error = float(ratios.median()), standard_error(ratios)
-    often = float((rate.idxmax(axis=1) == slowest).mean())
-    if not (ratio >= SLOW_RATIO and often >= SLOWEST_OFTEN):  # none of them if not known
+    slow = Slowest.of(compute / tokens)
+    if not slow.is_slow:
         return None
     medians = compute.median()
-    others_ms = float(medians.drop(slowest).mean())
-    lasting = 1 - _passing_ms(case) / float(medians[slowest])
-    if ratio * lasting < SLOW_RATIO:
+    slow_ms, others_ms = float(medians[slow.rank]), float(medians.drop(slow.rank).mean())
+    if slow.ratio * (1 - _passing_ms(case) / slow_ms) < SLOW_RATIO:
         return None
     # Of all steps that are seen. Watching buckets makes steps longer, but not the difference of two
     # ranks' passes: in a script most steps are plain.
     step_ms = float(case.run.slowest_ms.median())
-    longer_ms = float(medians[slowest]) - others_ms
-    hindered = hindered_ms(case, slowest, longer_ms)
+    longer_ms = slow_ms - others_ms
+    hindered = hindered_ms(case, slow.rank, longer_ms)
     lost = max(0.0, longer_ms - hindered) / step_ms
     if hindered and lost < SLOW_SHARE:
         return None
-    level, reason = confidence(ratio, SLOW_RATIO, error, len(ratios))
-    waited = case.run.by_step("waiting_time_ms").median().drop(slowest).mean()
+    level, reason = slow.sureness()
+    waited = case.run.by_step("waiting_time_ms").median().drop(slow.rank).mean()
     return Verdict(
         cause="slow-rank",
-        title=f"rank {slowest} is slower than the others",
+        title=f"rank {slow.rank} is slower than the others",
         evidence=(
-            f"Rank {slowest} computes {medians[slowest]:.3g} ms a step, the others "
-            f"{others_ms:.3g} ms: {ratio:.2f} times as long for the same work, "
-            f"and it is the slowest in {percent(often)} of {len(ratios)} steps {case.file(STEPS)}.",
-            *_slow_part(case, slowest),
+            f"Rank {slow.rank} computes {slow_ms:.3g} ms a step, the others "
+            f"{others_ms:.3g} ms: {slow.ratio:.2f} times as long for the same work, and it is the "
+            f"slowest in {percent(slow.often)} of {len(slow.ratios)} steps {case.file(STEPS)}.",
+            *_slow_part(case, slow.rank),
             f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
-            *_slow_by_itself(case, slowest),
-            *hindered_said(case, slowest, longer_ms),
+            *_slow_by_itself(case, slow.rank),
+            *hindered_sentences(case, slow.rank, longer_ms),
         ),
         lost_share=min(lost, 0.99),
         confidence=level,
-        reason=f"its time over the others': {reason}",
+        reason=reason,
         change=(
-            f"Look for what else runs where rank {slowest} does (other jobs, clocks, temperature, "
-            "extra work in its program), or replace that device; until then give it less work "
-            "(assignment 3: --mode dynamic with a calibrated cost)."
+            f"Look for what else runs where rank {slow.rank} does (other jobs, clocks, "
+            "temperature, extra work in its program), or replace that device; until then give it "
+            "less work (assignment 3: --mode dynamic with a calibrated cost)."
         ),
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_without(min(lost, 0.99)),
@@ -103,12 +144,15 @@ def _slow_part(case: Case, slowest: int) -> list[str]:
     for name, column in (("forward", "forward_time_ms"), ("backward", "backward_time_ms")):
         medians = case.run.by_step(column).median()
         over[name] = (medians[slowest], float(medians.drop(slowest).mean()))
-    excess = {name: own - others for name, (own, others) in over.items()}
+    excess = {name: slow_ms - others_ms for name, (slow_ms, others_ms) in over.items()}
     name = max(excess, key=excess.get)
     if sum(excess.values()) <= 0 or excess[name] < MAIN_PART * sum(excess.values()):
         return []
-    own, others = over[name]
-    return [f"It is its {name} pass: {own:.3g} ms, the others' {others:.3g} ms {case.file(STEPS)}."]
+    slow_ms, others_ms = over[name]
+    return [
+        f"It is its {name} pass: {slow_ms:.3g} ms, the others' {others_ms:.3g} ms "
+        f"{case.file(STEPS)}."
+    ]
 
 
 def _slow_by_itself(case: Case, slowest: int) -> list[str]:
@@ -135,30 +179,29 @@ def slow_update(case: Case) -> Verdict | None:
     """
     if case.ranks < 2:
         raise NotJudged("one rank has no other to be slower than")
-    updates = case.run.by_step("optimizer_time_ms")
-    slowest = int(updates.median().idxmax())
-    over_ms = updates[slowest] - updates.drop(columns=slowest).median(axis=1)
+    slow = Slowest.of(case.run.by_step("optimizer_time_ms"))
+    over_ms = slow.times - slow.other_times
     shares = over_ms / case.run.slowest_ms
     share, error = float(shares.median()), standard_error(shares)
     if share < UPDATE_SHARE or float((over_ms > 0).mean()) < SLOWEST_OFTEN:
         return None
     step_ms = float(case.run.slowest_ms.median())
-    lost = min(max(0.0, share - hindered_ms(case, slowest) / step_ms), 0.99)
+    lost = min(max(0.0, share - hindered_ms(case, slow.rank) / step_ms), 0.99)
     level, reason = confidence(share, UPDATE_SHARE, error, len(shares))
     return Verdict(
         cause="slow-update",
-        title=f"rank {slowest} takes longer to update than the others",
+        title=f"rank {slow.rank} takes longer to update than the others",
         evidence=(
-            f"From the end of its backward pass to the end of its update rank {slowest} takes "
-            f"{updates[slowest].median():.3g} ms, the others "
-            f"{updates.drop(columns=slowest).median(axis=1).median():.3g} ms {case.file(STEPS)}.",
-            *hindered_said(case, slowest),
+            f"From the end of its backward pass to the end of its update rank {slow.rank} takes "
+            f"{slow.times.median():.3g} ms, the others {slow.other_times.median():.3g} ms "
+            f"{case.file(STEPS)}.",
+            *hindered_sentences(case, slow.rank),
         ),
         lost_share=lost,
         confidence=level,
         reason=f"share of the step: {reason}",
         change=(
-            f"Look at what rank {slowest} alone does beside its update (averages of the weights, "
+            f"Look at what rank {slow.rank} alone does beside its update (averages of the weights, "
             "norms, logging), and share it among the ranks or do it every so many steps."
         ),
         speedup_now=case.speedup_now,
@@ -229,10 +272,10 @@ def _slope(compute: pd.DataFrame, tokens: pd.DataFrame) -> tuple[float, float]:
 
 def _compute(case: Case) -> pd.DataFrame:
     """Returns forward and backward pass in ms: a row per step, a column per rank."""
-    both = case.run.by_step("forward_time_ms") + case.run.by_step("backward_time_ms")
-    if both.dropna().empty:
+    passes_ms = case.run.by_step("forward_time_ms") + case.run.by_step("backward_time_ms")
+    if passes_ms.dropna().empty:
         raise NotJudged(f"{STEPS} has no step of all ranks with both passes")
-    return both.dropna()
+    return passes_ms.dropna()
 
 
 def _compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:

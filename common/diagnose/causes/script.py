@@ -1,4 +1,4 @@
-"""Causes that lie in a script: what a watch sees of it, and a benchmark of this project never does.
+"""Causes in a script and its batches: what a watch sees, and no benchmark of this project does.
 
 They need tables that only ``ddplab diagnose`` makes, and are not judged without.
 """
@@ -11,6 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from common.analysis.step_parts import flags
+from common.diagnose.causes.sharing import compute_share
 from common.diagnose.evidence.case import (
     MINOR,
     VALIDITY,
@@ -22,12 +24,15 @@ from common.diagnose.evidence.case import (
 )
 from common.diagnose.evidence.evidence import (
     FACTS,
+    PROBES,
     READY_TIMES,
     STALLS,
     STEP,
     STEPS,
     NotJudged,
+    standard_error,
 )
+from common.diagnose.evidence.measured_step import pass_times
 from common.perfmodel.scaling.step_model import predict
 from common.runtime.wording import size_text
 from common.samples import slowest_rank
@@ -42,6 +47,8 @@ NARROW_GAIN = 0.08
 """Least predicted gain, as for a bucket cap: a smaller one may be none."""
 BELOW_NOISE = 3.0
 """A gain must be so many standard errors of the step."""
+PADDING_SHARE = 0.10
+"""Share of the step that computing padding must take. Texts sorted by length still have some."""
 
 
 def hang(case: Case) -> Verdict | None:
@@ -54,10 +61,10 @@ def hang(case: Case) -> Verdict | None:
         return None
     waits = lasting["stack"].map(_waits_for_others)
     behind = lasting[~waits] if waits.any() and not waits.all() else lasting.iloc[:0]
-    told = []
+    sentences = []
     for _, row in lasting.sort_values("rank").iterrows():
         lines = str(row["stack"]).splitlines()
-        told.append(
+        sentences.append(
             f"Rank {row['rank']} is in its {row['phase']} phase after step {row['step']}, for "
             f"{row['seconds']:.0f} s when it was looked at: {lines[0] if lines else 'no stack'} "
             f"{case.file(STALLS)}."
@@ -68,7 +75,7 @@ def hang(case: Case) -> Verdict | None:
         title=f"rank {who} does not go on, and the others wait for it"
         if who
         else "no rank goes on",
-        evidence=tuple(told),
+        evidence=tuple(sentences),
         lost_share=1.0,
         confidence="high" if who else "medium",
         reason="stacks are seen, not timed",
@@ -198,7 +205,7 @@ def allocator_retries(case: Case) -> Verdict | None:
 def growing_memory(case: Case) -> Verdict | None:
     """Judges whether memory grows from step to step: something is kept."""
     steps = _extra(case, "resident_bytes")
-    found = []
+    growths = []
     for column in ("allocated_bytes", "resident_bytes"):
         for rank, rows in steps.groupby("rank"):
             values = rows.sort_values("step")[column].to_numpy(dtype=float)
@@ -208,10 +215,10 @@ def growing_memory(case: Case) -> Verdict | None:
             first, second = np.median(values[:half]), np.median(values[half:])
             rises = float((np.diff(values) > 0).mean())
             if second - first > GROWTH_SHARE / 2 * first and rises > 0.5:
-                found.append((column, int(rank), (values[-1] - values[0]) / len(values), values))
-    if not found:
+                growths.append((column, int(rank), (values[-1] - values[0]) / len(values), values))
+    if not growths:
         return None
-    column, rank, growth, values = max(found, key=lambda each: each[2])
+    column, rank, growth, values = max(growths, key=lambda growth: growth[2])
     what = "GPU memory" if column == "allocated_bytes" else "resident memory"
     return Verdict(
         cause="growing-memory",
@@ -266,3 +273,52 @@ def _extra(case: Case, column: str) -> pd.DataFrame:
     if column not in case.run.measured:
         raise NotJudged(f"{STEPS} in {case.run.name} has no {column}")
     return case.run.measured
+
+
+def padding(case: Case) -> Verdict | None:
+    """Judges whether much of the step is computation of padding, which no text needs.
+
+    What padding takes is less than its share of the tokens: a pass has a part that does not grow
+    with its batch. Attention, which grows with the square of the length, is not counted in.
+    """
+    counted = case.run.measured.groupby(STEP)[["tokens", "padded_tokens"]].sum()
+    if not counted["padded_tokens"].sum():
+        return None
+    share = 1 - float(counted["tokens"].sum() / counted["padded_tokens"].sum())
+    if share < PADDING_SHARE:
+        return None
+    [probes] = case.run.need(PROBES)
+    several, batch = probes[flags(probes["together"])], case.run.batch_per_rank
+    passes = pass_times(several)
+    growing = (passes.forward.per_sample_s + passes.backward.per_sample_s) * batch
+    growing /= passes.time_s(batch)
+    computing = compute_share(case)
+    lost = computing * growing * share
+    if lost < PADDING_SHARE:
+        return None
+    by_step = 1 - counted["tokens"] / counted["padded_tokens"]
+    error = computing * growing * standard_error(by_step)
+    level, reason = confidence(lost, PADDING_SHARE, error, len(by_step))
+    if several["batch_per_rank"].nunique() == 1:
+        level, reason = "low", "how much of a pass grows with its batch is not known"
+    tokens, padded = counted["tokens"].mean(), counted["padded_tokens"].mean()
+    return Verdict(
+        cause="padding",
+        title=f"{percent(share)} of the tokens are padding",
+        evidence=(
+            f"Of {padded:,.0f} tokens that a step computes, {tokens:,.0f} are texts' own "
+            f"{case.file(STEPS)}.",
+            f"{percent(growing)} of a pass grows with its batch {case.file(PROBES)}, and passes "
+            f"take {percent(computing)} of the step {case.file(STEPS)}.",
+        ),
+        lost_share=lost,
+        confidence=level,
+        reason=f"share of the step: {reason}",
+        change=(
+            "Put texts of like length into one batch (sort them, or sample from buckets of "
+            "lengths) and pad to its longest, or pack several texts into one row. That saves as "
+            "much on any number of ranks."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )

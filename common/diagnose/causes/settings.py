@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pandas as pd
+from ddplab_watch.machine_cores import parse_cores
 
 from common.diagnose.causes.sharing import on_gpu
 from common.diagnose.evidence.case import MINOR, Case, Verdict, percent
@@ -22,7 +23,6 @@ from common.diagnose.evidence.measured_surroundings import (
     is_on,
     machine_of,
     named_ranks,
-    number_set,
     setting,
     surroundings_of,
 )
@@ -140,12 +140,12 @@ def nccl_settings(case: Case) -> Verdict | None:
         "hosts": machine_of(table).nunique() > 1,
         "infiniband": bool((table["infiniband"] != "").all()),
     }
-    found = []
+    signals = []
     for slowing in SLOWING:
         if all(holds[condition] for condition in slowing.where):
-            found += _set_on(case, table, slowing)
-    found += _small_shared_memory(case, table, nccl=holds["nccl"])
-    return of_signals("nccl-settings", "settings slow the exchange", found)
+            signals += _set_on(case, table, slowing)
+    signals += _small_shared_memory(case, table, nccl=holds["nccl"])
+    return of_signals("nccl-settings", "settings slow the exchange", signals)
 
 
 def _set_on(case: Case, table: pd.DataFrame, slowing: Slowing) -> Iterable[Signal]:
@@ -207,26 +207,28 @@ def gpu_surroundings(case: Case) -> Verdict | None:
     table = surroundings_of(case)
     if (table["gpu_uuid"] == "").all():
         raise NotJudged(f"{SURROUNDINGS} has no facts of GPUs (pynvml was not there)")
-    found = []
+    signals = []
     for _, row in table.iterrows():
-        found += [*_narrow_link(row), *_far_cores(row), *_slow_clocks(row), *_others(row, table)]
+        signals += [*_narrow_link(row), *_far_cores(row), *_slow_clocks(row), *_others(row, table)]
     file = case.file(SURROUNDINGS)
-    named = [Signal(f"{signal.sentence} {file}.", signal.change, signal.level) for signal in found]
+    named = [
+        Signal(f"{signal.sentence} {file}.", signal.change, signal.level) for signal in signals
+    ]
     return of_signals("gpu-surroundings", "a GPU is held back by its surroundings", named)
 
 
 def _narrow_link(row: pd.Series) -> Iterable[Signal]:
-    place, change = (
+    link, change = (
         f"Rank {row['rank']}: the PCIe link of {row['gpu_name']} ({row['gpu_bus_id']})",
         ("seat the card (or its riser) anew, or look at the slot's setting in the firmware"),
     )
     width, most = row["gpu_pcie_width"], row["gpu_pcie_width_max"]
     if width < most:
-        yield Signal(f"{place} has {width:.0f} of {most:.0f} lanes", change, "medium")
+        yield Signal(f"{link} has {width:.0f} of {most:.0f} lanes", change, "medium")
     now, best = row["gpu_pcie_generation"], row["gpu_pcie_generation_max"]
     if now < best and row["gpu_utilisation_share"] >= BUSY_SHARE:
         yield Signal(
-            f"{place} runs at generation {now:.0f} of {best:.0f} while the GPU computes in "
+            f"{link} runs at generation {now:.0f} of {best:.0f} while the GPU computes in "
             f"{percent(row['gpu_utilisation_share'])} of the time",
             change,
             "low",
@@ -234,7 +236,7 @@ def _narrow_link(row: pd.Series) -> Iterable[Signal]:
 
 
 def _far_cores(row: pd.Series) -> Iterable[Signal]:
-    nodes, node = number_set(row["core_numa_nodes"]), row["gpu_numa_node"]
+    nodes, node = parse_cores(row["core_numa_nodes"]), row["gpu_numa_node"]
     if nodes and not math.isnan(node) and int(node) not in nodes:
         yield Signal(
             f"Rank {row['rank']}: {row['gpu_bus_id']} hangs on NUMA node {node:.0f}, the process "
@@ -250,8 +252,8 @@ def _slow_clocks(row: pd.Series) -> Iterable[Signal]:
     # At its own limit a busy GPU is always near the cap; a lowered one is somebody's decision.
     capped = "SwPowerCap" in row["gpu_throttle_reasons"].split() and limit < usual
     clock, most = row["gpu_sm_clock_mhz"], row["gpu_sm_clock_max_mhz"]
-    known = not math.isnan(clock) and not math.isnan(most)
-    clocks = f" (at {clock:.0f} of {most:.0f} MHz as it was read)" if known else ""
+    are_known = not math.isnan(clock) and not math.isnan(most)
+    clocks = f" (at {clock:.0f} of {most:.0f} MHz as it was read)" if are_known else ""
     if reasons:
         yield Signal(
             f"Rank {row['rank']}: clocks are lowered by {', '.join(reasons)}{clocks}",
@@ -269,31 +271,31 @@ def _slow_clocks(row: pd.Series) -> Iterable[Signal]:
 
 def _others(row: pd.Series, table: pd.DataFrame) -> Iterable[Signal]:
     """Yields a signal for processes on the GPU that are no ranks (those are ``shared-device``)."""
-    alike = (table["gpu_uuid"] == row["gpu_uuid"]) & (table["host"] == row["host"])
-    others = row["gpu_other_processes"] - (int(alike.sum()) - 1)
-    if others > 0:
+    same_gpu = (table["gpu_uuid"] == row["gpu_uuid"]) & (table["host"] == row["host"])
+    foreign = row["gpu_other_processes"] - (int(same_gpu.sum()) - 1)
+    if foreign > 0:
         yield Signal(
-            f"Rank {row['rank']}: {counted(others, 'process')} of another job "
-            f"compute{'' if others > 1 else 's'} on {row['gpu_uuid']}",
+            f"Rank {row['rank']}: {counted(foreign, 'process')} of another job "
+            f"compute{'' if foreign > 1 else 's'} on {row['gpu_uuid']}",
             "nvidia-smi shows which; end them, or take another GPU (CUDA_VISIBLE_DEVICES)",
             "medium",
         )
 
 
-def of_signals(cause: str, title: str, found: list[Signal]) -> Verdict | None:
+def of_signals(cause: str, title: str, signals: list[Signal]) -> Verdict | None:
     """Makes one verdict of all signals, as sure as the surest of them."""
-    if not found:
+    if not signals:
         return None
     reasons = ["settings and states are seen; what they cost is not measured"]
-    if any(signal.of_gpu for signal in found):
+    if any(signal.of_gpu for signal in signals):
         reasons.append(NOT_ON_A_GPU)
     return Verdict(
         cause=cause,
         title=title,
-        evidence=tuple(signal.sentence for signal in found),
+        evidence=tuple(signal.sentence for signal in signals),
         lost_share=0.0,
-        confidence=min((signal.level for signal in found), key=LEVELS.index),
+        confidence=min((signal.level for signal in signals), key=LEVELS.index),
         reason="; ".join(reasons),
-        change="; ".join(dict.fromkeys(signal.change for signal in found)) + ".",
+        change="; ".join(dict.fromkeys(signal.change for signal in signals)) + ".",
         group=MINOR,
     )

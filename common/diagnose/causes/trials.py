@@ -4,18 +4,23 @@ Trials time forward and backward passes with their exchange (``trials.csv``). Wh
 a pass is estimated within rounds; of a step it saves as much as passes are of it, or all that the
 change shortens, and the speedup over one rank changes with the step. In trials of loader workers
 each pass loads a batch first.
+
+Trials are evidence, too. The model that causes rest on does not know everything: how threads of one
+rank hinder each other, or how many small all-reduces go through a backend. A trial measures the
+change itself, so where one was made it decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from common.diagnose.evidence.case import Case, Verdict, percent
-from common.diagnose.evidence.evidence import TRIALS
-from common.samples import Interval, paired_gain, per_round
+from common.diagnose.causes.communication import cap_change
+from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
+from common.diagnose.evidence.evidence import PLACEMENT, TRIALS
+from common.samples import CONFIDENCE, Interval, paired_gain, per_round
 
 AS_IT_IS, AS_IT_LOADS = "as it is", "as it loads"
 """Settings of the script itself, without its loading and with it."""
@@ -43,6 +48,31 @@ CHANGED = {
 }
 """What a kind of change shortens, where that is more than passes: a rank that has its cores for
 itself loads and updates in less time, too."""
+LEAST_GAIN = 0.05
+"""Least share of a step saved, at the lower end of the interval. Some ten changes are tried, so
+that now and then one of them gains a little by chance."""
+TITLES = {
+    "bucket-cap": "the bucket cap does not fit",
+    "needless-search": "DDP looks for unused parameters, and there are none",
+    "needless-synchronisation": "gradients are exchanged after every micro-batch",
+    "oversubscribed-cores": "threads or ranks share cores",
+    "too-few-threads": "a rank computes with fewer threads than it has cores",
+    "wide-gradients": "gradients travel in 32 bits where 16 would do",
+}
+
+REMEDIES = (
+    "bucket-cap",
+    "needless-search",
+    "needless-synchronisation",
+    "oversubscribed-cores",
+    "wide-gradients",
+)
+"""Causes whose remedy is the very change that was tried."""
+JUDGED = (*REMEDIES, "data-loading")
+"""Causes whose confidence the trial of their remedy decides. Workers hide loading where there are
+cores for them; what they save is not what data that need no preparing would."""
+PREDICTED = ("bucket-cap", "wide-gradients")
+"""Causes that are only named because a gain is predicted; the others are facts of the script."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +80,12 @@ class Tried:
     """A change that was tried.
 
     Attributes:
-        kind, change: what was changed, and the change as a line of Python or a word.
+        kind, change: kind of the change, and the change as a line of Python or a word.
         gain: the share of a pass that it saves.
-        share: of a step, what it shortens as it does a pass.
+        share: share of a step that it shortens as it does a pass.
         speedup: samples per second over those of one rank with it; None where one rank's are not
             known.
-        passes: of a step, where they are not the script's own: the global batch is another one.
+        passes: passes of a step, where they are not the script's: the global batch is another one.
     """
 
     kind: str
@@ -70,18 +100,17 @@ class Tried:
         gain = self.gain
         low, high = percent(gain.low), percent(gain.high)
         what = "loading and a pass take" if self.kind == WORKERS else "a pass takes"
-        said = f"{self.change}: {what} {_less(gain.estimate)} ({low} to {high} less)"
+        saved = f"{percent(abs(gain.estimate))} {'less' if gain.estimate >= 0 else 'more'}"
+        sentence = f"{self.change}: {what} {saved} ({low} to {high} less)"
         if speedup := self.speedup:
-            said += f"; speedup {speedup.estimate:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
+            sentence += (
+                f"; speedup {speedup.estimate:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
+            )
         if gain.low <= 0 <= gain.high:
-            said += "; not told from no change"
+            sentence += "; not told from no change"
         if self.passes is not None:
-            said += f"; a step is then of {self.passes} passes"
-        return said
-
-
-def _less(gain: float) -> str:
-    return f"{percent(abs(gain))} {'less' if gain >= 0 else 'more'}"
+            sentence += f"; a step is then of {self.passes} passes"
+        return sentence
 
 
 def tried_changes(case: Case) -> tuple[Tried, ...]:
@@ -94,7 +123,7 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
     tried = [
         _tried(case, times, change, rows) for change, rows in changed.groupby("setting", sort=False)
     ]
-    return tuple(sorted(filter(None, tried), key=lambda each: -each.gain.estimate))
+    return tuple(sorted(filter(None, tried), key=lambda trial: -trial.gain.estimate))
 
 
 def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> Tried | None:
@@ -108,18 +137,20 @@ def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> 
     """
     kind, passes = str(rows["kind"].iloc[0]), int(rows["passes"].iloc[0])
     base = AS_IT_LOADS if kind == WORKERS else AS_IT_IS
-    both = times.reindex(columns=[change, base]).dropna()
-    if both.empty:
+    pairs = times.reindex(columns=[change, base]).dropna()
+    if pairs.empty:
         return None
-    gain = paired_gain(both[change], both[base])
+    gain = paired_gain(pairs[change], pairs[base])
     share = _changed_share(case, kind)
-    known = case.speedup_now is not None
+    has_speedup = case.speedup_now is not None
     return Tried(
         kind=kind,
         change=str(change),
         gain=gain,
         share=share,
-        speedup=gain.map(lambda saved: case.speedup_without(share * saved)) if known else None,
+        speedup=gain.map(lambda saved: case.speedup_without(share * saved))
+        if has_speedup
+        else None,
         passes=passes if passes != case.run.accumulation else None,
     )
 
@@ -127,7 +158,7 @@ def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> 
 def tried_against(verdict: Verdict, tried: Sequence[Tried]) -> Tried | None:
     """Returns the best change that was tried against a cause; None where none was."""
     kinds = TRIED_BY.get(verdict.cause, ())
-    return next((each for each in tried if each.kind in kinds), None)
+    return next((trial for trial in tried if trial.kind in kinds), None)
 
 
 def _changed_share(case: Case, kind: str) -> float:
@@ -139,3 +170,145 @@ def _changed_share(case: Case, kind: str) -> float:
     changed_ms = sum(case.run.by_step(column) for column in columns)
     step_ms = case.run.slowest_ms
     return min(1.0, float((changed_ms.mean(axis=1) / step_ms).median()))
+
+
+def borne_out(case: Case, tried: Sequence[Tried], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Returns verdicts as their trials leave them.
+
+    Where a remedy was tried, what it saved is what it is predicted to save, in place of the model's
+    answer. If it saved less than ``LEAST_GAIN`` of a step even at the upper end of its interval,
+    or in the median where it is not told from no change, its cause has low confidence; if it surely
+    costs time, a predicted cause is none. What a needless search costs is known from its trial
+    alone. Trials of loader workers decide only how sure it is that loading can be shortened here.
+    """
+    judged = (_borne_out(case, verdict, tried_against(verdict, tried)) for verdict in verdicts)
+    return [verdict for verdict in judged if verdict is not None]
+
+
+def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | None:
+    is_judged = trial is not None and trial.passes is None and verdict.cause in JUDGED
+    if not is_judged or trial.gain.confidence < CONFIDENCE:  # of fewer than six rounds
+        return verdict
+    low, high = (percent(saved * trial.share) for saved in (trial.gain.low, trial.gain.high))
+    reason = f"tried in {trial.gain.rounds} rounds: a step then takes {low} to {high} less"
+    if trial.gain.high < 0 and verdict.cause in PREDICTED:
+        return None
+    if verdict.cause in REMEDIES:
+        verdict = _as_tried(case, verdict, trial)
+    most = trial.gain.high if trial.gain.low > 0 else trial.gain.estimate
+    if most * trial.share < LEAST_GAIN:
+        return replace(verdict, confidence="low", reason=reason)
+    if verdict.cause == "needless-search" and trial.gain.low > 0:
+        return replace(
+            verdict,
+            lost_share=trial.gain.estimate * trial.share,
+            confidence="high" if trial.gain.low * trial.share > LEAST_GAIN else "medium",
+            reason=reason,
+            group=PERFORMANCE,
+            speedup_now=case.speedup_now,
+            **_speedups(trial),
+        )
+    return verdict
+
+
+def _as_tried(case: Case, verdict: Verdict, trial: Tried) -> Verdict:
+    """Returns a verdict whose prediction is what its trial measured; a cap is then the tried one.
+
+    The interval is left to be that of a prediction: from one run to another a machine changes by
+    more than from one round of trials to another.
+    """
+    if verdict.predicted_speedup is None or trial.speedup is None:
+        return verdict
+    if verdict.proposed is not None and trial.kind == "bucket_cap_mb":
+        cap_mb = float(trial.change.partition("=")[2])
+        proposed = replace(verdict.proposed, bucket_cap_mb=cap_mb)
+        verdict = replace(verdict, proposed=proposed, change=cap_change(case, cap_mb))
+    if trial.kind == "compression":
+        hook = f"ddp.register_comm_hook(None, default_hooks.{trial.change})"
+        verdict = replace(verdict, change=hook)
+    return replace(
+        verdict,
+        evidence=(*verdict.evidence, _measured(case, trial)),
+        lost_share=max(0.0, trial.gain.estimate * trial.share),
+        predicted_speedup=trial.speedup.estimate,
+    )
+
+
+def shown_by_trials(case: Case, tried: Sequence[Tried], causes: Collection[str]) -> list[Verdict]:
+    """Returns a verdict for each cause that a trial has shown and nothing else has.
+
+    Args:
+        case: run and its baseline.
+        tried: changes that were tried, the best first.
+        causes: names of the causes that other tables have shown.
+    """
+    verdicts: dict[str, Verdict] = {}
+    for trial in tried:
+        cause = _cause(case, trial)
+        if cause and cause not in causes and cause not in verdicts and _gains(trial):
+            verdicts[cause] = _verdict(case, trial, cause, len(tried))
+    return list(verdicts.values())
+
+
+def _cause(case: Case, tried: Tried) -> str:
+    """Returns the cause that a change mends; empty where it mends none, or changes the batch."""
+    if tried.kind == THREADS:
+        return "oversubscribed-cores" if _more_threads_than_cores(case) else "too-few-threads"
+    if tried.passes is not None:
+        return ""
+    return {
+        "bucket_cap_mb": "bucket-cap",
+        "find_unused_parameters": "needless-search",
+        "compression": "wide-gradients",
+        "no_sync": "needless-synchronisation",
+        "affinity": "oversubscribed-cores",
+    }.get(tried.kind, "")
+
+
+def _more_threads_than_cores(case: Case) -> bool:
+    placement = case.run.tables.get(PLACEMENT)
+    if placement is None or "threads" not in placement:
+        return False
+    threads, cores = (
+        pd.to_numeric(placement[name], errors="coerce") for name in ("threads", "cores")
+    )
+    return bool((threads > cores).any())
+
+
+def _gains(tried: Tried) -> bool:
+    return tried.gain.confidence >= CONFIDENCE and tried.gain.low * tried.share > LEAST_GAIN
+
+
+def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
+    return Verdict(
+        cause=cause,
+        title=TITLES[cause],
+        evidence=(_measured(case, tried),),
+        lost_share=tried.gain.estimate * tried.share,
+        confidence="medium",
+        reason=(
+            f"tried in {tried.gain.rounds} rounds, one of {changes} changes; no other table "
+            "shows the cause"
+        ),
+        change=tried.change,
+        speedup_now=case.speedup_now,
+        **_speedups(tried),
+        sure_share=tried.gain.low * tried.share,
+    )
+
+
+def _speedups(tried: Tried) -> dict[str, float]:
+    """Returns the speedup that a trial has shown, by the fields of a verdict."""
+    if tried.speedup is None:
+        return {}
+    ends = {"speedup_low": tried.speedup.low, "speedup_high": tried.speedup.high}
+    return {"predicted_speedup": tried.speedup.estimate} | ends
+
+
+def _measured(case: Case, tried: Tried) -> str:
+    """Returns what a trial measured, as a sentence of evidence."""
+    gain = tried.gain
+    return (
+        f"With {tried.change} a pass takes {percent(gain.estimate)} less "
+        f"({percent(gain.low)} to {percent(gain.high)}) {case.file(TRIALS)}."
+    )

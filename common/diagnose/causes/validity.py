@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
@@ -34,54 +36,87 @@ COUNTED_SHARE = 0.05
 """The mean step is off by a twentieth: more than two runs of one program differ by."""
 
 
+@dataclass(frozen=True)
+class _Samples:
+    """Samples of all epochs of a run.
+
+    Attributes:
+        epochs: number of epochs.
+        processed: samples of all ranks.
+        distinct: sum over ranks of each rank's different samples.
+        different: different samples of all ranks together.
+        shared: sum over ranks of the samples that another rank had, too.
+        allowed: samples of an epoch that ranks may repeat to have equally many.
+    """
+
+    epochs: int
+    processed: float
+    distinct: float
+    different: float
+    shared: float
+    allowed: int
+
+    @property
+    def shared_share(self) -> float:
+        """Returns the share of a rank's samples that were another rank's, too."""
+        return max(0.0, self.shared - self.allowed * self.epochs) / max(self.distinct, 1)
+
+    @property
+    def repeated_share(self) -> float:
+        """Returns the share of the samples that their own rank had processed before."""
+        repeated = self.processed - self.distinct - self.allowed * self.epochs
+        return max(0.0, repeated) / self.processed
+
+    @property
+    def wasted(self) -> float:
+        """Returns the share of the samples that were processed for nothing."""
+        return 1 - self.different / self.processed
+
+    @property
+    def are_wrong(self) -> bool:
+        """Returns True for more than a sampler repeats to make the ranks' shares equal."""
+        return min(max(self.shared_share, self.repeated_share), self.wasted) > SHARED_SHARE
+
+
 def wrong_sampler(case: Case) -> Verdict | None:
     """Judges whether ranks go through each other's samples, or through the same ones again."""
-    [samples] = case.run.need(SAMPLES)
-    samples = samples[samples["rank"] < case.ranks]
+    [table] = case.run.need(SAMPLES)
+    table = table[table["rank"] < case.ranks]
     if case.ranks < 2:
         raise NotJudged("one rank has no samples to share")
-    sums = samples.groupby("epoch")[["processed", "distinct", "shared"]].sum()
-    allowed = case.ranks * case.ranks  # ranks that each repeat one for every rank
-    epochs = len(sums)
-    processed, distinct, shared = (float(sums[name].sum()) for name in sums.columns)
-    if processed == 0:
+    samples = _Samples(
+        epochs=table["epoch"].nunique(),
+        processed=float(table["processed"].sum()),
+        distinct=float(table["distinct"].sum()),
+        different=float(table.groupby("epoch")["distinct_all_ranks"].first().sum()),
+        shared=float(table["shared"].sum()),
+        allowed=case.ranks * case.ranks,  # ranks that each repeat one for every rank
+    )
+    if samples.processed == 0:
         raise NotJudged(f"{SAMPLES} counts no samples")
-    shared_share = max(0.0, shared - allowed * epochs) / max(distinct, 1)
-    repeated_share = max(0.0, processed - distinct - allowed * epochs) / processed
-    different = float(samples.groupby("epoch")["distinct_all_ranks"].first().sum())
-    wasted = 1 - different / processed
-    if max(shared_share, repeated_share) > SHARED_SHARE and wasted > SHARED_SHARE:
-        return _sampler_verdict(case, shared_share, processed, distinct, different, epochs)
-    return _same_order(case, samples)
+    return _sampler_verdict(case, samples) if samples.are_wrong else _same_order(case, table)
 
 
-def _sampler_verdict(
-    case: Case,
-    shared_share: float,
-    processed: float,
-    distinct: float,
-    different: float,
-    epochs: int,
-) -> Verdict:
+def _sampler_verdict(case: Case, samples: _Samples) -> Verdict:
     file = case.file(SAMPLES)
-    missing = shared_share >= ALL_SHARED
-    wasted = 1 - different / processed
-    if missing:
+    wasted = samples.wasted
+    if samples.shared_share >= ALL_SHARED:
         title = "no distributed sampler: every rank goes through the same samples"
-    elif shared_share > SHARED_SHARE:
+    elif samples.shared_share > SHARED_SHARE:
         title = "wrong sampler: ranks share samples"
     else:
         title = "wrong sampler: a rank takes samples more than once in an epoch"
     evidence = [
-        f"In {counted(epochs, 'epoch')} {case.ranks} ranks processed "
-        f"{processed:,.0f} samples, of which {different:,.0f} were different ones {file}.",
-        f"{percent(shared_share)} of a rank's samples were another rank's, too {file}."
-        if shared_share > SHARED_SHARE
-        else f"Each rank met {distinct:,.0f} different ones among them {file}.",
+        f"In {counted(samples.epochs, 'epoch')} {case.ranks} ranks processed "
+        f"{samples.processed:,.0f} samples, of which {samples.different:,.0f} were different ones "
+        f"{file}.",
+        f"{percent(samples.shared_share)} of a rank's samples were another rank's, too {file}."
+        if samples.shared_share > SHARED_SHARE
+        else f"Each rank met {samples.distinct:,.0f} different ones among them {file}.",
     ]
-    known = pd.to_numeric(case.run.tables[SAMPLES]["data_samples"], errors="coerce").max()
-    if np.isfinite(known):
-        evidence.append(f"The data set has {known:,.0f} samples {file}.")
+    data_samples = pd.to_numeric(case.run.tables[SAMPLES]["data_samples"], errors="coerce").max()
+    if np.isfinite(data_samples):
+        evidence.append(f"The data set has {data_samples:,.0f} samples {file}.")
     now = case.speedup_now
     per_sample = None if now is None else now * (1 - wasted)
     if now is not None:
@@ -140,17 +175,18 @@ def mixed_configurations(case: Case) -> Verdict | None:
         facts = case.run.tables[FACTS].astype(object).fillna("").astype(str)
         for name in SAME_FACTS:
             if facts[name].nunique() > 1:
-                told = ", ".join(
+                by_rank = ", ".join(
                     f"rank {rank}: {value}"
                     for rank, value in zip(facts["rank"], facts[name], strict=True)
                 )
-                evidence.append(f"{name} differs between ranks: {told} {case.file(FACTS)}.")
+                evidence.append(f"{name} differs between ranks: {by_rank} {case.file(FACTS)}.")
     evidence += _ranks_with_other_batches(case)
     if case.baseline is not None:
-        both = case.file(FACTS, case.baseline)
+        baseline_file = case.file(FACTS, case.baseline)
         for name, (theirs, mine) in differing_facts(case.run, case.baseline).items():
             evidence.append(
-                f"{name}: {theirs} on one rank {both}, {mine} on {case.ranks} {case.file(FACTS)}."
+                f"{name}: {theirs} on one rank {baseline_file}, {mine} on {case.ranks} "
+                f"{case.file(FACTS)}."
             )
         evidence += _other_batch(case)
     elif FACTS not in case.run.tables:
@@ -180,11 +216,11 @@ def _ranks_with_other_batches(case: Case) -> list[str]:
     """
     by_rank = case.run.measured.groupby("rank")["samples"]
     samples = by_rank.median()
-    fixed = by_rank.agg(lambda each: (each == each.median()).mean()).min() >= FIXED_BATCHES
+    fixed = by_rank.agg(lambda counts: (counts == counts.median()).mean()).min() >= FIXED_BATCHES
     if not fixed or samples.nunique() <= 1:
         return []
-    told = ", ".join(f"rank {rank}: {value:g}" for rank, value in samples.items())
-    return [f"samples of a step differ between ranks: {told} {case.file(STEPS)}."]
+    medians = ", ".join(f"rank {rank}: {value:g}" for rank, value in samples.items())
+    return [f"samples of a step differ between ranks: {medians} {case.file(STEPS)}."]
 
 
 def _other_batch(case: Case) -> list[str]:
@@ -211,9 +247,9 @@ def warm_up_counted(case: Case) -> Verdict | None:
     if len(times) < MANY_STEPS:
         raise NotJudged(f"{len(times)} measured steps are too few to see a warm-up in")
     values = times.to_numpy()
-    rest = values[len(values) // 2 :]
-    steady, error = float(np.median(rest)), standard_error(rest)
-    limit = max(EARLY_STEP * steady, LATE_STEP * float(np.sort(rest)[-2]))
+    second_half = values[len(values) // 2 :]
+    steady, error = float(np.median(second_half)), standard_error(second_half)
+    limit = max(EARLY_STEP * steady, LATE_STEP * float(np.sort(second_half)[-2]))
     early = 0
     while early < len(values) // 2 and values[early] > limit:
         early += 1

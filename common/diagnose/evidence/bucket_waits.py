@@ -37,9 +37,9 @@ class BucketWaits:
 
     Attributes:
         by_step: ``waited_ms``, and ``shared_ms`` of it that no rank was late for, by VISIT.
-        buckets: of a pass.
+        buckets: number of buckets of a pass.
         in_turn: share of the buckets that were ready after the one before was back.
-        longer: what the passes take longer than by themselves, over what they wait; NaN where that
+        longer: time that passes take longer than by themselves, over what they wait; NaN where that
             was not measured.
         group: class of the process group; empty where it is not known.
     """
@@ -69,11 +69,11 @@ class BucketWaits:
         steps = steps.copy()
         timed = steps["kind"] == TIMED
         places = pd.MultiIndex.from_frame(steps.loc[timed, VISIT].fillna({"round": 0}))
-        own = self.by_step.reindex(places).set_axis(steps.index[timed])
+        waits = self.by_step.reindex(places).set_axis(steps.index[timed])
         usual = self.by_step.groupby("rank").median()
-        own = own.fillna(usual.reindex(steps.loc[timed, "rank"]).set_axis(own.index))
-        waited = own["waited_ms"].clip(upper=steps.loc[timed, "backward_time_ms"])
-        shared = own["shared_ms"].clip(upper=waited)
+        waits = waits.fillna(usual.reindex(steps.loc[timed, "rank"]).set_axis(waits.index))
+        waited = waits["waited_ms"].clip(upper=steps.loc[timed, "backward_time_ms"])
+        shared = waits["shared_ms"].clip(upper=waited)
         steps.loc[timed, "backward_time_ms"] -= waited
         steps.loc[timed, "communication_time_ms"] += shared
         steps.loc[timed, "waiting_time_ms"] += waited - shared
@@ -104,8 +104,8 @@ def bucket_waits(
         later=passes.cumcount(),
         sent_bytes=passes["size_bytes"].transform("sum"),
     )
-    others = rows[rows["later"] > 0]
-    if others.empty or others["follows"].mean() < IN_TURN:
+    later_buckets = rows[rows["later"] > 0]
+    if later_buckets.empty or later_buckets["follows"].mean() < IN_TURN:
         return None
     before = rows[passes.cumcount(ascending=False) > 0]
     least_ms = before.groupby(["round", "step", "bucket"])["took_ms"].transform("min")
@@ -117,16 +117,16 @@ def bucket_waits(
     timed = steps[(steps["kind"] == TIMED) & ~flags(steps["warmup"])]
     exchanges = (timed["exchanged_bytes"].median() / by_step["sent_bytes"].median()).round()
     by_step = by_step[["waited_ms", "shared_ms"]] * max(1.0, exchanges)
-    found = BucketWaits(
+    waits = BucketWaits(
         by_step=by_step,
         buckets=int(rows["later"].max()) + 1,
-        in_turn=float(others["follows"].mean()),
+        in_turn=float(later_buckets["follows"].mean()),
         longer=_longer_ms(timed, probes, batch) / by_step["waited_ms"].mean(),
         group=group,
     )
-    if np.isnan(found.longer):
-        return found if found.is_known else None
-    return found if found.longer > LONGER else None
+    if np.isnan(waits.longer):
+        return waits if waits.is_known else None
+    return waits if waits.longer > LONGER else None
 
 
 def _longer_ms(timed: pd.DataFrame, probes: pd.DataFrame | None, batch: int) -> float:
@@ -136,9 +136,9 @@ def _longer_ms(timed: pd.DataFrame, probes: pd.DataFrame | None, batch: int) -> 
     """
     if probes is None or probes.empty:
         return float("nan")
-    own = probes[flags(probes["together"]) & (probes["batch_per_rank"] == batch)]
+    passes = probes[flags(probes["together"]) & (probes["batch_per_rank"] == batch)]
     columns = ["forward_time_ms", "backward_time_ms"]
-    alone = own.groupby("rank")[columns].median()
+    alone = passes.groupby("rank")[columns].median()
     in_step = timed.groupby("rank")[[*columns, "micro_batches"]].median()
     passes_ms = in_step[columns].div(in_step["micro_batches"], axis=0)
     drift = (passes_ms["forward_time_ms"] / alone["forward_time_ms"]).min()

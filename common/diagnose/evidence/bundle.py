@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -15,6 +15,7 @@ from tempfile import mkdtemp
 import pandas as pd
 
 from common.diagnose.evidence.left_behind import read_traces
+from common.diagnose.evidence.measured_surroundings import named_ranks
 from common.errors import UserError
 
 FORMAT = 1
@@ -26,10 +27,10 @@ class Bundle:
     """Holds the records that the ranks of a watched script wrote.
 
     Attributes:
-        folder: where their files lie.
-        about: a row per rank: who it was.
-        rows: by table, the rows of all ranks with a column ``rank``.
-        notes: what is not in it, in sentences.
+        folder: folder of their files.
+        about: row per rank that says who it was.
+        rows: table → rows of all ranks, with a column ``rank``.
+        notes: sentences on what is not in it.
     """
 
     folder: Path
@@ -86,7 +87,7 @@ def read_bundle(path: Path | str) -> Bundle:
             f"{path}: of format {newest}, written by ddplab-watch {about['version'].max()}; this "
             f"ddplab reads formats up to {FORMAT}: take a newer one"
         )
-    rows = {name: pd.DataFrame(found) for name, found in by_table.items()}
+    rows = {name: pd.DataFrame(records) for name, records in by_table.items()}
     if "steps" not in rows:
         raise UserError(f"{path}: no step was seen; {_why_none(rows)}")
     traces = read_traces(sorted(folder.glob("rank*-trace.json.gz")))
@@ -104,8 +105,8 @@ def _unpacked(path: Path) -> Path:
         # tarfile tells, line by line, of each way that it tried.
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: cannot be unpacked ({why})") from None
-    found = next(into.rglob("rank*.jsonl"), None)
-    return found.parent if found else into
+    file = next(into.rglob("rank*.jsonl"), None)
+    return file.parent if file else into
 
 
 def _lines(file: Path, notes: list[str]) -> list[dict]:
@@ -154,6 +155,5 @@ def _notes(bundle: Bundle) -> list[str]:
     return notes
 
 
-def _ranks(ranks: object) -> str:
-    found = sorted(set(map(int, ranks)))
-    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+def _ranks(ranks: Iterable[int]) -> str:
+    return named_ranks(sorted(set(ranks))).lower()

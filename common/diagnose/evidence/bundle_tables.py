@@ -15,11 +15,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common import tables
+from common.analysis.step_parts import PLAIN, flags
 from common.diagnose.evidence.bundle import Bundle
 from common.diagnose.evidence.evidence import (
     ARMS,
     BUCKETS,
     COSTS,
+    ELEMENTS,
     EXCHANGING,
     FACTS,
     HOST_WAITS,
@@ -36,8 +38,8 @@ from common.diagnose.evidence.evidence import (
     TRIALS,
 )
 from common.diagnose.evidence.measured_step import WIRES
-from common.diagnose.evidence.usual_batch import of_usual_batch
 from common.errors import UserError
+from common.perfmodel.scaling.step_model import LinearTime
 from common.runtime.group.network import backend_name, describe_network
 from common.runtime.records.run_directory import write_atomically
 from common.runtime.records.samples import sample_rows
@@ -45,6 +47,7 @@ from common.runtime.records.samples import sample_rows
 TABLES_FOLDER = "tables"
 HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16"}
 """Communication hooks of PyTorch that compress, and what this project calls them."""
+PASSES = ("forward_time_ms", "backward_time_ms")
 
 
 def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
@@ -54,7 +57,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
     probes, exchanging = _probes(bundle, steps), bundle.of("passes-exchanging")
     batch = int(arms["batch_per_rank"].iloc[0])
     probes, exchanging = of_usual_batch(probes, exchanging, steps, batch)
-    found = {
+    by_file = {
         ARMS: arms,
         STEPS: steps,
         FACTS: _facts(bundle),
@@ -74,7 +77,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         SURROUNDINGS: bundle.of("surroundings"),
         TRIALS: bundle.of("trials"),
     }
-    return {name: table for name, table in found.items() if len(table)}
+    return {name: table for name, table in by_file.items() if len(table)}
 
 
 def _with_keys(table: pd.DataFrame) -> pd.DataFrame:
@@ -192,8 +195,8 @@ def _probes(bundle: Bundle, steps: pd.DataFrame) -> pd.DataFrame:
 def _samples(bundle: Bundle) -> pd.DataFrame:
     """Makes ``samples.csv``: of each epoch, which samples reached which rank."""
     identities, facts = bundle.of("identities"), bundle.of("facts")
-    known = pd.to_numeric(facts["data_samples"], errors="coerce") if len(facts) else pd.Series([])
-    size = int(known.max()) if known.notna().any() else None
+    sizes = pd.to_numeric(facts["data_samples"], errors="coerce") if len(facts) else pd.Series([])
+    size = int(sizes.max()) if sizes.notna().any() else None
     if identities.empty:
         return pd.DataFrame()
     by_epoch: dict[int, list[NDArray]] = {}
@@ -290,3 +293,49 @@ def _environment(bundle: Bundle) -> dict[str, object]:
         "hardware": ", ".join(part for part in where if part),
         "variables": first["variables"],
     }
+
+
+def of_usual_batch(
+    probes: pd.DataFrame, exchanging: pd.DataFrame, steps: pd.DataFrame, batch: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Scales passes to batches of the steps' mean size.
+
+    A watch repeats one pass. Where batches differ in size, even the one closest to the mean may be
+    far from it, and each rank has another one. A line through the passes' times over their elements
+    says how much longer they would have been.
+
+    Args:
+        probes, exchanging: passes as the ranks wrote them; the second may be empty.
+        steps: ``steps.csv``.
+        batch: samples of a pass of mean size.
+
+    Returns:
+        both tables; unchanged where the sizes of batches are not known (of an earlier watch).
+    """
+    usual = _mean_elements(steps)
+    if ELEMENTS not in probes or not usual or not (probes[ELEMENTS] > 0).all():
+        return probes, exchanging
+    rank_elements = probes["rank"].map(
+        probes[probes["size"] == 1].groupby("rank")[ELEMENTS].median()
+    )
+    share = probes[ELEMENTS] / rank_elements
+    scaled = {"batch_per_rank": (share * batch).round().clip(lower=1).astype(int)}
+    several = probes[flags(probes["together"])]
+    for column in PASSES:
+        medians = several.groupby(["rank", ELEMENTS])[column].median()
+        line = LinearTime.fit(medians.index.get_level_values(ELEMENTS), medians / 1e3)
+        scaled[column] = probes[column] * line.time_s(share * usual) / line.time_s(probes[ELEMENTS])
+        if len(exchanging):
+            longer = line.time_s(usual) / line.time_s(exchanging[ELEMENTS])
+            exchanging = exchanging.assign(**{column: exchanging[column] * longer})
+    return probes.assign(**scaled), exchanging
+
+
+def _mean_elements(steps: pd.DataFrame) -> float:
+    """Returns the elements of a pass's batch in the steps that a run's speed is taken from."""
+    if ELEMENTS not in steps:
+        return 0.0
+    measured = steps[~flags(steps["warmup"])]
+    plain = measured[measured["kind"] == PLAIN]
+    rows = plain if len(plain) else measured
+    return float(rows[ELEMENTS].sum() / max(1, rows["micro_batches"].sum()))

@@ -45,18 +45,18 @@ class Verdict:
 
     Attributes:
         cause: stable name, such as ``batch-too-small``.
-        title: the same in words.
+        title: cause in words.
         evidence: sentences with the numbers, each with the file that they come from.
-        lost_share: of the time of a step (or of an epoch), what the cause takes; None where it
+        lost_share: share of a step (or of an epoch) that the cause takes; None where it
             makes the comparison void instead.
         confidence: high, medium or low.
-        reason: why so sure.
-        change: what to do.
+        reason: reason for the confidence.
+        change: advice on what to do.
         proposed: the settings of the step with the change, where it is one of settings.
         speedup_now: samples per second over those of one rank, where that is known.
         predicted_speedup: the same after the change; None where it is not a matter of speed, or
             nothing to predict it from was measured.
-        speedup_low, speedup_high: its interval at 90 %, of the steps' noise and the model's error.
+        speedup_low, speedup_high: interval of 90 %, by the steps' noise and the model's error.
         group: VALIDITY, PERFORMANCE or MINOR.
         sure_share: the least that the cause takes, which then decides its place among others: of
             several changes that were tried, the best looks better than it is.
@@ -105,22 +105,22 @@ def confidence(
     """Returns how sure it is that a value is beyond its threshold, and why.
 
     Args:
-        value, threshold: in the same unit.
-        error: the standard error of the value.
-        steps: how many the value was taken from.
+        value, threshold: measured value and its threshold, in one unit.
+        error: standard error of the value.
+        steps: number of steps that the value was taken from.
     """
     if math.isnan(value) or math.isnan(error):
         return "low", "how much it is by chance is not known"
     distance = abs(value - threshold)
     errors = distance / error if error > 0 else math.inf
-    said = f"{value:.3g} against a threshold of {threshold:.3g}"
+    reason = f"{value:.3g} against a threshold of {threshold:.3g}"
     if math.isfinite(errors):
-        said += f", {errors:.0f} standard errors apart" if errors >= 1 else ", within its error"
+        reason += f", {errors:.0f} standard errors apart" if errors >= 1 else ", within its error"
     if steps < MANY_STEPS:
-        said += f"; from {steps} steps only"
+        reason += f"; from {steps} steps only"
     if errors >= SURE and steps >= MANY_STEPS:
-        return "high", said
-    return ("medium" if errors >= LIKELY else "low"), said
+        return "high", reason
+    return ("medium" if errors >= LIKELY else "low"), reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +163,8 @@ class Case:
     @property
     def speedup_now(self) -> float | None:
         """Returns the samples per second over those of one rank; None where that is not known."""
-        one = self.one_rank_throughput
-        return None if not one else self.run.throughput / one
+        one_rank = self.one_rank_throughput
+        return None if not one_rank else self.run.throughput / one_rank
 
     def speedup_without(self, lost_share: float) -> float | None:
         """Returns the speedup if this share of the step fell away."""
@@ -231,11 +231,11 @@ def places(case: Case, phases: Sequence[str], rank: int | None = None) -> list[s
         rows = rows[rows["rank"] == rank]
     if rows.empty:
         return []
-    found = rows.groupby(["place", rows["call"].fillna("")])["samples"].sum()
-    (place, call), share = found.idxmax(), found.max() / found.sum()
+    looks = rows.groupby(["place", rows["call"].fillna("")])["samples"].sum()
+    (line, call), share = looks.idxmax(), looks.max() / looks.sum()
     within = f", in {call}" if call else ""
     whose = "" if rank is None else f" of rank {rank}"
     return [
-        f"{percent(share)} of the looks at that time{whose} found it at {place}{within} "
+        f"{percent(share)} of the looks at that time{whose} found it at {line}{within} "
         f"{case.file(STACKS)}."
     ]

@@ -72,9 +72,9 @@ class Evidence(OfRun):
         opened: the run; of its environment record only what it ran on is looked at: network,
             process group, torch's version, number of ranks.
         arm: the row of ``arms.csv``.
-        tables: those that were found, by file name; of tables with arms, this arm's rows.
+        tables: file name → table that was found; of tables with arms, this arm's rows.
         all_arms: the same tables with the rows of every arm, as they were read.
-        waits: of the backward passes for each bucket, where there are; ``tables`` count them as
+        waits: waits of backward passes for each bucket, where there are; ``tables`` count them as
             exchange.
     """
 
@@ -112,13 +112,13 @@ class Evidence(OfRun):
         environment = self.opened.environment
         if recorded := environment.get("process_group"):
             return "" if recorded == UNKNOWN_GROUP else str(recorded)
-        known = dict(zip(("gloo", "nccl"), NOT_WAITING, strict=True))
+        classes = dict(zip(("gloo", "nccl"), NOT_WAITING, strict=True))
         version = [
             int(number) for number in self.torch.split("+")[0].split(".")[:2] if number.isdecimal()
         ]
         if environment.get("backend") == "nccl" and not [0] < version < [2, 15]:
             return ""
-        return known.get(environment.get("backend"), "")
+        return classes.get(environment.get("backend"), "")
 
     @property
     def watched(self) -> bool:
@@ -154,8 +154,16 @@ class Evidence(OfRun):
         A benchmark's plain steps have no parts, and only their timed ones count. A watched script's
         plain steps are the same steps, and have those parts that can be seen without DDP's buckets.
         """
-        rows = (self.measured if self.watched else self.timed).dropna(subset=column)
-        return rows.groupby([*STEP, "rank"])[column].mean().unstack().dropna()
+        if column not in self._by_step:
+            rows = (self.measured if self.watched else self.timed).dropna(subset=column)
+            by_step = rows.groupby([*STEP, "rank"])[column].mean().unstack().dropna()
+            self._by_step[column] = by_step
+        return self._by_step[column]
+
+    @cached_property
+    def _by_step(self) -> dict[str, pd.DataFrame]:
+        """Keeps what ``by_step`` has returned: causes ask for the same columns again and again."""
+        return {}
 
     @cached_property
     def slowest_ms(self) -> pd.Series:
@@ -260,8 +268,8 @@ def open_evidence(folder: Path | str, arm: int | None = None) -> Evidence:
     """Opens the evidence of one arm of a run.
 
     Args:
-        folder: a run directory, complete or not.
-        arm: which of ``arms.csv``; by default the one with most ranks and no change, the first of
+        folder: run directory, complete or not.
+        arm: number in ``arms.csv``; by default that with most ranks and no change, the first of
             several.
 
     Raises:
@@ -282,8 +290,8 @@ def read_tables(folder: Path, with_rows: Sequence[str]) -> dict[str, pd.DataFram
     """Reads the tables of a run, each once, by file name.
 
     Args:
-        folder: where they lie; of those that ``with_rows`` does not name, some may be missing.
-        with_rows: those that must be there and have rows.
+        folder: run directory; tables that ``with_rows`` does not name may be missing.
+        with_rows: names of tables that must be there and have rows.
 
     Raises UserError for a table of another schema, or one that is missing or empty and must not be.
     """
@@ -301,8 +309,8 @@ def evidence_of(
 
     Args:
         opened: the run.
-        all_arms: its tables, as ``read_tables`` returns them.
-        arm: as for ``open_evidence``.
+        all_arms: tables of the run, as ``read_tables`` returns them.
+        arm: number of the arm, or None as for ``open_evidence``.
 
     Raises UserError for no such arm, or no measured step in it.
     """
@@ -310,9 +318,9 @@ def evidence_of(
     tables = dict(all_arms)
     for name, table in all_arms.items():
         if "arm" in table.columns and name != ARMS:
-            own = table[table["arm"] == row["arm"]]
+            arm_rows = table[table["arm"] == row["arm"]]
             # Probes of another arm serve as well: times are per sample, all-reduces per byte.
-            tables[name] = table if own.empty and name == PROBES else own
+            tables[name] = table if arm_rows.empty and name == PROBES else arm_rows
     evidence = Evidence(opened, row, tables, all_arms)
     if evidence.measured.empty:
         raise UserError(
@@ -335,31 +343,31 @@ def evidence_of(
 def baseline_arm(evidence: Evidence) -> int | None:
     """Returns the arm of the same run that shows the same on one rank; None where there is none."""
     arms = evidence.tables[ARMS]
-    own = evidence.arm
-    regime = own["regime"] if isinstance(own["regime"], str) else ""
+    arm = evidence.arm
+    regime = arm["regime"] if isinstance(arm["regime"], str) else ""
     regimes, changes = (arms[name].astype(object) for name in ("regime", "change"))
-    change = own["change"] if isinstance(own["change"], str) else "none"
-    alike = arms[
+    change = arm["change"] if isinstance(arm["change"], str) else "none"
+    candidates = arms[
         (arms["world_size"] == 1)
         & (regimes.where(regimes.notna(), "") == regime)
         & (changes.where(changes.notna(), "none") == change)
     ]
     if regime == "strong":
-        alike = alike[alike["global_batch"] == own["global_batch"]]
+        candidates = candidates[candidates["global_batch"] == arm["global_batch"]]
     else:
-        alike = alike[alike["batch_per_rank"] == own["batch_per_rank"]]
-    return int(alike["arm"].iloc[0]) if len(alike) else None
+        candidates = candidates[candidates["batch_per_rank"] == arm["batch_per_rank"]]
+    return int(candidates["arm"].iloc[0]) if len(candidates) else None
 
 
 def _choose(arms: pd.DataFrame, arm: int | None, folder: Path) -> pd.Series:
     if arm is not None:
-        found = arms[arms["arm"] == arm]
-        if found.empty:
+        rows = arms[arms["arm"] == arm]
+        if rows.empty:
             raise UserError(
                 f"{relative_to_project(folder)}: no arm {arm}; {ARMS} has "
                 f"{', '.join(map(str, arms['arm']))}"
             )
-        return found.iloc[0]
+        return rows.iloc[0]
     unchanged = arms[arms["change"].fillna("none") == "none"]
     candidates = unchanged if len(unchanged) else arms
     return candidates.loc[candidates["world_size"].idxmax()]
@@ -379,7 +387,7 @@ def choose_run(run_dir: str | Path | None, holds: Callable[[Path], object]) -> P
     """Returns the folder that is named, else the newest complete run's, else the recorded one.
 
     Args:
-        run_dir: a run directory, or one that holds such; empty for none.
+        run_dir: run directory, or a folder of such; empty for none.
         holds: returns something true for a run that has what is looked for.
 
     Raises UserError where the folder that is named is none.

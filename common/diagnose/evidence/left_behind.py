@@ -35,9 +35,9 @@ class Traces:
     """Steps of profiler traces, and what they communicate.
 
     Attributes:
-        steps: a row per rank and step, with the columns of ``read_step_overlap``, rank and
+        steps: row per rank and step, with the columns of ``read_step_overlap``, rank and
             on_device (True if the rank's trace has kernels of a GPU); empty without traces.
-        operations: a row per rank, step and operation (``step_operations``).
+        operations: row per rank, step and operation (``step_operations``).
         notes: files that could not be read, a sentence each.
     """
 
@@ -51,10 +51,10 @@ class LeftBehind:
     """The files of a job, as read.
 
     Attributes:
-        folder: where the files lie.
-        steps, operations: of the profiler's traces, as in ``Traces``.
-        log: NCCL's, None without one.
-        dumps: flight recorders', one a rank.
+        folder: folder of the files.
+        steps, operations: tables of the profiler's traces, as in ``Traces``.
+        log: NCCL's log; None without one.
+        dumps: dumps of flight recorders, one a rank.
         notes: files that could not be read, a sentence each.
     """
 
@@ -85,10 +85,10 @@ class LeftBehind:
         """
         if self.steps.empty:
             raise NotJudged("no profiler trace with steps")
-        found = self.steps.pivot_table(index="step", columns="rank", values=column).dropna()
-        if found.empty:
+        table = self.steps.pivot_table(index="step", columns="rank", values=column).dropna()
+        if table.empty:
             raise NotJudged("the traces have no step that all ranks have")
-        return found
+        return table
 
     @property
     def slowest_ms(self) -> pd.Series:
@@ -113,10 +113,10 @@ def read_left_behind(folder: Path | str) -> LeftBehind:
     notes += read.notes
     logs = [p for p in files if p not in traces and not is_dump(p) and is_nccl_log(p)]
     if not (dumps or len(read.steps) or logs):
-        said = f" ({notes[0]})" if notes else ""
+        reason = f" ({notes[0]})" if notes else ""
         raise UserError(
             f"--traces {folder}: no profiler trace (.json, .json.gz), no NCCL log "
-            f"(NCCL_DEBUG=INFO) and no flight recorder's dump in it{said}"
+            f"(NCCL_DEBUG=INFO) and no flight recorder's dump in it{reason}"
         )
     return LeftBehind(
         folder=folder,
@@ -140,11 +140,11 @@ def read_traces(paths: Sequence[Path]) -> Traces:
     if len(set(named)) < len(named):  # of one process each, or names without a rank
         ranks = list(range(len(parts)))
     tables = [
-        [table.assign(rank=rank) for table in found]
-        for rank, (_, *found) in zip(ranks, parts, strict=True)
+        [table.assign(rank=rank) for table in frames]
+        for rank, (_, *frames) in zip(ranks, parts, strict=True)
     ]
     steps, operations = (
-        (pd.concat(each, ignore_index=True) for each in zip(*tables, strict=True))
+        (pd.concat(frames, ignore_index=True) for frames in zip(*tables, strict=True))
         if tables
         else (pd.DataFrame(), pd.DataFrame())
     )
@@ -153,13 +153,13 @@ def read_traces(paths: Sequence[Path]) -> Traces:
 
 def _read_all(read: Callable[[Path], Read], paths: Sequence[Path], notes: list[str]) -> list[Read]:
     """Reads files; one that cannot be read is noted."""
-    found = []
+    contents = []
     for path in paths:
         try:
-            found.append(read(path))
+            contents.append(read(path))
         except UserError as error:
             notes.append(str(error))
-    return found
+    return contents
 
 
 def _steps_of(path: Path) -> tuple[int, pd.DataFrame, pd.DataFrame]:
@@ -171,8 +171,8 @@ def _steps_of(path: Path) -> tuple[int, pd.DataFrame, pd.DataFrame]:
         raise UserError(f"{path}: {error}") from None
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    found = RANK_INSIDE.search(head) or RANK_IN_NAME.search(path.name)
-    seen = activity(events)
+    match = RANK_INSIDE.search(head) or RANK_IN_NAME.search(path.name)
+    intervals = activity(events)
     on_device = any(event.kind == "kernel" for event in events)
-    steps = step_overlap(windows, seen).assign(on_device=on_device)
-    return int(found.group(1)) if found else 0, steps, step_operations(events, windows, seen)
+    steps = step_overlap(windows, intervals).assign(on_device=on_device)
+    return int(match.group(1)) if match else 0, steps, step_operations(events, windows, intervals)

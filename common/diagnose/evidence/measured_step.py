@@ -62,7 +62,7 @@ def model_from_evidence(
 
     Args:
         evidence: the run.
-        gradient_as_bucket_view: as for DDP; None takes what the run's facts say, and False
+        gradient_as_bucket_view: argument of DDP; None takes what the run's facts say, and False
             where they do not say it, as a diagnosis reads no settings.
 
     Raises:
@@ -111,7 +111,7 @@ def step_model(evidence: Evidence, *, gradient_as_bucket_view: bool | None = Non
         gradient_as_bucket_view=gradient_as_bucket_view,
         optimizer_s=_mean_rank(several, "optimizer_time_ms").median() / 1e3,
         data_s_per_sample=float(data_ms / samples / 1e3) if samples else 0.0,
-        backend=backend_of(evidence),
+        backend=evidence.process_group.removeprefix("ProcessGroup").lower(),  # as in IN_FLIGHT
         shares_cores=shares_cores(evidence),
     )
     overlapped_s = evidence.step_ms / 1e3 - (hidden_s(model) if evidence.waits else 0.0)
@@ -149,8 +149,8 @@ def latency_share(evidence: Evidence, wire: str, bucket_bytes: float) -> float:
 
     Args:
         evidence: the run.
-        wire: the type on the wire.
-        bucket_bytes: that are sent at a time.
+        wire: type on the wire.
+        bucket_bytes: bytes that are sent at a time.
     """
     curve = read_all_reduce_samples(evidence.folder / WIRES[wire]).least()
     split = curve.sizes_bytes >= evidence.world_size * BYTES[wire]
@@ -177,10 +177,10 @@ def bucket_sizes(evidence: Evidence) -> list[int]:
     buckets = evidence.tables.get(BUCKETS)
     if buckets is None or buckets.empty:
         return []
-    own = buckets[buckets["rank"] == buckets["rank"].min()]
-    newest = own[["round", "step"]].fillna(0).apply(tuple, axis=1)
-    own = own[newest == newest.max()]  # DDP forms its buckets in its first steps
-    return [int(size) for size in own.sort_values("bucket")["size_bytes"]]
+    rank_buckets = buckets[buckets["rank"] == buckets["rank"].min()]
+    newest = rank_buckets[["round", "step"]].fillna(0).apply(tuple, axis=1)
+    rank_buckets = rank_buckets[newest == newest.max()]  # DDP forms its buckets in its first steps
+    return [int(size) for size in rank_buckets.sort_values("bucket")["size_bytes"]]
 
 
 def sent_over_gradients(evidence: Evidence, gradient_bytes: float) -> float:
@@ -188,13 +188,13 @@ def sent_over_gradients(evidence: Evidence, gradient_bytes: float) -> float:
 
     Args:
         evidence: the run.
-        gradient_bytes: what one exchange sends where no buckets were watched.
+        gradient_bytes: bytes that one exchange sends where no buckets were watched.
 
     Returns:
         the median over steps; nan where nobody counted bytes.
     """
-    one = sum(bucket_sizes(evidence)) or gradient_bytes
-    return float(evidence.timed.groupby(STEP)["exchanged_bytes"].max().median()) / one
+    exchange_bytes = sum(bucket_sizes(evidence)) or gradient_bytes
+    return float(evidence.timed.groupby(STEP)["exchanged_bytes"].max().median()) / exchange_bytes
 
 
 def watched_exchanges(evidence: Evidence, gradient_bytes: float) -> int:
@@ -250,11 +250,11 @@ def _in_the_step(evidence: Evidence, several: pd.DataFrame) -> tuple[float, floa
         sizes, line = evidence.usual(ELEMENTS), pass_times(several).forward
         batches = evidence.batch_per_rank * sizes / sizes.mean()
         forward_ms = forward_ms * line.time_s(evidence.batch_per_rank) / line.time_s(batches)
-    own = several[several["batch_per_rank"] == evidence.batch_per_rank]
+    probes = several[several["batch_per_rank"] == evidence.batch_per_rank]
     drift = uneven = 1.0
-    if len(own):
+    if len(probes):
         # The rank with the least: what one rank alone does in its step is no drift.
-        probed_ms = own.groupby("rank")["forward_time_ms"].median()
+        probed_ms = probes.groupby("rank")["forward_time_ms"].median()
         drift = float((forward_ms / probed_ms).min())
     parts = evidence.parts
     if parts.compute_ms > 0:
@@ -299,11 +299,6 @@ def shares_cores(evidence: Evidence) -> bool:
         return False
     on_cpu = placement["device"].astype(str).str.startswith("cpu").all()
     return bool(on_cpu and placement["host"].nunique() == 1)
-
-
-def backend_of(evidence: Evidence) -> str:
-    """Returns the backend that sends gradients, as ``IN_FLIGHT`` knows it; empty if not known."""
-    return evidence.process_group.removeprefix("ProcessGroup").lower()
 
 
 def pass_times(probes: pd.DataFrame) -> PassTimes:

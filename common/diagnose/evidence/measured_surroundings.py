@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 import pandas as pd
+from ddplab_watch.machine_cores import parse_cores
 
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import SURROUNDINGS, NotJudged
@@ -41,8 +42,8 @@ def surroundings_of(case: Case) -> pd.DataFrame:
     """
     [table] = case.run.need(SURROUNDINGS)
     every = list(dict.fromkeys([*table.columns, *SURROUNDING_COLUMNS]))  # older watchers: fewer
-    own = table.reindex(columns=every)[table["rank"] < case.ranks]
-    table = own.groupby("rank", as_index=False).last()
+    rows = table.reindex(columns=every)[table["rank"] < case.ranks]
+    table = rows.groupby("rank", as_index=False).last()
     if list(table["rank"]) != list(range(case.ranks)):
         raise NotJudged(f"{SURROUNDINGS} in {case.run.name} has no row of some rank")
     numbers = [name for name in SURROUNDING_COLUMNS if name not in TEXTS]
@@ -72,15 +73,9 @@ def host_of(case: Case, table: pd.DataFrame) -> pd.Series:
     return machine_of(table) if case.run.emulated else table["host"]
 
 
-def number_set(text: str) -> frozenset[int]:
-    """Returns the numbers of a list as Linux writes it: ``0-3,8``."""
-    runs = [run.split("-") for run in text.split(",") if run]
-    return frozenset(number for run in runs for number in range(int(run[0]), int(run[-1]) + 1))
-
-
 def cores_of(rows: pd.DataFrame) -> int:
     """Returns the number of cores that ranks of one machine may run on; 0 if unknown."""
-    return len(frozenset[int]().union(*map(number_set, rows["core_list"])))
+    return len(frozenset[int]().union(*map(parse_cores, rows["core_list"])))
 
 
 def setting(row: pd.Series, name: str) -> str | None:

@@ -82,7 +82,7 @@ class Bar(NamedTuple):
     length: float
     top: float
     height: float
-    said: str = ""
+    words: str = ""
     """Text where the pointer rests."""
 
 
@@ -121,7 +121,7 @@ class Row(NamedTuple):
     """A row of a figure: its label, the sentence for those who do not see it, and its shapes."""
 
     label: str
-    said: str
+    words: str
     shapes: Sequence[Bar | Line]
     height: float = 22
 

@@ -7,6 +7,7 @@ Sections whose tables a run has not say so in a line.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from markupsafe import Markup, escape
 
 from common.analysis.html import rendered
 from common.analysis.style import GOOD_EFFICIENCY
-from common.diagnose.causes.trials import tried_against
+from common.diagnose.causes.trials import WORKERS, Tried, tried_against
 from common.diagnose.diagnosis import Diagnosis
 from common.diagnose.evidence.case import (
     MINOR,
@@ -27,12 +28,15 @@ from common.diagnose.evidence.case import (
 )
 from common.diagnose.evidence.evidence import Evidence, NotJudged
 from common.diagnose.evidence.measured_step import step_model
-from common.diagnose.pages.bars import colour_rules, number
-from common.diagnose.pages.gains import (
-    counted_in,
-    gains_section,
-    interval,
-    tried_section,
+from common.diagnose.pages.bars import (
+    Axis,
+    Bar,
+    BarFigure,
+    Row,
+    colour_rules,
+    number,
+    upright,
+    whiskers,
 )
 from common.diagnose.pages.steps import ranks_section, timeline_section
 from common.errors import UserError
@@ -41,34 +45,41 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 STYLE = Path(__file__).with_name("page.css")
 FLAG = re.compile(r"--\w[\w-]*")
 """A flag of a command, which a line must not break after its hyphens."""
+SPARE = 1.08
+"""An axis ends a little after the longest bar, so that the line of the ideal is seen with its
+number below it."""
+HEIGHT, TOP, THICK, THIN = 30, 3, 15, 7
+"""Heights in pixels: of a row, above its bars, of what is predicted, and of what is."""
+TALL = 44
+"""Height in pixels of a row whose label has two lines."""
 
 
-def diagnosis_page(found: Diagnosis, case: Case, title: str, notes: Sequence[str] = ()) -> str:
+def diagnosis_page(diagnosis: Diagnosis, case: Case, title: str, notes: Sequence[str] = ()) -> str:
     """Returns a diagnosis as one HTML file that needs no network.
 
     Args:
-        found: the diagnosis.
-        case: the run that it is of, and its baseline.
-        title: of the page.
-        notes: what could not be seen, a sentence each.
+        diagnosis: verdicts, summary and trials of the run.
+        case: run and its baseline.
+        title: title of the page.
+        notes: sentences on what could not be seen.
     """
-    compared = [*_with_main_cause(found, case), *_compared_with(case)]
-    if found.verdicts and found.much_unexplained:
-        compared.append(found.unexplained.said())
+    compared = [*_with_main_cause(diagnosis, case), *_compared_with(case)]
+    if diagnosis.verdicts and diagnosis.much_unexplained:
+        compared.append(diagnosis.unexplained.said())
     return rendered(
         TEMPLATE,
         title=title,
         style=f"{STYLE.read_text()}\n{colour_rules()}",
-        found=found,
+        diagnosis=diagnosis,
         cards=_cards(case),
         compared=compared,
-        healthy=_healthy(found, case),
-        not_judged=[f"{cause}: {why}" for cause, why in found.not_judged],
+        healthy=_healthy(diagnosis, case),
+        not_judged=[f"{cause}: {why}" for cause, why in diagnosis.not_judged],
         notes=notes,
         ranks=ranks_section(case),
         timeline=timeline_section(case),
-        gains=gains_section(found, case),
-        tried=tried_section(found) if found.tried else None,
+        gains=gains_section(diagnosis, case),
+        tried=tried_section(diagnosis) if diagnosis.tried else None,
         source=_source(case.run),
         costs=_costs,
         interval=interval,
@@ -80,9 +91,9 @@ def diagnosis_page(found: Diagnosis, case: Case, title: str, notes: Sequence[str
 
 def _source(run: Evidence) -> str:
     record = run.opened.environment
-    known = [record.get("hardware"), str(record.get("start_time", ""))[:10]]
+    facts = [record.get("hardware"), str(record.get("start_time", ""))[:10]]
     where = f"Arm {run.arm['arm']} of {run.name}"
-    return "; ".join([where, *(str(each) for each in known if each)]) + "."
+    return "; ".join([where, *(str(fact) for fact in facts if fact)]) + "."
 
 
 def _cards(case: Case) -> list[tuple[str, str, str]]:
@@ -111,14 +122,15 @@ def _cards(case: Case) -> list[tuple[str, str, str]]:
     ]
 
 
-def _with_main_cause(found: Diagnosis, case: Case) -> list[str]:
+def _with_main_cause(diagnosis: Diagnosis, case: Case) -> list[str]:
     """Returns a sentence with the speedup that counts more than steps, where the cause does."""
-    if not found.verdicts or case.ranks == 1 or not counted_in(found.verdicts[0], case):
+    if not diagnosis.verdicts or case.ranks == 1 or not counted_in(diagnosis.verdicts[0], case):
         return []
-    own = found.verdicts[0].speedup_now
+    speedup = diagnosis.verdicts[0].speedup_now
     return [
         "That is the speedup of steps alone. With the main cause counted in, which does not show "
-        f"in the time of a step, it is {number(own)}: efficiency {percent(own / case.ranks)}."
+        f"in the time of a step, it is {number(speedup)}: efficiency "
+        f"{percent(speedup / case.ranks)}."
     ]
 
 
@@ -131,23 +143,23 @@ def _compared_with(case: Case) -> list[str]:
     if case.ranks == 1:
         return ["One rank: there is no scaling to explain, and nothing to compare with."]
     differing = {} if case.baseline is None else differing_facts(case.run, case.baseline)
-    one = case.one_rank_throughput
+    throughput = case.one_rank_throughput
     if case.baseline is None:
-        given = "no run on one rank was given"
+        reason = "no run on one rank was given"
     else:
-        given = f"the run on one rank is of something else ({', '.join(differing)})"
-    if one is None:
+        reason = f"the run on one rank is of something else ({', '.join(differing)})"
+    if throughput is None:
         return [
-            f"Nothing to compare with: {given}, and one rank cannot be "
+            f"Nothing to compare with: {reason}, and one rank cannot be "
             f"predicted: {_why_not_predicted(case)}."
         ]
     if case.baseline is None or differing:
         return [
             f"The baseline is predicted from passes alone [probes.csv]: one rank would process "
-            f"{number(one)} samples/s. It was not measured: {given}."
+            f"{number(throughput)} samples/s. It was not measured: {reason}."
         ]
     return [
-        f"The baseline is measured: one rank processes {number(one)} samples/s, a step of "
+        f"The baseline is measured: one rank processes {number(throughput)} samples/s, a step of "
         f"{case.baseline.samples_per_step:,.0f} samples in {number(case.baseline.step_ms)} ms "
         f"{case.file('steps.csv', case.baseline)}.",
         *_kind_of_scaling(case.run, case.baseline),
@@ -180,17 +192,17 @@ def _kind_of_scaling(run: Evidence, baseline: Evidence) -> list[str]:
     ]
 
 
-def _healthy(found: Diagnosis, case: Case) -> str:
+def _healthy(diagnosis: Diagnosis, case: Case) -> str:
     now = case.speedup_now
-    said = "No part of a step takes so much that it counts as a cause."
+    sentence = "No part of a step takes so much that it counts as a cause."
     if case.ranks > 1 and now is not None and now < GOOD_EFFICIENCY * case.ranks:
-        said += (
+        sentence += (
             f" The efficiency is below {percent(GOOD_EFFICIENCY)} all the same: what is missing is "
             "spread over the parts below."
         )
-    if found.not_judged:
-        said += " Not all could be judged: see below what is missing."
-    return said
+    if diagnosis.not_judged:
+        sentence += " Not all could be judged: see below what is missing."
+    return sentence
 
 
 def _costs(verdict: Verdict) -> str:
@@ -204,3 +216,114 @@ def _costs(verdict: Verdict) -> str:
 def _unbroken_flags(text: str) -> Markup:
     """Returns text as HTML whose lines do not break within a flag."""
     return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
+
+
+def bounds(verdict: Verdict) -> tuple[float, float] | None:
+    """Returns the interval of the predicted speedup; None where there is none."""
+    low, high = verdict.speedup_low, verdict.speedup_high
+    return None if low is None or high is None else (low, high)
+
+
+def interval(verdict: Verdict) -> str:
+    """Returns the interval in brackets, with a space before it; nothing where there is none."""
+    ends = bounds(verdict)
+    return "" if ends is None else f" ({number(ends[0])} to {number(ends[1])})"
+
+
+def counted_in(verdict: Verdict, case: Case) -> bool:
+    """Returns True if a verdict's speedup now is not that of steps alone.
+
+    What lies between steps, repeated samples and a warm-up are not in the time of a step.
+    """
+    now, counted = case.speedup_now, verdict.speedup_now
+    return now is not None and counted is not None and not math.isclose(now, counted, rel_tol=1e-3)
+
+
+def gains_section(diagnosis: Diagnosis, case: Case) -> dict[str, object]:
+    """Returns the speedup now and those predicted after each change, against the ideal.
+
+    Keys: said, and figure, None where no speedup is known.
+    """
+    now, ranks = case.speedup_now, case.ranks
+    predicted = [verdict for verdict in diagnosis.verdicts if verdict.predicted_speedup is not None]
+    if ranks == 1 or (now is None and not predicted):
+        why = "there is one rank" if ranks == 1 else "there is nothing to compare with"
+        return {"said": f"No speedup is known: {why}.", "figure": None}
+    values = [ranks, now or 0.0]
+    for verdict in predicted:
+        values += [verdict.predicted_speedup, verdict.speedup_now or 0.0, *(bounds(verdict) or ())]
+    alone = any(counted_in(verdict, case) for verdict in predicted)
+    name = "As it is, by steps alone" if alone else "As it is"
+    rows = [] if now is None else [_as_it_is(name, now, ranks)]
+    rows += [
+        _after(index, verdict, ranks)
+        for index, verdict in enumerate(diagnosis.verdicts, 1)
+        if verdict.predicted_speedup is not None
+    ]
+    kinds = [("now", "now")]
+    if predicted:
+        kinds.append(("predicted", "predicted after the change"))
+    if any(bounds(verdict) for verdict in predicted):
+        kinds.append(("interval", "its interval"))
+    kinds.append(("mark", f"the ideal: {ranks:,}"))
+    sentence = "Each change is taken alone: gains do not add up."
+    if alone:
+        sentence += " A cause that lies outside of steps is counted in where its change is drawn."
+    if not predicted:
+        sentence = "No change is predicted to gain."
+    elif any(verdict.predicted_speedup > ranks for verdict in predicted):
+        sentence += (
+            " One above the ideal would make one rank faster as well; it is compared with one rank "
+            "as it is."
+        )
+    unit = "speedup over one rank, in samples/s"
+    return {"said": sentence, "figure": BarFigure(Axis(max(values) * SPARE), unit, rows, kinds)}
+
+
+def _as_it_is(name: str, now: float, ranks: int) -> Row:
+    sentence = f"Speedup now {number(now)}; the ideal is {ranks:,}."
+    shapes = [Bar("now", 0.0, now, TOP, THICK), upright("mark", ranks, 0, HEIGHT)]
+    return Row(f"{name}: {number(now)}", sentence, shapes, HEIGHT)
+
+
+def _after(index: int, verdict: Verdict, ranks: int) -> Row:
+    after, now = verdict.predicted_speedup, verdict.speedup_now
+    shapes = [Bar("predicted", 0.0, after, TOP, THICK)]
+    label = f"{index}. {verdict.cause}: {number(after)}{interval(verdict)}"
+    sentence = f"Speedup predicted after the change for {verdict.title}: {number(after)}"
+    if now is not None:
+        shapes.append(Bar("now", 0.0, now, TOP + THICK, THIN))
+        sentence += f", now {number(now)}"
+    if ends := bounds(verdict):
+        shapes += whiskers(*ends, TOP + THICK / 2, THICK / 4)
+    shapes.append(upright("mark", ranks, 0, HEIGHT))
+    return Row(label, f"{sentence}; the ideal is {ranks:,}.", shapes, HEIGHT)
+
+
+def tried_section(diagnosis: Diagnosis) -> dict[str, object]:
+    """Returns how long a pass takes with each change that was tried: said, and figure."""
+    axis = Axis(max(1.0, *(1 - tried.gain.low for tried in diagnosis.tried)) * 100 * SPARE)
+    kinds = [("tried", "with the change"), ("interval", "its interval"), ("mark", "as it is")]
+    unit = "time of a forward and backward pass with its exchange, in % of the script's as it is"
+    loads = any(tried.kind == WORKERS for tried in diagnosis.tried)
+    sentence = (
+        "Each was run on a copy of the model, alone, in rounds with the script as it is. Gains do "
+        f"not add up.{' With num_workers each pass loads a batch first.' * loads}"
+    )
+    return {
+        "said": sentence,
+        "figure": BarFigure(axis, unit, [*map(_tried, diagnosis.tried)], kinds),
+    }
+
+
+def _tried(tried: Tried) -> Row:
+    took = tried.gain.map(lambda saved: (1 - saved) * 100)
+    shapes = [
+        Bar("tried", 0.0, took.estimate, (TALL - THICK) / 2, THICK),
+        *whiskers(took.low, took.high, TALL / 2, THICK / 4),
+        upright("mark", 100.0, 0, TALL),
+    ]
+    label = f"{tried.change}: {number(took.estimate)}\u00a0%"
+    if tried.speedup is not None:
+        label += f", speedup {number(tried.speedup.estimate)}"
+    return Row(label, tried.said(), shapes, TALL)

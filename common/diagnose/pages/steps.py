@@ -52,21 +52,21 @@ def ranks_section(case: Case) -> dict[str, object] | str:
     kinds = [name for name in STEP_PARTS if name in medians]
     lengths = medians[kinds].fillna(0.0).clip(lower=0.0)
     ready_ms = medians[UNTIL_READY].sum(axis=1)
-    shown = shown_ranks(ready_ms, MOST_RANKS)
-    axis = Axis(float(lengths.loc[shown].sum(axis=1).max()) * SPARE)
+    ranks = drawn_ranks(ready_ms, MOST_RANKS)
+    axis = Axis(float(lengths.loc[ranks].sum(axis=1).max()) * SPARE)
     names = rank_names(case.run)
     rows = []
-    for rank in shown:
-        own = {name: float(value) for name, value in lengths.loc[rank].items()}
+    for rank in ranks:
+        lengths_ms = {name: float(value) for name, value in lengths.loc[rank].items()}
         slowest = len(medians) > 1 and rank == ready_ms.idxmax()
         label = f"{names[rank]} – the slowest" if slowest else names[rank]
-        rows.append(Row(label, _said(label, own), stacked(own)))
-    tabled = medians if len(medians) <= MOST_ROWS else medians.loc[shown]
+        rows.append(Row(label, _sentence(label, lengths_ms), stacked(lengths_ms)))
+    tabled = medians if len(medians) <= MOST_ROWS else medians.loc[ranks]
     return {
         "said": f"{_slowest_sentence(ready_ms)} Each part is its median over {parts.steps:,} steps "
         "[steps.csv]; medians of parts need not add up to the median step.",
         "between": BETWEEN in kinds,
-        "sample": sample_sentence(shown, ready_ms),
+        "sample": sample_sentence(ranks, ready_ms),
         "figure": BarFigure(axis, "ms", rows, [(name, name) for name in kinds]),
         "header": ["rank", *medians.columns],
         "numbers": [[rank, *map(number, values)] for rank, values in tabled.T.items()],
@@ -83,15 +83,15 @@ def _slowest_sentence(ready_ms: pd.Series) -> str:
     )
 
 
-def shown_ranks(ready_ms: pd.Series, most: int) -> list[int]:
+def drawn_ranks(ready_ms: pd.Series, most: int) -> list[int]:
     """Returns the ranks to draw: all, or the fastest, the slowest and an even sample of the rest.
 
     Args:
-        ready_ms: by rank, when its gradients are ready.
-        most: how many to draw.
+        ready_ms: time until a rank's gradients are ready, by rank.
+        most: number of ranks to draw.
     """
     ordered = ready_ms.sort_values(kind="stable").index
-    return sorted(int(ordered[place]) for place in _even_sample(len(ordered), most))
+    return sorted(int(ordered[position]) for position in _even_sample(len(ordered), most))
 
 
 def _even_sample(count: int, most: int) -> list[int]:
@@ -99,12 +99,12 @@ def _even_sample(count: int, most: int) -> list[int]:
     return np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
 
 
-def sample_sentence(shown: Sequence[int], ready_ms: pd.Series) -> str:
+def sample_sentence(ranks: Sequence[int], ready_ms: pd.Series) -> str:
     """Returns a sentence that says which ranks are drawn; nothing where all are."""
-    if len(shown) == len(ready_ms):
+    if len(ranks) == len(ready_ms):
         return ""
     return (
-        f"{len(shown)} of {len(ready_ms):,} ranks are drawn: the fastest, the slowest, and an "
+        f"{len(ranks)} of {len(ready_ms):,} ranks are drawn: the fastest, the slowest, and an "
         "even sample of those between, by the time at which their gradients are ready."
     )
 
@@ -119,9 +119,9 @@ def rank_names(run: Evidence) -> dict[int, str]:
     return names
 
 
-def _said(label: str, lengths_ms: Mapping[str, float]) -> str:
-    told = ", ".join(f"{name} {number(value)}" for name, value in lengths_ms.items() if value > 0)
-    return f"{label}, in ms: {told}."
+def _sentence(label: str, lengths_ms: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{name} {number(value)}" for name, value in lengths_ms.items() if value > 0)
+    return f"{label}, in ms: {parts}."
 
 
 def timeline_section(case: Case) -> dict[str, object] | str:
@@ -135,15 +135,15 @@ def timeline_section(case: Case) -> dict[str, object] | str:
         return f"Not shown: {missing}."
     buckets, no_buckets = _buckets_of(case.run)
     ready_ms = timed.groupby("rank")[[PARTS[name] for name in UNTIL_READY]].median().sum(axis=1)
-    shown = shown_ranks(ready_ms, MOST_IN_TIME)
+    ranks = drawn_ranks(ready_ms, MOST_IN_TIME)
     steps = {
-        name: rows.set_index("rank").loc[shown]
+        name: rows.set_index("rank").loc[ranks]
         for name, rows in chosen_steps(timed, buckets).items()
     }
-    own = {name: _placed_buckets(rows, buckets) for name, rows in steps.items()}
-    axis = Axis(max(_end_ms(steps[name], own[name]) for name in steps) * SPARE)
+    placed = {name: _placed_buckets(rows, buckets) for name, rows in steps.items()}
+    axis = Axis(max(_end_ms(steps[name], placed[name]) for name in steps) * SPARE)
     names = rank_names(case.run)
-    panels = dict(_panel(axis, name, steps[name], own[name], names) for name in steps)
+    panels = dict(_panel(axis, name, steps[name], placed[name], names) for name in steps)
     kinds = [(name, name) for name in PARTS]
     sentences = [
         "Ranks have no common clock: each rank's step is drawn from its own start, and bars below "
@@ -161,15 +161,15 @@ def timeline_section(case: Case) -> dict[str, object] | str:
         )
     return {
         "said": " ".join(sentences),
-        "sample": sample_sentence(shown, ready_ms),
+        "sample": sample_sentence(ranks, ready_ms),
         "kinds": kinds,
         "panels": panels,
     }
 
 
 def _which_steps(steps: Mapping[str, object], buckets: pd.DataFrame) -> str:
-    *others, last = steps
-    chosen = f"{', the '.join(others)} and the {last}" if others else last
+    *earlier, last = steps
+    chosen = f"{', the '.join(earlier)} and the {last}" if earlier else last
     if buckets.empty:
         return f"Shown: the {chosen} of the steps measured in parts [steps.csv]."
     return f"Shown: the {chosen} of the steps whose buckets were noted [buckets.csv]."
@@ -182,10 +182,10 @@ def _buckets_of(run: Evidence) -> tuple[pd.DataFrame, str]:
     except NotJudged as missing:
         return pd.DataFrame(columns=["rank", "round", "step"]), str(missing)
     buckets = buckets.fillna({"round": 0})
-    known = set(run.timed[["round", "step"]].itertuples(index=False, name=None))
+    timed = set(run.timed[["round", "step"]].itertuples(index=False, name=None))
     steps = buckets[["round", "step"]].itertuples(index=False, name=None)
-    own = buckets[[step in known for step in steps]]
-    return own, f"{BUCKETS} in {run.name} has no step that {STEPS} has"
+    of_timed = buckets[[step in timed for step in steps]]
+    return of_timed, f"{BUCKETS} in {run.name} has no step that {STEPS} has"
 
 
 def chosen_steps(timed: pd.DataFrame, buckets: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -206,12 +206,12 @@ def chosen_steps(timed: pd.DataFrame, buckets: pd.DataFrame) -> dict[str, pd.Dat
         lengths = lengths[[(round_, step) in noted for round_, _, step in lengths.index]]
     ordered = lengths.sort_values(kind="stable").index
     last = len(ordered) - 1
-    places = {"shortest": 0, "median": last // 2, "longest": last}
-    if last < len(places) - 1:
-        places = {"shortest": 0, "longest": last} if last else {"only one": 0}
+    positions = {"shortest": 0, "median": last // 2, "longest": last}
+    if last < len(positions) - 1:
+        positions = {"shortest": 0, "longest": last} if last else {"only one": 0}
     return {
-        name: timed[timed[STEP].eq(list(ordered[place])).all(axis=1)]
-        for name, place in places.items()
+        name: timed[timed[STEP].eq(list(ordered[position])).all(axis=1)]
+        for name, position in positions.items()
     }
 
 
@@ -219,28 +219,28 @@ def _placed_buckets(rows: pd.DataFrame, buckets: pd.DataFrame) -> dict[int, pd.D
     """Returns each rank's buckets of a step, with ``start_ms`` and ``end_ms`` from its start."""
     placed = {}
     for rank, step in rows.iterrows():
-        own = buckets[
+        rank_buckets = buckets[
             (buckets["rank"] == rank)
             & (buckets["round"] == step["round"])
             & (buckets["step"] == step["step"])
         ]
-        if own.empty:
+        if rank_buckets.empty:
             continue
         # Buckets are timed from the start of the backward pass that exchanged them.
         origin_ms = step[PARTS["data"]] + step[PARTS["forward"]]
         if step["micro_batches"] > 1:
             # That is the last of several, and ends when its last bucket is ready.
-            origin_ms += step[PARTS["backward"]] - own["ready_time_ms"].max()
-        placed[rank] = own.sort_values("bucket").assign(
-            start_ms=origin_ms + own["ready_time_ms"],
-            end_ms=origin_ms + own["done_time_ms"],
+            origin_ms += step[PARTS["backward"]] - rank_buckets["ready_time_ms"].max()
+        placed[rank] = rank_buckets.sort_values("bucket").assign(
+            start_ms=origin_ms + rank_buckets["ready_time_ms"],
+            end_ms=origin_ms + rank_buckets["done_time_ms"],
         )
     return placed
 
 
 def _end_ms(rows: pd.DataFrame, placed: Mapping[int, pd.DataFrame]) -> float:
     parts_ms = rows[list(PARTS.values())].sum(axis=1).max()
-    buckets_ms = [own["end_ms"].max() for own in placed.values()]
+    buckets_ms = [rank_buckets["end_ms"].max() for rank_buckets in placed.values()]
     return float(max(rows["step_time_ms"].max(), parts_ms, *buckets_ms))
 
 
@@ -268,7 +268,7 @@ def _lanes(label: str, step: pd.Series, buckets: pd.DataFrame | None) -> Row:
         Bar("whole", 0.0, float(step["step_time_ms"]), 2, LANE),
         *stacked(lengths, height=LANE),
     ]
-    said, height = _said(label, lengths), LANE + GAP
+    sentence, height = _sentence(label, lengths), LANE + GAP
     if buckets is not None:
         drawn = buckets.iloc[_even_sample(len(buckets), MOST_BUCKETS)]
         top, lane = LANE + 2 * GAP, max(LEAST_LANE, BUCKET_HEIGHT * len(drawn))
@@ -276,11 +276,11 @@ def _lanes(label: str, step: pd.Series, buckets: pd.DataFrame | None) -> Row:
         height = top + lane + GAP
         if len(drawn) < len(buckets):
             label += f" ({len(drawn)} of {len(buckets)} buckets are drawn)"
-        said += (
+        sentence += (
             f" Buckets: {len(buckets)}, the first ready after {number(buckets.start_ms.min())} ms, "
             f"the last done after {number(buckets.end_ms.max())} ms."
         )
-    return Row(label, said, shapes, height)
+    return Row(label, sentence, shapes, height)
 
 
 def _bucket_bars(buckets: pd.DataFrame, top: float, height: float) -> list[Bar]:
@@ -289,10 +289,10 @@ def _bucket_bars(buckets: pd.DataFrame, top: float, height: float) -> list[Bar]:
             "bucket",
             bucket.start_ms,
             bucket.end_ms - bucket.start_ms,
-            top + place * height,
+            top + index * height,
             height - 1,
             f"bucket {bucket.bucket}, {size_text(bucket.size_bytes)}: ready after "
             f"{number(bucket.start_ms)} ms, done after {number(bucket.end_ms)} ms",
         )
-        for place, bucket in enumerate(buckets.itertuples())
+        for index, bucket in enumerate(buckets.itertuples())
     ]

@@ -71,10 +71,10 @@ class Case:
 
     Attributes:
         name: name of the case's folder.
-        cause: what must be named first; ``healthy`` for none.
+        cause: cause that must be named first; ``healthy`` for none.
         program: benchmark or text.
-        fault: for ``planted_faults``.
-        flags: beyond those of the program.
+        fault: argument of ``planted_faults``.
+        flags: flags beyond those of the program.
         rate: rate of the links of two emulated hosts; empty for ranks of this machine.
         held_out: whether it was not looked at when thresholds were set.
         baseline: the case, run on one rank, that it is compared with.
@@ -95,8 +95,8 @@ class Case:
         """Returns the script to start and its arguments; its run goes below ``folder``."""
         flags = FLAGS[self.program] | dict(self.flags)
         flags |= {"device": "cpu", "backend": "gloo", "output_dir": folder, "run_id": self.name}
-        given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-        return [str(PLANTED), self.fault, str(PROGRAMS[self.program]), *given]
+        arguments = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        return [str(PLANTED), self.fault, str(PROGRAMS[self.program]), *arguments]
 
 
 def _pair(
@@ -268,9 +268,12 @@ def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -
     with study_run("diagnosis", study, output_dir, progress, environment) as run:
         (run.path / "logs").mkdir()
         run_cases(cases, run.path, progress)
-        table = faults_table(cases, run.path)
+        diagnoses = {case: diagnose_case(case, run.path) for case in cases if case.ranks > 1}
+        table = pd.DataFrame([row_of(case, diagnosis) for case, diagnosis in diagnoses.items()])
         run.write_table("faults.csv", table)
-        write_reports(cases, run.path)
+        for case, diagnosis in diagnoses.items():
+            text = "\n".join(lines_of(diagnosis)) + "\n"
+            (run.path / "logs" / f"{case.name}.diagnosis.txt").write_text(text)
     progress.say(table.to_string(index=False, float_format="%.3g"))
     return run.path
 
@@ -287,26 +290,15 @@ def run_cases(cases: Sequence[Case], folder: Path, progress: StageProgress) -> N
                         series.wait(folder / "logs" / f"{case.name}.log", update)
 
 
-def faults_table(cases: Sequence[Case], folder: Path) -> pd.DataFrame:
-    """Returns a row per run on several ranks: what was planted, and what was found."""
-    return pd.DataFrame([_row(case, _found(case, folder)) for case in cases if case.ranks > 1])
-
-
-def write_reports(cases: Sequence[Case], folder: Path) -> None:
-    """Writes the diagnosis of each run on several ranks beside its log."""
-    for case in cases:
-        if case.ranks > 1:
-            text = "\n".join(lines_of(_found(case, folder)))
-            (folder / "logs" / f"{case.name}.diagnosis.txt").write_text(text + "\n")
-
-
-def _found(case: Case, folder: Path) -> Diagnosis:
+def diagnose_case(case: Case, folder: Path) -> Diagnosis:
+    """Diagnoses the run of a case, against its baseline where it has one."""
     return diagnose_folder(folder / case.name, folder / case.baseline if case.baseline else None)
 
 
-def _row(case: Case, found: Diagnosis) -> dict[str, object]:
-    causes = [verdict.cause for verdict in found.verdicts]
-    first = found.verdicts[0] if causes else None
+def row_of(case: Case, diagnosis: Diagnosis) -> dict[str, object]:
+    """Returns what was planted in a run, and what was found."""
+    causes = [verdict.cause for verdict in diagnosis.verdicts]
+    first = diagnosis.verdicts[0] if causes else None
     return {
         "case": case.name,
         "planted": case.cause,

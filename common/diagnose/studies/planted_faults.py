@@ -55,15 +55,15 @@ def overlapping_sampler(share: float) -> None:
         """A rank's own samples; every so often one that the next rank takes just before."""
 
         def __iter__(self) -> Iterator[int]:
-            own = list(super().__iter__())
+            indices = list(super().__iter__())
             mine, self.rank = self.rank, (self.rank + 1) % self.num_replicas
-            others = list(super().__iter__())
+            next_indices = list(super().__iter__())
             self.rank = mine
             # Spread over the epoch, as a run may see little of it.
-            for index in range(1, len(own)):
+            for index in range(1, len(indices)):
                 if int((index + 1) * share) > int(index * share):
-                    own[index] = others[index - 1]
-            return iter(own)
+                    indices[index] = next_indices[index - 1]
+            return iter(indices)
 
     _use_sampler(Overlapping)
 
@@ -78,8 +78,8 @@ def _replace_sampler(change: Callable) -> None:
         """PyTorch's sampler, with other arguments than the script gives."""
 
         def __init__(self, dataset, num_replicas=None, rank=None, **kept) -> None:
-            given = {"num_replicas": num_replicas, "rank": rank} | kept
-            super().__init__(dataset, **change(dataset, given))
+            arguments = {"num_replicas": num_replicas, "rank": rank} | kept
+            super().__init__(dataset, **change(dataset, arguments))
 
     _use_sampler(Changed)
 
@@ -364,16 +364,16 @@ def parse_faults(text: str) -> list[tuple[str, float]]:
 
     Raises UserError for an unknown fault or a strength that is not a number.
     """
-    found = []
+    faults = []
     for part in text.split("+"):
-        name, given, strength = part.partition("=")
+        name, equals, strength = part.partition("=")
         if name not in FAULTS:
             raise UserError(unknown_name("fault", name, FAULTS))
         try:
-            found.append((name, float(strength) if given else FAULTS[name][1]))
+            faults.append((name, float(strength) if equals else FAULTS[name][1]))
         except ValueError:
             raise UserError(f"fault {part!r}: {strength!r} is not a number") from None
-    return found
+    return faults
 
 
 def plant(words: list[str]) -> Path:

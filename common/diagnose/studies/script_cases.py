@@ -34,15 +34,15 @@ class Case:
 
     Attributes:
         name: name of the case's folder.
-        cause: what must be named first; ``healthy`` for none.
-        script: one of ``SCRIPTS``.
-        fault: for ``planted_faults``.
+        cause: cause that must be named first; ``healthy`` for none.
+        script: name of a script in ``SCRIPTS``.
+        fault: argument of ``planted_faults``.
         flags: flags of the script.
         rate: rate of the links of two emulated hosts; empty for ranks of this machine.
         held_out: whether it was not looked at when thresholds were set.
         remedy: flags of the run without the fault, where it is no planted one; one of them may be
             PROPOSED.
-        instead: what is planted in the run without the fault.
+        instead: fault of the run without this one, such as another bucket cap.
         later: the later set that it belongs to; empty for the first two.
     """
 
@@ -115,10 +115,10 @@ class Case:
     def words(self, removed: bool) -> list[str]:
         """Returns the program that is watched: the planting, the fault, the script."""
         flags = dict(self.flags) | (dict(self.remedy) if removed else {})
-        given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        arguments = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         fault = self.instead if removed else self.fault
         script = str(SCRIPTS / f"{self.script}.py")
-        return [str(PLANTED), fault, script, *given]
+        return [str(PLANTED), fault, script, *arguments]
 
 
 def _instead_of(fault: str) -> str:
@@ -129,7 +129,7 @@ def _instead_of(fault: str) -> str:
 def _pair(cause: str, *two: tuple, rates: tuple[str, str] = ("", "")) -> Iterator[Case]:
     """Yields the cases of a cause: (script, fault, flags, remedy), the second held out."""
     for (script, fault, *settings), rate, held in zip(two, rates, (False, True), strict=True):
-        flags, remedy = (tuple(each.items()) for each in (*settings, {}, {})[:2])
+        flags, remedy = (tuple(options.items()) for options in (*settings, {}, {})[:2])
         name = f"{cause}-{script}{'-held-out' if held else ''}"
         if fault != HEALTHY:
             name = f"{cause}-{fault.partition('=')[0]}-{script}"

@@ -90,9 +90,9 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
     if (reason := why_not()) and any(case.rate for case in cases):
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
-    done = set(earlier_table(study.continues, RESULTS, ["case", "planted", "first"])["case"])
-    known = [case for case in cases if case.name in done]
-    for case in known:
+    recorded = set(earlier_table(study.continues, RESULTS, ["case", "planted", "first"])["case"])
+    earlier = [case for case in cases if case.name in recorded]
+    for case in earlier:
         require_bundles(case, Path(study.continues) / RUNS)
     environment = describe_environment("gloo", "cpu", RANKS)
     with study_run("scripts", study, output_dir, progress, environment) as run:
@@ -100,7 +100,7 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
         folder.mkdir()
         rows = []
         for case in cases:
-            if case in known:
+            if case in earlier:
                 copy_case(case, Path(study.continues) / RUNS, folder)
             with progress.stage(case.name) as update:
                 run_case(case, folder, study.rounds, update)
@@ -122,8 +122,8 @@ def run_case(case: Case, folder: Path, rounds: int, update: Callable[[str], None
     run_watched(case, folder, update)
     case = settled(case, folder)
     for number in range(rounds) if case.is_removed else ():
-        both = case.planted_or_not
-        for removed in both if number % 2 == 0 else both[::-1]:
+        variants = case.planted_or_not
+        for removed in variants if number % 2 == 0 else variants[::-1]:
             run_watched(case, folder, update, removed=removed, number=number)
     if find_spec("traceml_ai") is not None and not traceml_log(case, folder).exists():
         run_under_traceml(case, folder, update)
@@ -153,7 +153,7 @@ def settled(case: Case, folder: Path) -> Case:
     """Returns the case with its remedy; where a diagnosis proposes it, that of its bundle."""
     if not case.takes_proposal:
         return case
-    verdicts = open_diagnosis(folder / case.bundle(removed=False)).found.verdicts
+    verdicts = open_diagnosis(folder / case.bundle(removed=False)).diagnosis.verdicts
     return case.with_proposal(verdicts[0].proposed if verdicts else None)
 
 
@@ -193,10 +193,10 @@ def diagnose_case(case: Case, folder: Path, rounds: int) -> dict[str, object]:
         (folder / f"{name}.txt").write_text("\n".join(opened[removed].lines()) + "\n")
     gains = []
     for number in range(rounds) if case.is_removed else ():
-        runs = [open_diagnosis(folder / case.bundle(each, number)) for each in (False, True)]
+        runs = [open_diagnosis(folder / case.bundle(removed, number)) for removed in (False, True)]
         faulty, healthy = (different_samples_per_s(run) for run in runs)
         if case.changes_batch:  # speedups, each over one rank's own speed at that batch
-            one_rank = [each.case.one_rank_throughput for each in opened.values()]
+            one_rank = [run.case.one_rank_throughput for run in opened.values()]
             faulty, healthy = faulty / one_rank[0], healthy / one_rank[1]
         gains.append(healthy / faulty)
     return row_of(case, opened[False], gains) | {"traceml": traceml_verdict(case, folder)}
@@ -215,8 +215,8 @@ def different_samples_per_s(opened: Opened) -> float:
     samples = run.tables.get(SAMPLES)
     different = 1.0
     if samples is not None:
-        each = samples.groupby("epoch").agg({"processed": "sum", "distinct_all_ranks": "first"})
-        different = each["distinct_all_ranks"].sum() / each["processed"].sum()
+        epochs = samples.groupby("epoch").agg({"processed": "sum", "distinct_all_ranks": "first"})
+        different = epochs["distinct_all_ranks"].sum() / epochs["processed"].sum()
     return float(different * steps["samples"].sum() / slowest_ms.sum() * 1e3)
 
 
@@ -261,10 +261,10 @@ def row_of(case: Case, faulty: Opened, gains: Sequence[float]) -> dict[str, obje
         faulty: the diagnosis with the fault.
         gains: speed without the fault over that with it, by round.
     """
-    verdicts = faulty.found.verdicts
+    verdicts = faulty.diagnosis.verdicts
     first = verdicts[0] if verdicts else None
     predicted = low = high = tried_gain = None
-    if first is not None and (tried := tried_against(first, faulty.found.tried)):
+    if first is not None and (tried := tried_against(first, faulty.diagnosis.tried)):
         tried_gain = 1 / (1 - tried.gain.estimate * tried.share)
     if gains and first is not None and first.predicted_speedup and first.speedup_now:
         predicted = first.predicted_speedup / first.speedup_now
@@ -299,12 +299,12 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
     healthy = cases[cases["planted"] == HEALTHY]
     numbers = ["predicted_gain", "achieved_gain", "gain_low", "gain_high"]
     gains = planted[numbers].apply(pd.to_numeric, errors="coerce")
-    both = gains.dropna(subset=numbers[:2])
-    error = (both["predicted_gain"] / both["achieved_gain"] - 1).abs()
-    within = both["achieved_gain"].between(both["gain_low"], both["gain_high"])
+    compared = gains.dropna(subset=numbers[:2])
+    error = (compared["predicted_gain"] / compared["achieved_gain"] - 1).abs()
+    within = compared["achieved_gain"].between(compared["gain_low"], compared["gain_high"])
     alarms = healthy[(healthy["first"] != HEALTHY) & (healthy["confidence"] != "low")]
     held_out = planted[planted["held_out"].astype(bool)]
-    found = [
+    promises = [
         ("share of planted causes named first", NAMED_SHARE, None, planted["named"].mean()),
         ("the same where held out", NAMED_SHARE, None, held_out["named"].mean()),
         ("healthy runs with a verdict of more than low confidence", None, 0.0, len(alarms)),
@@ -312,4 +312,4 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
         ("share of gains within their interval", 0.9, None, within.mean()),
     ]
     columns = ["promise", "at_least", "at_most", "found"]
-    return with_verdicts(pd.DataFrame(found, columns=columns))
+    return with_verdicts(pd.DataFrame(promises, columns=columns))

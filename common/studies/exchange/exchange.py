@@ -229,7 +229,7 @@ def first_cause(study: ExchangeStudy, arm: str, scratch: Path, update) -> str:
     launch(WATCH, words, 1, scratch / f"{folder.name}.log", on_output=update)
     opened = open_diagnosis(folder)
     (scratch / f"{folder.name}.txt").write_text("\n".join(opened.lines()) + "\n")
-    return opened.found.verdicts[0].cause if opened.found.verdicts else ""
+    return opened.diagnosis.verdicts[0].cause if opened.diagnosis.verdicts else ""
 
 
 def by_case(study: JudgedStudy) -> pd.DataFrame:

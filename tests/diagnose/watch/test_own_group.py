@@ -25,7 +25,7 @@ def test_only_a_group_whose_futures_wait_is_said_not_to_overlap(
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     opened = open_diagnosis(tmp_path / "bundle")
     assert opened.case.run.process_group == name
-    found = {verdict.cause: verdict for verdict in opened.found.verdicts}
+    found = {verdict.cause: verdict for verdict in opened.diagnosis.verdicts}
     assert ("no-overlap" in found) == bool(waits)
     if waits:
         assert ("TORCH_DIST_USE_NCCL2=0" in found["no-overlap"].change) == (name != "OwnGroup")

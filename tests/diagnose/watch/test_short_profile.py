@@ -105,15 +105,15 @@ def test_a_bundle_with_traces_is_diagnosed_packed_and_compared(sharded, tmp_path
     parts = steps["computation_ms"] + steps["exposed_communication_ms"] + steps["idle_ms"]
     assert parts.to_numpy() == pytest.approx(steps["step_ms"].to_numpy())
     plain = open_diagnosis(folder / "bundle")
-    assert "under the profiler" in plain.found.summary
-    judged = {cause for cause, _ in plain.found.not_judged}
+    assert "under the profiler" in plain.diagnosis.summary
+    judged = {cause for cause, _ in plain.diagnosis.not_judged}
     assert "slow-rank" not in judged
     assert not any(cause.startswith("model-too-small") for cause in judged)
     with tarfile.open(tmp_path / "job.tar.gz", "w:gz") as archive:
         archive.add(folder / "bundle", "bundle")
     packed = open_diagnosis(tmp_path / "job.tar.gz")
-    assert packed.found.verdicts == plain.found.verdicts
-    assert packed.found.summary == plain.found.summary
+    assert packed.diagnosis.verdicts == plain.diagnosis.verdicts
+    assert packed.diagnosis.summary == plain.diagnosis.summary
     assert (compared(plain, packed)["ratio"] == 1).all()
     assert causes_changed(plain, packed) == ["The same causes were found in both."]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from bundle_support import write_bundle
 from ddplab_watch import stacks
 from ddplab_watch.record import Record
-from test_bundle import write_bundle
 
 from common.diagnose.causes.script import hang
 from common.diagnose.evidence.bundle import read_bundle

@@ -38,17 +38,17 @@ def counts(inputs: Any) -> dict[str, int]:
     Anything else has samples only. Reading a tensor on a GPU would wait for it, so there all tokens
     count as real. Elements are those of the texts, or of the first tensor.
     """
-    found = [(name, tensor) for name, tensor in tensors_in(inputs) if tensor.dim()]
-    if not found:
+    tensors = [(name, tensor) for name, tensor in tensors_in(inputs) if tensor.dim()]
+    if not tensors:
         return {"samples": 0, "tokens": 0, "padded_tokens": 0, "longest": 0, "elements": 0}
-    first = found[0][1]
+    first = tensors[0][1]
     samples = int(first.shape[0])
-    texts = next((t for _, t in found if t.dim() == 2 and is_whole(t)), None)
+    texts = next((t for _, t in tensors if t.dim() == 2 and is_whole(t)), None)
     if texts is None:
-        own = {"samples": samples, "tokens": samples, "padded_tokens": samples, "longest": 1}
-        return own | {"elements": first.numel()}
+        row = {"samples": samples, "tokens": samples, "padded_tokens": samples, "longest": 1}
+        return row | {"elements": first.numel()}
     padded = texts.numel()
-    masks = (t for name, t in found if name in MASKS and t.shape == texts.shape)
+    masks = (t for name, t in tensors if name in MASKS and t.shape == texts.shape)
     mask = next(masks, None)
     tokens = padded
     if mask is not None and mask.device.type == "cpu":
@@ -100,7 +100,7 @@ def content_hashes(batch: Any) -> list[int] | None:
     of the batch (a label by itself is the same for many samples), of large ones over columns spread
     evenly: the sample cannot be had back from it. Tensors on a GPU are left alone.
     """
-    found: list[int] | None = None
+    hashes: list[int] | None = None
     for _, tensor in tensors_in(batch):
         is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
         if not (is_plain and tensor.dim() and tensor.numel()):
@@ -109,13 +109,13 @@ def content_hashes(batch: Any) -> list[int] | None:
         kept = max(1, HASHED_BYTES // rows.element_size())
         every = -(-rows.shape[1] // kept)
         octets = rows[:, ::every].contiguous().view(torch.uint8)
-        found = [0] * len(octets) if found is None else found
-        if len(octets) == len(found):
-            found = [
+        hashes = [0] * len(octets) if hashes is None else hashes
+        if len(octets) == len(hashes):
+            hashes = [
                 zlib.crc32(row.numpy().tobytes(), so_far)
-                for row, so_far in zip(octets, found, strict=True)
+                for row, so_far in zip(octets, hashes, strict=True)
             ]
-    return found
+    return hashes
 
 
 def halved(value: Any, samples: int, factor: float) -> Any:

@@ -37,7 +37,7 @@ class Calls:
     """Tells a loop of the calls of its model.
 
     Args:
-        loop: what is told.
+        loop: loop that is told of calls.
         device: device of the model.
         feed: knows the batches as they were loaded.
         is_near_end: says whether the pass that begins is among the last, whose arguments may be
@@ -137,8 +137,8 @@ class Calls:
             floats = [tensor for _, tensor in tensors_in(output) if tensor.is_floating_point()]
             if floats:
                 enabled, dtype = rows.autocast(self.device)
-                own = private.dtype_before_casts(floats[-1])
-                self.compute_dtype = str(dtype if enabled else own)
+                output_dtype = private.dtype_before_casts(floats[-1])
+                self.compute_dtype = str(dtype if enabled else output_dtype)
         self._calling = None
         if self._newest is not None and self._newest.module is module:
             self._gradients = {}

@@ -33,7 +33,7 @@ class Change:
     """A change that is tried.
 
     Attributes:
-        kind: what is changed: ``bucket_cap_mb``, ``compression``, ``no_sync``, ``threads`` …
+        kind: name of the setting: ``bucket_cap_mb``, ``compression``, ``no_sync``, ``threads`` …
         name: the change as a line of Python or a word.
         arguments: arguments of DDP, where they differ from the script's.
         hook: the communication hook's name; None leaves the script's own.
@@ -83,50 +83,50 @@ class AsItIs:
         """Returns the arguments that DDP was made with, where they are not its defaults."""
         defaults = {"bucket_cap_mb": None, "broadcast_buffers": True}
         names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", *defaults)
-        given = {name: self.facts[name] for name in names}
-        return {name: v for name, v in given.items() if v != defaults.get(name, False)}
+        arguments = {name: self.facts[name] for name in names}
+        return {name: v for name, v in arguments.items() if v != defaults.get(name, False)}
 
 
 def changes(now: AsItIs, gradient_bytes: int, unused: bool, ranks: Sequence[dict]) -> list[Change]:
     """Returns the changes to try: the same ones, in one order, on all ranks.
 
     Args:
-        now: how the script exchanges.
+        now: exchange of the script.
         gradient_bytes: bytes of all gradients.
         unused: some rank's pass leaves a parameter without a gradient.
         ranks: of each rank ``host``, the ``cores`` that it may use and those of its ``machine``,
             and ``threads``; this rank's says ``own``.
     """
-    found = [Change(AS_IT_IS, AS_IT_IS)]
+    candidates = [Change(AS_IT_IS, AS_IT_IS)]
     total_mib, cap_now = gradient_bytes / 2**20, now.facts["bucket_cap_mb"]
     caps = [cap for cap in CAPS_MIB if cap < total_mib]
     if total_mib > (cap_now or FIRST_CAP_MIB):  # else they are in one bucket as it is
         caps.append(float(f"{total_mib * 1.01:.3g}"))
-    found += [
+    candidates += [
         Change("bucket_cap_mb", f"bucket_cap_mb={cap:g}", {"bucket_cap_mb": cap})
         for cap in caps
         if cap != cap_now
     ]
-    found += [
+    candidates += [
         Change("compression", name, hook=name)
         for name in COMPRESSIONS
         if not now.facts["comm_hook"].endswith(name)
     ]
     if not now.facts["gradient_as_bucket_view"]:
         name = "gradient_as_bucket_view"
-        found.append(Change(name, f"{name}=True", {name: True}))
+        candidates.append(Change(name, f"{name}=True", {name: True}))
     if now.facts["find_unused_parameters"] and not unused:
         name = "find_unused_parameters"
-        found.append(Change(name, f"{name}=False", {name: False}))
+        candidates.append(Change(name, f"{name}=False", {name: False}))
     if not now.facts["static_graph"]:
         # It knows unused parameters from its first pass, and searches no more.
         static = {"static_graph": True, "find_unused_parameters": False}
-        found.append(Change("static_graph", "static_graph=True", static))
+        candidates.append(Change("static_graph", "static_graph=True", static))
     if not now.last_only:
         passes = max(2, now.passes)
         name = f"no_sync() but for the last of {passes} passes"
-        found.append(Change("no_sync", name, passes=passes, last_only=True))
-    return found + _of_the_process(ranks)
+        candidates.append(Change("no_sync", name, passes=passes, last_only=True))
+    return candidates + _of_the_process(ranks)
 
 
 def _of_the_process(ranks: Sequence[dict]) -> list[Change]:
@@ -134,8 +134,8 @@ def _of_the_process(ranks: Sequence[dict]) -> list[Change]:
 
     Ranks that were all given fewer cores than they are get some of the machine's.
     """
-    own = next(rank for rank in ranks if rank["own"])
-    threads, cores = own["threads"], own["cores"]
+    this_rank = next(rank for rank in ranks if rank["own"])
+    threads, cores = this_rank["threads"], this_rank["cores"]
     other_threads = other_cores = False
     for rank in ranks:
         beside = _beside(rank, ranks)
@@ -147,16 +147,16 @@ def _of_the_process(ranks: Sequence[dict]) -> list[Change]:
         other_threads |= has_enough and share != rank["threads"]
         other_cores |= len(beside) > 1
         if rank["own"]:
-            place = [r["rank"] for r in beside].index(rank["rank"])
+            position = [r["rank"] for r in beside].index(rank["rank"])
             threads = share if has_enough else threads
-            cores = pool[place * share : (place + 1) * share]
-    found = []
+            cores = pool[position * share : (position + 1) * share]
+    candidates = []
     if other_threads:
-        found.append(Change("threads", "a thread for each core of a rank", threads=threads))
+        candidates.append(Change("threads", "a thread for each core of a rank", threads=threads))
     if other_cores:
         name = "cores of its own for each rank"
-        found.append(Change("affinity", name, cores=frozenset(cores)))
-    return found
+        candidates.append(Change("affinity", name, cores=frozenset(cores)))
+    return candidates
 
 
 def worker_changes(now: int, most_now: int, ranks: Sequence[dict]) -> list[Change]:
@@ -165,12 +165,14 @@ def worker_changes(now: int, most_now: int, ranks: Sequence[dict]) -> list[Chang
     Args:
         now: workers of this rank.
         most_now: most workers of any rank now.
-        ranks: as for ``changes``.
+        ranks: facts of each rank, as for ``changes``.
     """
-    found = [Change("workers", AS_IT_LOADS, workers=now)]
+    candidates = [Change("workers", AS_IT_LOADS, workers=now)]
     cores = min(len(rank["cores"]) // len(_beside(rank, ranks)) for rank in ranks)
     counts = worker_counts(most_now, cores)
-    return found + [Change("workers", f"num_workers={each}", workers=each) for each in counts]
+    return candidates + [
+        Change("workers", f"num_workers={count}", workers=count) for count in counts
+    ]
 
 
 def worker_counts(now: int, cores: int) -> list[int]:

@@ -51,9 +51,9 @@ class Exchange:
 
     def ready(self, gradient: Tensor) -> None:
         """Takes a gradient, and sends the buckets that are full with it."""
-        place = self.sent[self.filled : self.filled + gradient.numel()].view_as(gradient)
-        torch.mul(gradient, 1 / self.ranks, out=place)
-        self.copies.append((gradient, place))
+        slot = self.sent[self.filled : self.filled + gradient.numel()].view_as(gradient)
+        torch.mul(gradient, 1 / self.ranks, out=slot)
+        self.copies.append((gradient, slot))
         self.filled += gradient.numel()
         self._send(self.filled)
 
@@ -62,8 +62,8 @@ class Exchange:
         self._send(self.ends[-1])
         for work in self.works:
             work.wait()
-        for gradient, place in self.copies:
-            gradient.copy_(place)
+        for gradient, slot in self.copies:
+            gradient.copy_(slot)
         self.copies, self.works = [], []
 
     def _send(self, filled: int) -> None:

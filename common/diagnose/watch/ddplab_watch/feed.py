@@ -49,7 +49,7 @@ class Feed:
         Args:
             iterator: the loader's, whose epoch has been counted.
             ids: indices of the batch's samples; None where the data set has none.
-            batch: as the loop gets it.
+            batch: batch that the loop gets.
         """
         self._remember(iterator, ids)
         if self._is_first:
@@ -74,7 +74,7 @@ class Feed:
         """Returns the real tokens of a model's batch: of the newest of its shape that was loaded.
 
         Args:
-            counted: what is known of the model's batch (``batches.counts``).
+            counted: counts of the model's batch (``batches.counts``).
         """
         return self._tokens.get((counted["samples"], counted["longest"]), counted["tokens"])
 
@@ -113,5 +113,5 @@ class Feed:
 
 def _indices(ids: Any) -> list[int] | None:
     """Returns a batch's indices as a list; None if its sampler gives something else."""
-    found = list(ids) if isinstance(ids, list | tuple) else [ids]
-    return found if found and isinstance(found[0], int) else None
+    indices = list(ids) if isinstance(ids, list | tuple) else [ids]
+    return indices if indices and isinstance(indices[0], int) else None

@@ -36,23 +36,23 @@ class Hooks:
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Callable]) -> None:
         """Replaces an attribute by what ``make`` makes of it."""
-        own = vars(owner).get(name, _MISSING)
+        stored = vars(owner).get(name, _MISSING)
         plain = getattr(owner, name)
         new = functools.wraps(plain)(make(plain))
         setattr(owner, name, new)
-        self._replaced.append((owner, name, own, new))
+        self._replaced.append((owner, name, stored, new))
 
     def remove(self) -> None:
         """Takes everything off. What somebody has replaced since stays as it is."""
         for handle in self._handles:
             handle.remove()
-        for owner, name, own, new in reversed(self._replaced):
+        for owner, name, stored, new in reversed(self._replaced):
             if vars(owner).get(name) is not new:
                 continue
-            if own is _MISSING:
+            if stored is _MISSING:
                 delattr(owner, name)
             else:
-                setattr(owner, name, own)
+                setattr(owner, name, stored)
         self._handles, self._replaced = [], []
 
 
@@ -122,20 +122,20 @@ def watch_fetches(
     iterator = private.loader_iterator()
     if iterator is None:
         return
-    asked: WeakKeyDictionary[Any, tuple[Any, list[Any]]] = WeakKeyDictionary()
+    queues: WeakKeyDictionary[Any, tuple[Any, list[Any]]] = WeakKeyDictionary()
 
     def queue_of(loading: Any) -> list[Any]:
         """Returns what was asked for in this pass over the sampler; an iterator may begin anew."""
         sampled = private.sampler_pass(loading)
-        if loading not in asked or asked[loading][0] is not sampled:
-            asked[loading] = sampled, []
-        return asked[loading][1]
+        if loading not in queues or queues[loading][0] is not sampled:
+            queues[loading] = sampled, []
+        return queues[loading][1]
 
     def indexed(plain: Callable) -> Callable:
         def _next_index(self: Any) -> Any:
-            found = plain(self)
-            queue_of(self).append(found)
-            return found
+            index = plain(self)
+            queue_of(self).append(index)
+            return index
 
         return _next_index
 
@@ -174,7 +174,7 @@ def _modules() -> list[nn.Module]:
 
     By the type: asking an object for its class may import what a lazy module stands for.
     """
-    return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    return [module for module in gc.get_objects() if issubclass(type(module), nn.Module)]
 
 
 def _roots(modules: list[nn.Module], wanted: set[int]) -> list[nn.Module]:

@@ -94,8 +94,8 @@ class HostWaits:
             frame = frame.f_back
         if frame is None or not self._is_on or "ddplab_watch" in frame.f_code.co_filename:
             return
-        place, called = self.named(frame)
-        self.places[(self.phase(), place, call or called)] += 1
+        line, called = self.named(frame)
+        self.places[(self.phase(), line, call or called)] += 1
         self._count += 1
 
     def taken(self) -> int:

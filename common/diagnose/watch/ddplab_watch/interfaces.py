@@ -72,10 +72,14 @@ def _speed_mbit(folder: Path) -> int | None:
     return max(filter(None, (_speed_mbit(card) for card in below)), default=None)
 
 
-def fastest(found: Sequence[Interface]) -> Interface | None:
+def fastest(candidates: Sequence[Interface]) -> Interface | None:
     """Returns the fastest interface that is up, no loopback, and of a known speed."""
-    usable = [one for one in found if one.is_up and not one.is_loopback and one.speed_mbit]
-    return max(usable, key=lambda one: one.speed_mbit, default=None)
+    usable = [
+        interface
+        for interface in candidates
+        if interface.is_up and not interface.is_loopback and interface.speed_mbit
+    ]
+    return max(usable, key=lambda interface: interface.speed_mbit, default=None)
 
 
 def interface_in_use(
@@ -92,13 +96,13 @@ def interface_in_use(
         env: the environment's variables.
         root: the root of the file system.
     """
-    found = interfaces(root)
+    candidates = interfaces(root)
     backend = backend if backend in SOCKET_VARIABLES else "gloo"
     variable = SOCKET_VARIABLES[backend]
     if env.get(variable):
-        return _named(env[variable], found, exact=backend == "gloo"), variable
+        return _named(env[variable], candidates, exact=backend == "gloo"), variable
     if backend == "nccl":
-        ib = _named("ib", found, exact=False)
+        ib = _named("ib", candidates, exact=False)
         if ib is not None:
             return ib, PREFERRED
     targets = [(host, HOST), (env.get("MASTER_ADDR", ""), MASTER)]
@@ -113,25 +117,27 @@ def interface_in_use(
     return (default, DEFAULT) if default else (None, None)
 
 
-def _named(value: str, found: Sequence[Interface], *, exact: bool) -> str | None:
+def _named(value: str, candidates: Sequence[Interface], *, exact: bool) -> str | None:
     """Returns the first interface that is up and that a variable's value allows.
 
     gloo's value is a list of names. NCCL's is a list of prefixes, with ``^`` before it of those to
     leave out, and ``=`` before names that are whole.
     """
-    names = [one.name for one in found if one.is_up]
+    names = [interface.name for interface in candidates if interface.is_up]
     leave_out = not exact and value.startswith("^")
-    rest = value[1:] if leave_out else value
-    whole = exact or rest.startswith("=")
-    wanted = [entry.strip() for entry in rest.removeprefix("=").split(",") if entry.strip()]
+    names_text = value[1:] if leave_out else value
+    is_exact = exact or names_text.startswith("=")
+    wanted = [entry.strip() for entry in names_text.removeprefix("=").split(",") if entry.strip()]
     if leave_out:
-        allowed = [name for name in names if not _fits(name, wanted, whole)]
+        allowed = [name for name in names if not _fits(name, wanted, is_exact)]
         return next((name for name in allowed if not name.startswith(LEFT_OUT_BY_NCCL)), None)
-    return next((name for entry in wanted for name in names if _fits(name, [entry], whole)), None)
+    return next(
+        (name for entry in wanted for name in names if _fits(name, [entry], is_exact)), None
+    )
 
 
-def _fits(name: str, wanted: Sequence[str], whole: bool) -> bool:
-    return name in wanted if whole else name.startswith(tuple(wanted))
+def _fits(name: str, wanted: Sequence[str], is_exact: bool) -> bool:
+    return name in wanted if is_exact else name.startswith(tuple(wanted))
 
 
 def resolve(name: str, root: Path = ROOT) -> str | None:
@@ -162,7 +168,7 @@ def route_to(address: str, root: Path = ROOT) -> str | None:
 
 
 def _routes_4(root: Path) -> list[tuple[ipaddress.IPv4Network, int, str]]:
-    found = []
+    routes = []
     for line in (read_text(root / "proc/net/route") or "").splitlines()[1:]:
         words = line.split()
         if len(words) < 8 or int(words[3], 16) & NO_ROUTE:
@@ -172,20 +178,20 @@ def _routes_4(root: Path) -> list[tuple[ipaddress.IPv4Network, int, str]]:
             ipaddress.IPv4Address(int(words[at], 16).to_bytes(4, sys.byteorder)) for at in (1, 7)
         )
         prefix = ipaddress.IPv4Network(f"{network}/{mask}")
-        found.append((prefix, int(words[6]), words[0]))
-    return found
+        routes.append((prefix, int(words[6]), words[0]))
+    return routes
 
 
 def _routes_6(root: Path) -> list[tuple[ipaddress.IPv6Network, int, str]]:
-    found = []
+    routes = []
     for line in (read_text(root / "proc/net/ipv6_route") or "").splitlines():
         words = line.split()
         if len(words) < 10 or int(words[8], 16) & (LOCAL_ROUTE | NO_ROUTE):
             continue
         network = ipaddress.IPv6Address(bytes.fromhex(words[0]))
         prefix = ipaddress.IPv6Network(f"{network}/{int(words[1], 16)}")
-        found.append((prefix, int(words[5], 16), words[9]))
-    return found
+        routes.append((prefix, int(words[5], 16), words[9]))
+    return routes
 
 
 def infiniband(root: Path = ROOT) -> str | None:
@@ -193,11 +199,11 @@ def infiniband(root: Path = ROOT) -> str | None:
 
     Such as ``mlx5_0:1 100 Gb/sec (4X EDR) InfiniBand``, joined by ``; ``; None for no active port.
     """
-    found = []
+    ports = []
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         state = read_text(port / "state") or ""  # "4: ACTIVE"
         if state.endswith("ACTIVE"):
             name = f"{port.parents[1].name}:{port.name}"
-            rest = (read_text(port / "rate"), read_text(port / "link_layer"))
-            found.append(" ".join([name, *filter(None, rest)]))
-    return "; ".join(found) or None
+            details = (read_text(port / "rate"), read_text(port / "link_layer"))
+            ports.append(" ".join([name, *filter(None, details)]))
+    return "; ".join(ports) or None

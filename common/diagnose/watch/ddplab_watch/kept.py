@@ -29,7 +29,7 @@ class Kept:
     Attributes:
         module: the outermost module, and ``inner`` the same without DDP around it.
         samples, elements: samples and elements of the batch (``batches.counts``).
-        gradients: by the place of an output among all of the pass's tensors; of the window's last
+        gradients: gradient of an output, by its index among the pass's tensors; of the last
             pass, whose batch may have had another size.
         autocast: whether it was on, and the type that it computed in.
     """
@@ -72,7 +72,7 @@ class Kept:
         def part(value: Any) -> Any:
             return halved(value, self.samples, size)
 
-        gradients = {place: part(gradient) for place, gradient in self.gradients.items()}
+        gradients = {index: part(gradient) for index, gradient in self.gradients.items()}
         return replace(self, args=part(self.args), kwargs=part(self.kwargs), gradients=gradients)
 
     def forward(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
@@ -90,9 +90,9 @@ class Kept:
 
 def outputs_of(output: Any) -> list[Tensor]:
     """Returns the outputs that a loss is computed from: the loss where a model returns it."""
-    found = list(tensors_in(output))
-    named = [tensor for name, tensor in found if name == "loss" and tensor.requires_grad]
-    return named or [tensor for _, tensor in found if tensor.requires_grad]
+    tensors = list(tensors_in(output))
+    named = [tensor for name, tensor in tensors if name == "loss" and tensor.requires_grad]
+    return named or [tensor for _, tensor in tensors if tensor.requires_grad]
 
 
 def fitting(gradient: Tensor, output: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ def fitting(gradient: Tensor, output: Tensor) -> Tensor:
 
 def keep_gradients(output: Any, into: dict[int, Tensor]) -> None:
     """Keeps the gradients of a pass's outputs, when they come."""
-    for place, tensor in enumerate(outputs_of(output)):
-        tensor.register_hook(lambda gradient, place=place: into.__setitem__(place, gradient))
+    for index, tensor in enumerate(outputs_of(output)):
+        tensor.register_hook(lambda gradient, index=index: into.__setitem__(index, gradient))
 
 
 @contextmanager
@@ -129,8 +129,8 @@ def left_as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
     held = list(_held(module))
     tensors = {id(value): value for _, _, value in held if isinstance(value, Tensor)}
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    known = free_host_bytes()
-    if known is not None and needed > known[0] / 2:
+    memory = free_host_bytes()
+    if memory is not None and needed > memory[0] / 2:
         raise RuntimeError(f"a copy of {needed / 2**30:.1f} GiB may not fit into the host's memory")
     # With each tensor the storage that it has now: ``tensor.data = other`` gives it another one.
     before = [
@@ -171,8 +171,8 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    known = free_host_bytes()
-    return known[0] if known else None
+    memory = free_host_bytes()
+    return memory[0] if memory else None
 
 
 def has_room(device: torch.device) -> bool:
@@ -181,16 +181,16 @@ def has_room(device: torch.device) -> bool:
         free, _ = torch.cuda.mem_get_info(device)
         peak = torch.cuda.max_memory_allocated(device)
         return free + torch.cuda.memory_reserved(device) > 2.2 * peak
-    known = free_host_bytes()
-    return known is not None and known[0] > known[1] / 2
+    memory = free_host_bytes()
+    return memory is not None and memory[0] > memory[1] / 2
 
 
 def free_host_bytes() -> tuple[int, int] | None:
     """Returns the bytes of host memory that are free, and all there are; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        known = dict(line.split(":") for line in lines)
-        free_kib, all_kib = (int(known[n].split()[0]) for n in ("MemAvailable", "MemTotal"))
+        fields = dict(line.split(":") for line in lines)
+        free_kib, all_kib = (int(fields[n].split()[0]) for n in ("MemAvailable", "MemTotal"))
     except (OSError, KeyError, ValueError):
         return None
     return free_kib * 1024, all_kib * 1024

@@ -53,8 +53,8 @@ class Loading:
         """Reads how a DataLoader's iterator loads, and copies the data set where it has to.
 
         Args:
-            iterator: the one that fed the training last; None where none was seen.
-            batches: what it was asked for, the oldest first.
+            iterator: iterator that fed the training last; None where none was seen.
+            batches: indices that it was asked for, batch by batch, the oldest first.
 
         Raises:
             RuntimeError: it cannot be asked for the same batches again.
@@ -80,12 +80,12 @@ class Loading:
             workers: processes that load them.
             count: batches; those of the window come again and again.
         """
-        asked = [*itertools.islice(itertools.cycle(self.batches), count)]
+        batches = [*itertools.islice(itertools.cycle(self.batches), count)]
         arguments = dict(self.arguments)
         if arguments.pop("is_batched"):
-            arguments["batch_sampler"] = asked
+            arguments["batch_sampler"] = batches
         else:
-            arguments |= {"sampler": asked, "batch_size": None}
+            arguments |= {"sampler": batches, "batch_size": None}
         if workers == 0:
             for name in ("multiprocessing_context", "prefetch_factor", "worker_init_fn"):
                 arguments.pop(name)
@@ -101,8 +101,8 @@ def copied(value: Any) -> Any:
         RuntimeError: the copy may not fit into memory.
         Exception: whatever pickling raises, as of an open file or of a lambda.
     """
-    known = free_host_bytes()
-    room = known[0] // SHARE_OF_FREE if known else 0
+    memory = free_host_bytes()
+    room = memory[0] // SHARE_OF_FREE if memory else 0
     sink = _Sink(min(MOST_COPIED_BYTES, room))
     _Pickler(sink, protocol=5).dump(value)
     return pickle.loads(sink.getvalue())

@@ -43,18 +43,18 @@ def write_cores(cores: Iterable[int]) -> str:
 
 def parse_cores(text: str) -> frozenset[int]:
     """Returns the numbers of a list as Linux writes it: ``0-3,8``."""
-    found: set[int] = set()
+    cores: set[int] = set()
     for run in filter(None, text.strip().split(",")):
         first, _, last = run.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        cores |= set(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
 
 
 def physical_cores(cores: Iterable[int], root: Path = ROOT) -> int | None:
     """Returns the number of physical cores that these are hyper-threads of; None if unknown."""
-    count, seen = 0, set()
+    count, counted = 0, set()
     for core in cores:
-        if core in seen:
+        if core in counted:
             continue
         topology = root / CPUS / f"cpu{core}" / "topology"
         siblings = read_text(topology / "core_cpus_list")
@@ -62,19 +62,19 @@ def physical_cores(cores: Iterable[int], root: Path = ROOT) -> int | None:
             siblings = read_text(topology / "thread_siblings_list")
         if siblings is None:
             return None
-        seen |= parse_cores(siblings)
+        counted |= parse_cores(siblings)
         count += 1
     return count or None
 
 
 def numa_nodes(cores: frozenset[int], root: Path = ROOT) -> str | None:
     """Returns the NUMA nodes that these cores belong to, such as ``0-1``; None if unknown."""
-    found = [
+    nodes = [
         int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
         if cores & parse_cores(read_text(folder / "cpulist") or "")
     ]
-    return write_cores(found) or None
+    return write_cores(nodes) or None
 
 
 def load_1min(root: Path = ROOT) -> float | None:

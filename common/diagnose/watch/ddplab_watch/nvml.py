@@ -87,8 +87,8 @@ def cuda_uuid(device_index: int) -> str | None:
     if not uses_cuda():
         return None
     properties = sys.modules["torch"].cuda.get_device_properties(device_index)
-    found = getattr(properties, "uuid", None)
-    return None if found is None else str(found)
+    uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else str(uuid)
 
 
 def pci_folder(bus_id: str, root: Path = ROOT) -> Path:
@@ -98,8 +98,8 @@ def pci_folder(bus_id: str, root: Path = ROOT) -> Path:
         bus_id: as NVML writes it (``00000000:17:00.0``) or sysfs does (``0000:17:00.0``).
         root: the root of the file system.
     """
-    domain, _, rest = bus_id.lower().partition(":")
-    return root / "sys/bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
+    domain, _, address = bus_id.lower().partition(":")
+    return root / "sys/bus/pci/devices" / f"{int(domain, 16):04x}:{address}"
 
 
 def pci_numa_node(folder: Path) -> int | None:
@@ -140,7 +140,7 @@ class Driver:
         if uuid is not None:
             return self.handle_of(uuid)
         visible = env.get("CUDA_VISIBLE_DEVICES")
-        entries = [] if visible is None else [one.strip() for one in visible.split(",")]
+        entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
         if visible is not None and device_index >= len(entries):
             return None
         entry = entries[device_index] if entries else str(device_index)
@@ -155,8 +155,8 @@ class Device:
     def __init__(self, driver: Driver, handle: Any) -> None:
         self.driver, self.handle, self.ask = driver, handle, driver.ask
         self.whole = handle  # most questions are answered for the whole GPU only
-        found = self.ask("nvmlDeviceIsMigDeviceHandle", handle)
-        self.is_slice = bool(getattr(found, "value", found))  # some versions return a c_uint
+        answer = self.ask("nvmlDeviceIsMigDeviceHandle", handle)
+        self.is_slice = bool(getattr(answer, "value", answer))  # some versions return a c_uint
         if self.is_slice:
             self.whole = self.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
 
@@ -168,29 +168,27 @@ class Device:
         """Returns the row's columns of this GPU; none of one that the driver does not know."""
         if self.handle is None:
             return {}
-        whole = self.whole
+        gpu = self.whole
         bus_id = self.bus_id()
-        mode = self.ask("nvmlDeviceGetMigMode", whole)
-        utilisation = self.ask("nvmlDeviceGetUtilizationRates", whole)
+        mode = self.ask("nvmlDeviceGetMigMode", gpu)
+        utilisation = self.ask("nvmlDeviceGetUtilizationRates", gpu)
         return {
             "gpu_uuid": text(self.ask("nvmlDeviceGetUUID", self.handle)),
-            "gpu_name": text(self.ask("nvmlDeviceGetName", whole)),
+            "gpu_name": text(self.ask("nvmlDeviceGetName", gpu)),
             "gpu_bus_id": bus_id,
             "gpu_numa_node": pci_numa_node(pci_folder(bus_id, root)) if bus_id else None,
-            "gpu_pcie_width": self.ask("nvmlDeviceGetCurrPcieLinkWidth", whole),
-            "gpu_pcie_width_max": self.ask("nvmlDeviceGetMaxPcieLinkWidth", whole),
-            "gpu_pcie_generation": self.ask("nvmlDeviceGetCurrPcieLinkGeneration", whole),
-            "gpu_pcie_generation_max": self.ask("nvmlDeviceGetMaxPcieLinkGeneration", whole),
-            "gpu_sm_clock_mhz": self.ask("nvmlDeviceGetClockInfo", whole, SM_CLOCK),
-            "gpu_sm_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", whole, SM_CLOCK),
+            "gpu_pcie_width": self.ask("nvmlDeviceGetCurrPcieLinkWidth", gpu),
+            "gpu_pcie_width_max": self.ask("nvmlDeviceGetMaxPcieLinkWidth", gpu),
+            "gpu_pcie_generation": self.ask("nvmlDeviceGetCurrPcieLinkGeneration", gpu),
+            "gpu_pcie_generation_max": self.ask("nvmlDeviceGetMaxPcieLinkGeneration", gpu),
+            "gpu_sm_clock_mhz": self.ask("nvmlDeviceGetClockInfo", gpu, SM_CLOCK),
+            "gpu_sm_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", gpu, SM_CLOCK),
             "gpu_throttle_reasons": self.throttle_reasons(),
-            "gpu_power_limit_w": watts(self.ask("nvmlDeviceGetPowerManagementLimit", whole)),
-            "gpu_power_default_w": watts(
-                self.ask("nvmlDeviceGetPowerManagementDefaultLimit", whole)
-            ),
+            "gpu_power_limit_w": watts(self.ask("nvmlDeviceGetPowerManagementLimit", gpu)),
+            "gpu_power_default_w": watts(self.ask("nvmlDeviceGetPowerManagementDefaultLimit", gpu)),
             "gpu_utilisation_share": None if utilisation is None else utilisation.gpu / 100,
             "gpu_mig": self.is_slice or (None if mode is None else bool(mode[0])),
-            "gpu_compute_mode": COMPUTE_MODES.get(self.ask("nvmlDeviceGetComputeMode", whole)),
+            "gpu_compute_mode": COMPUTE_MODES.get(self.ask("nvmlDeviceGetComputeMode", gpu)),
             "gpu_other_processes": self.other_processes(),
         }
 
@@ -212,10 +210,10 @@ class Device:
         listed = self.ask("nvmlDeviceGetComputeRunningProcesses", self.handle)
         if listed is None:
             return None
-        own = uses_cuda() or any(process.pid == os.getpid() for process in listed)
-        if own and not listed:
+        is_listed = uses_cuda() or any(process.pid == os.getpid() for process in listed)
+        if is_listed and not listed:
             return None
-        return len(listed) - own
+        return len(listed) - is_listed
 
 
 def text(value: str | bytes | None) -> str | None:

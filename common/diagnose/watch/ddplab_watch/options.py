@@ -18,7 +18,7 @@ class Options:
     """Settings of a watch. They must be the same on all ranks.
 
     Attributes:
-        folder: where the bundle goes; made when the first step has ended.
+        folder: folder of the bundle; made when the first step has ended.
         named: the folder was chosen for this run: all ranks have the same, and it must be unused.
             Otherwise they take rank 0's.
         warmup: steps before the window, which are recorded as warm-up.
@@ -75,19 +75,19 @@ class Options:
             ValueError: an unknown setting, or one that is no whole number.
         """
         kinds = {field.name: type(field.default) for field in fields(cls)}
-        found: dict[str, int | bool] = {}
+        settings: dict[str, int | bool] = {}
         for part in filter(None, environment.get(SETTINGS, "").split(",")):
             name, _, text = part.partition("=")
             if name not in kinds or name == "folder":
                 legal = ", ".join(key for key in kinds if key != "folder")
                 raise ValueError(f"{SETTINGS}: unknown setting {name!r}; known: {legal}")
             try:
-                found[name] = kinds[name](int(text))
+                settings[name] = kinds[name](int(text))
             except ValueError:
                 raise ValueError(f"{SETTINGS}: {name} is {text!r}; a whole number") from None
         folder = environment.get(FOLDER)
-        found.setdefault("named", bool(folder))
-        return replace(cls(), folder=folder or job_folder(environment), **found)
+        settings.setdefault("named", bool(folder))
+        return replace(cls(), folder=folder or job_folder(environment), **settings)
 
 
 def job_folder(environment: Mapping[str, str] = os.environ) -> str:

@@ -88,13 +88,13 @@ class OwedPasses:
             self._zeros(silent)
             return
         come = set(map(id, self._ready))
-        rest = [parameter for parameter in self.used if id(parameter) not in come]
-        if silent or not rest:
+        missing = [parameter for parameter in self.used if id(parameter) not in come]
+        if silent or not missing:
             return
-        left = sum(parameter.sum() * 0 for parameter in rest)
+        zeros = sum(parameter.sum() * 0 for parameter in missing)
         if self._is_first and self.ddp.static_graph:  # DDP sends nothing before that pass is over
-            left.register_hook(lambda _: private.send_after_pass(self.ddp))
-        left.backward()
+            zeros.register_hook(lambda _: private.send_after_pass(self.ddp))
+        zeros.backward()
 
     def _zeros(self, silent: bool) -> None:
         """Runs a whole pass in zeros."""

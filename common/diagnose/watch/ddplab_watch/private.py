@@ -205,9 +205,9 @@ def collectives_in(run: Callable[[], object]) -> bool:
 
     The process must not be under a profiler.
     """
-    with silent_profiler(), torch.autograd.profiler.profile() as seen:
+    with silent_profiler(), torch.autograd.profiler.profile() as profile:
         run()
-    return any(event.name.startswith(COLLECTIVES) for event in seen.function_events)
+    return any(event.name.startswith(COLLECTIVES) for event in profile.function_events)
 
 
 @contextmanager
@@ -257,7 +257,7 @@ def watch_profilers(replace: Callable, begins: Callable[[], None]) -> None:
 
 def missing() -> dict[str, str]:
     """Returns what this version of PyTorch does not let one see, and why."""
-    found = {}
+    reasons = {}
     if loader_iterator() is None:
-        found["waiting for data"] = f"torch {torch.__version__} has no _BaseDataLoaderIter"
-    return found
+        reasons["waiting for data"] = f"torch {torch.__version__} has no _BaseDataLoaderIter"
+    return reasons

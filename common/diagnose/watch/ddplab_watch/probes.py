@@ -55,10 +55,10 @@ class Probes:
     """The probes of one rank; all ranks of the team run them together.
 
     Args:
-        kept: a pass with a batch of usual size.
+        kept: pass with a batch of usual size.
         team: the ranks.
-        record: where rows go.
-        step_s: a step's usual time, which says how much may be repeated.
+        record: record of the rows.
+        step_s: usual time of a step, which says how much may be repeated.
         buckets_bytes: bytes of the buckets that a step was seen to send; empty where none were.
     """
 
@@ -188,9 +188,9 @@ class Probes:
                 for iteration in range(EXCHANGED if how == EXCHANGING else 0):
                     attempts.append(partial(self.exchanging_pass, repeat, iteration))
                 for turn in {TOGETHER: [None], IN_TURN: self.in_turn}.get(how, []):
-                    here = turn in (None, self.team.rank)
+                    is_turn = turn in (None, self.team.rank)
                     together = how == TOGETHER
-                    attempts.append(partial(self.timed_pass, size, together, repeat, here))
+                    attempts.append(partial(self.timed_pass, size, together, repeat, is_turn))
                 for attempt in attempts:
                     worked, why = self.team.agreed(attempt)
                     if not worked:
@@ -202,9 +202,9 @@ class Probes:
         """Returns the ranks that compute alone, one after another."""
         return sorted({0, self.team.ranks - 1, *range(min(ALONE - 1, self.team.ranks))})
 
-    def timed_pass(self, size: float, together: bool, repeat: int, here: bool) -> None:
-        """Times a pass, if it is ``here``, and writes its rows."""
-        if not here:
+    def timed_pass(self, size: float, together: bool, repeat: int, is_turn: bool) -> None:
+        """Times a pass, if it is this rank's turn, and writes its rows."""
+        if not is_turn:
             return
         times, ready = self.one_pass(size, watched=together and size == 1.0)
         batch = max(1, round(self.kept.samples * size))
@@ -234,7 +234,7 @@ class Probes:
         Args:
             size: size of the batch, as a multiple of the script's own.
             watched: note when each gradient is ready.
-            exchange: what the gradients are sent by; None leaves them here.
+            exchange: exchange that sends the gradients; None leaves them here.
 
         Returns:
             forward_time_ms, backward_time_ms, and exchange_time_ms if there is one: what it takes
@@ -308,22 +308,22 @@ class Probes:
     def all_reduces(self, most: int, dtype: torch.dtype, table: str) -> None:
         """Times all-reduces of one element up to ``most``, one after another."""
         sizes = sorted({1, *(max(1, int(most * share)) for share in SHARES)})
-        found: list[torch.Tensor] = []
+        buffers: list[torch.Tensor] = []
 
         def prepare() -> None:
-            found.append(torch.zeros(sizes[-1], device=self.device, dtype=dtype))
+            buffers.append(torch.zeros(sizes[-1], device=self.device, dtype=dtype))
 
         worked, why = self.team.agreed(prepare)
         if not worked:
             self.record.unseen(f"all-reduces of {dtype}", why)
             return
         try:
-            self.time_all_reduces(found[0], sizes, table)
+            self.time_all_reduces(buffers[0], sizes, table)
         except (RuntimeError, TypeError) as error:  # a backend that does not add these, on no rank
             self.record.unseen(f"all-reduces of {dtype}", str(error).splitlines()[0])
 
-    def time_all_reduces(self, whole: torch.Tensor, sizes: list[int], table: str) -> None:
-        """Writes the times of all-reduces of the first elements of ``whole``, by size.
+    def time_all_reduces(self, buffer: torch.Tensor, sizes: list[int], table: str) -> None:
+        """Writes the times of all-reduces of the first elements of ``buffer``, by size.
 
         GPUs are not held equally long, as their clocks differ; an all-reduce of one element, in the
         stream itself, lets them go on together.
@@ -331,9 +331,9 @@ class Probes:
         together = torch.zeros(1, device=self.device)
         for round_ in range(ROUNDS):
             for numel in sizes if round_ % 2 == 0 else sizes[::-1]:
-                size_bytes = numel * whole.element_size()
+                size_bytes = numel * buffer.element_size()
                 calls = SMALL_CALLS if size_bytes <= SMALL_BYTES else CALLS
-                tensor = whole[:numel]
+                tensor = buffer[:numel]
                 self.team.meet()
                 if self.device.type == "cuda":
                     self.clock.hold((calls + 1) * LAUNCH_S)

@@ -102,13 +102,13 @@ class ShortProfile:
             return
         try:
             with tempfile.TemporaryDirectory(prefix="ddplab-watch-") as folder:
-                whole = Path(folder) / "trace.json"
-                profile.export_chrome_trace(str(whole))
-                size = whole.stat().st_size
+                export = Path(folder) / "trace.json"
+                profile.export_chrome_trace(str(export))
+                size = export.stat().st_size
                 if size > MOST_BYTES:
                     self.unseen = f"a trace of {size / 2**20:.0f} MiB"
                     return
-                records = json.loads(whole.read_bytes())["traceEvents"]
+                records = json.loads(export.read_bytes())["traceEvents"]
             events = list(kept(records))
             trace = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "traceEvents": events}
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,6 +143,6 @@ def kept(records: list[dict]) -> Iterator[dict]:
         is_torchs = kind in KEPT or (kind == "user_annotation" and name.startswith(RANGES))
         if "dur" in record and is_torchs and record["ts"] >= first:
             arguments = record.get("args", {})
-            told = {key: arguments[key] for key in ARGUMENTS if key in arguments}
-            place = {key: record[key] for key in ("ph", "cat", "name", "pid", "tid", "ts", "dur")}
-            yield place | {"args": told}
+            details = {key: arguments[key] for key in ARGUMENTS if key in arguments}
+            event = {key: record[key] for key in ("ph", "cat", "name", "pid", "tid", "ts", "dur")}
+            yield event | {"args": details}

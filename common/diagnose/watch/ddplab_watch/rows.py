@@ -1,13 +1,17 @@
-"""The rows that a watch records: who a rank is, what it trains, and what its steps were."""
+"""The rows that a watch records: who a rank is, what it trains, and what its steps were.
+
+Rows of steps that have ended are written once the device has passed their marks.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import socket
+import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +20,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab_watch import __version__, private
-from ddplab_watch.marks import Clock
+from ddplab_watch.feed import Feed
+from ddplab_watch.marks import Clock, Mark
 from ddplab_watch.options import Options
 from ddplab_watch.record import FORMAT, Record
-from ddplab_watch.steps import Step
+from ddplab_watch.steps import Loop, Step
 from ddplab_watch.surroundings import process_group_backend
 
 VARIABLES = ("DDPLAB_", "NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "SLURM_JOB_ID", "MASTER_ADDR")
 """Beginnings of the variables that are recorded."""
+USUAL_OF = 20
+"""A step's usual time is the median of so many of the last."""
 
 
 def about(
@@ -87,7 +94,7 @@ def facts(
         samples = len(data) if data is not None else None
     except TypeError:
         samples = None
-    found = {
+    row = {
         "parameters": sum(p.numel() for p in trained),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
         "gradient_dtype": " ".join(sorted({str(p.dtype)[6:] for p in trained})),
@@ -106,7 +113,7 @@ def facts(
         "synchronised_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
         "wrapper": "DDP" if ddp else "FSDP" if sharded else "",
     }
-    return found | (private.ddp_facts(ddp[0]) if ddp else {})
+    return row | (private.ddp_facts(ddp[0]) if ddp else {})
 
 
 def inside(root: Any) -> Any:
@@ -173,3 +180,83 @@ def of_buckets(step: Step, clock: Clock) -> Iterator[dict[str, Any]]:
                 "ready_time_ms": clock.elapsed_s(start, bucket.ready) * 1e3,
                 "done_time_ms": clock.elapsed_s(start, bucket.done) * 1e3,
             }
+
+
+class EndedSteps:
+    """Takes a loop's steps as they end, and writes their rows.
+
+    Args:
+        loop: loop that the steps end in.
+        record: record of the rows.
+        feed: keeps the samples of the steps after warm-up.
+        warmup: steps that are recorded as warm-up.
+        facts: returns the row on what is trained; called when the first step is written.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        record: Record,
+        feed: Feed,
+        warmup: int,
+        facts: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.loop, self.record, self.feed = loop, record, feed
+        self.warmup, self.facts = warmup, facts
+        self.written = 0
+        self._unread: list[Step] = []
+        self._last_ended: Mark | None = None
+        """Mark of the end of the step that was written last."""
+        self._recent_s: list[float] = []
+        self._recent_waits_s: list[float] = []
+        """Times that the same steps took for data."""
+
+    def collect(self) -> None:
+        """Takes the steps that have ended since, and writes those that can be read."""
+        self._unread += self.loop.ended
+        self.loop.ended = []
+        while self._unread and self.loop.clock.passed(self._unread[0].ended):
+            self._write(self._unread.pop(0))
+
+    def finish(self, wait: bool) -> None:
+        """Ends the newest step; writes the rest if ``wait``, else what can be read."""
+        self.loop.finish()
+        if wait and (self._unread or self.loop.ended):
+            self.loop.clock.wait()
+        self.collect()
+        self._unread = []
+
+    def usual_s(self) -> float:
+        """Returns a step's usual time in seconds; 0 before there is one."""
+        return statistics.median(self._recent_s) if self._recent_s else 0.0
+
+    def share_waited(self) -> float:
+        """Returns the share of the last steps in which this rank waited for its data."""
+        return sum(self._recent_waits_s) / max(sum(self._recent_s), 1e-9)
+
+    def _write(self, step: Step) -> None:
+        if step.profiled:
+            return
+        number, clock = self.written, self.loop.clock
+        self.written += 1
+        # By the same clock as the step: a host that waits for its GPU does so within the step.
+        before, self._last_ended = self._last_ended, step.ended
+        between_ms = None if before is None else clock.elapsed_s(before, step.began) * 1e3
+        self._recent_s = [*self._recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]
+        waited_s = sum(clock.elapsed_s(p.fetched, p.forward) for p in step.passes)
+        self._recent_waits_s = [*self._recent_waits_s[1 - USUAL_OF :], waited_s]
+        if number == 0:
+            self.record.add("facts", **self.facts())
+        is_warmup = number < self.warmup
+        self.record.add(
+            "steps",
+            step=number,
+            warmup=is_warmup,
+            between_time_ms=between_ms,
+            **of_step(step, clock),
+        )
+        for row in of_buckets(step, clock):
+            self.record.add("buckets", step=number, **row)
+        if not is_warmup:
+            for fetch in step.fetches:
+                self.feed.keep(fetch)

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from ddplab_watch import hooks, private, rows
 from ddplab_watch.calls import Calls
-from ddplab_watch.ended_steps import EndedSteps
 from ddplab_watch.feed import Feed
 from ddplab_watch.hooks import Hooks
 from ddplab_watch.machine_cores import CpuTimes
@@ -25,6 +24,7 @@ from ddplab_watch.options import Options
 from ddplab_watch.pauses import Memory, Pauses
 from ddplab_watch.placement import placement
 from ddplab_watch.record import Record
+from ddplab_watch.rows import EndedSteps
 from ddplab_watch.stacks import Stacks
 from ddplab_watch.steps import Loop
 from ddplab_watch.surroundings import surroundings
@@ -102,9 +102,9 @@ class Session:
         """Records who this rank is and where it runs."""
         about = rows.about(self.record, self.options, self.rank, self.ranks, self.device)
         self.record.add("about", **about)
-        place = placement(self.device)
-        place["host"] = self.record.name(place["host"])
-        self.record.add("placement", **place)
+        row = placement(self.device)
+        row["host"] = self.record.name(row["host"])
+        self.record.add("placement", **row)
         self.look_around(None)
 
     def begin(self, kept: Hooks, guarded: Callable[[Callable], Callable]) -> None:
@@ -135,8 +135,8 @@ class Session:
     def look_around(self, earlier: CpuTimes | None) -> None:
         """Records this rank's surroundings, and the processors' time since an earlier reading."""
         index = (self.device.index or 0) if self.device.type == "cuda" else None
-        seen = surroundings(index, socket.gethostname(), earlier)
-        self.record.add("surroundings", host=self.record.name(socket.gethostname()), **seen)
+        row = surroundings(index, socket.gethostname(), earlier)
+        self.record.add("surroundings", host=self.record.name(socket.gethostname()), **row)
 
     def is_sharded(self) -> bool:
         """Returns True for a model under FSDP."""

@@ -36,7 +36,7 @@ class Stacks:
     """Samples of one thread's stack, counted by phase and place.
 
     Args:
-        record: where counts go.
+        record: record of the counts.
         phase: says which phase the loop is in.
         progress: returns the number of steps so far, and a step's usual seconds (0: not known).
     """
@@ -71,8 +71,8 @@ class Stacks:
     def flush(self) -> None:
         """Adds the counts to the record."""
         counts, self.counts = self.counts, Counter()
-        for (phase, place, call), count in counts.most_common(200):
-            self.record.add("stacks", phase=phase, place=place, call=call, samples=count)
+        for (phase, line, call), count in counts.most_common(200):
+            self.record.add("stacks", phase=phase, place=line, call=call, samples=count)
 
     def _run(self) -> None:
         steps, since, written, stalled = -1, time.monotonic(), time.monotonic(), False
@@ -80,11 +80,11 @@ class Stacks:
             if self.counting:
                 self._sample()
             now = time.monotonic()
-            done, usual_s = self.progress()
-            if done != steps:
+            newest, usual_s = self.progress()
+            if newest != steps:
                 if stalled:
-                    self.record.add("resumed", step=done, seconds=now - since)
-                steps, since, stalled = done, now, False
+                    self.record.add("resumed", step=newest, seconds=now - since)
+                steps, since, stalled = newest, now, False
             elif not self.is_training:  # no step is to end while probes run
                 since = now
             elif not stalled and now - since > max(STALLED_S, STALLED_STEPS * usual_s):

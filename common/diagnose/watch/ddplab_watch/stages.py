@@ -22,7 +22,7 @@ MOST_PLACES = 50
 
 
 class Stages:
-    """What is watched now, and when that changes."""
+    """The stage that a watch is in, and the way to the next."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -89,7 +89,7 @@ class Stages:
             session.record.unseen("buckets", self.buckets.unseen)
 
     def unwatch_buckets(self) -> None:
-        """Ends that."""
+        """Takes the watch off gradients and buckets."""
         if self.buckets is not None:
             self.buckets.remove()
             self.buckets = None
@@ -107,12 +107,12 @@ class Stages:
             self.waits = waits
 
     def stop_counting_waits(self) -> None:
-        """Ends that, and records where the host waited."""
+        """Stops counting, and records where the host waited."""
         if self.waits is None:
             return
         self.waits.remove()
-        for (phase, place, call), count in self.waits.places.most_common(MOST_PLACES):
-            row = {"phase": phase, "place": place, "call": call, "waits": count}
+        for (phase, line, call), count in self.waits.places.most_common(MOST_PLACES):
+            row = {"phase": phase, "place": line, "call": call, "waits": count}
             self.session.record.add("host-waits", **row)
         self.waits = None
 
@@ -122,12 +122,12 @@ class Stages:
         Returns True after the probes.
         """
         session = self.session
-        done = session.updated - session.options.last_step
-        if done == 0 and session.profiled_steps:
+        further = session.updated - session.options.last_step
+        if further == 0 and session.profiled_steps:
             self.profile = ShortProfile(session.device)
             self.profile.start()
             return False
-        if done < session.profiled_steps:
+        if further < session.profiled_steps:
             self.profile.begin_step(session.updated)
             return False
         self.end_profile()

@@ -85,7 +85,7 @@ class Step:
         began_s, ended_s: the same on the host's clock, and ``cpu_s`` the processor time between.
         updates: marks of (end of backward, end of update), one for each optimizer.
         optimizers: optimizers that updated, by identity.
-        skipped: a gradient scaler left the update out.
+        skipped: True where a gradient scaler left the update out.
         watched: gradients and buckets were watched; ``buckets`` are those that were sent.
         profiled: True where the step's time is also the profiler's.
         counts: further columns of its row.
@@ -202,7 +202,7 @@ class Loop:
     def update_ended(self, optimizer: int, skipped: bool = False) -> None:
         """Notes that an optimizer has updated, or that a gradient scaler left it out."""
         segment, self.segment, self.current = self.segment, Segment(), None
-        passes = [each for each in segment.passes if each.ended is not None]
+        passes = [pass_ for pass_ in segment.passes if pass_.ended is not None]
         if not passes and (self.step is None or optimizer in self.step.optimizers):
             return  # an update without a backward pass, such as one of averaged weights
         fetches = segment.of_training() if segment.fetches[segment.first_fetch :] else []
@@ -211,7 +211,7 @@ class Loop:
             self.finish()
             # A loop that loads ahead fetches the next batch after its forward pass.
             starts = [(fetch.began_s, fetch.began) for fetch in fetches[:1]]
-            starts += [(each.forward_s, each.forward) for each in passes[:1]]
+            starts += [(pass_.forward_s, pass_.forward) for pass_ in passes[:1]]
             began_s, began = min(starts, key=lambda start: start[0])
             self.step = Step(
                 began=began,
@@ -231,11 +231,6 @@ class Loop:
         step.skipped |= skipped
         self._cpu_began_s = self.cpu_s()
         self.phase = "between"
-
-    @property
-    def newest(self) -> Pass | None:
-        """Returns the pass that is under way, or the last that was."""
-        return self.current or (self.segment.passes[-1] if self.segment.passes else None)
 
     def finish(self) -> None:
         """Ends the step that the next segment might have belonged to."""

@@ -170,7 +170,7 @@ def surroundings(
     Args:
         device_index: the GPU that the rank computes on, as CUDA numbers it; None on a CPU.
         host: this host's name, by which gloo finds its interface.
-        earlier: a reading from which the columns ``interval_…`` count.
+        earlier: reading from which the columns ``interval_…`` count.
     """
     backend = _unless_it_fails(process_group_backend)
     socket_user = backend or ("gloo" if device_index is None else "nccl")
@@ -214,14 +214,14 @@ def process_group_backend() -> str | None:
 
 def core_facts(root: Path = ROOT) -> dict[str, object]:
     """Reads the columns on cores."""
-    own, online = machine_cores.own_cores(), machine_cores.online_cores(root)
+    allowed, online = machine_cores.own_cores(), machine_cores.online_cores(root)
     boot = read_text(root / "proc/sys/kernel/random/boot_id")
     return {
         "machine": f"m{hashlib.sha256(boot.encode()).hexdigest()[:11]}" if boot else None,
-        "cores": len(own) or None,
-        "core_list": machine_cores.write_cores(own) or None,
-        "own_physical_cores": machine_cores.physical_cores(own, root),
-        "core_numa_nodes": machine_cores.numa_nodes(own, root),
+        "cores": len(allowed) or None,
+        "core_list": machine_cores.write_cores(allowed) or None,
+        "own_physical_cores": machine_cores.physical_cores(allowed, root),
+        "core_numa_nodes": machine_cores.numa_nodes(allowed, root),
         "machine_cores": len(online) or os.cpu_count(),
         "physical_cores": machine_cores.physical_cores(online, root),
         "load_1min": machine_cores.load_1min(root),
@@ -265,11 +265,11 @@ def network_facts(
     backend: str, host: str, env: Mapping[str, str], root: Path = ROOT
 ) -> dict[str, object]:
     """Reads the columns on the network, for ranks that exchange by this backend."""
-    found = interfaces.interfaces(root)
-    speeds = {one.name: one.speed_mbit for one in found}
+    candidates = interfaces.interfaces(root)
+    speeds = {interface.name: interface.speed_mbit for interface in candidates}
     settings = with_nccl_files(env, root)
     used, source = interfaces.interface_in_use(backend, host, settings, root)
-    fastest = interfaces.fastest(found)
+    fastest = interfaces.fastest(candidates)
     return {
         "interface": used,
         "interface_source": source,
@@ -286,14 +286,14 @@ def with_nccl_files(env: Mapping[str, str], root: Path = ROOT) -> dict[str, str]
     The files are /etc/nccl.conf and, which counts more, a user's: the one that NCCL_CONF_FILE
     names, else ~/.nccl.conf.
     """
-    own = env.get("NCCL_CONF_FILE") or f"{env.get('HOME', '')}/.nccl.conf"
-    found = {}
-    for path in (root / "etc/nccl.conf", root / own.lstrip("/")):
+    user_file = env.get("NCCL_CONF_FILE") or f"{env.get('HOME', '')}/.nccl.conf"
+    settings = {}
+    for path in (root / "etc/nccl.conf", root / user_file.lstrip("/")):
         for line in (read_text(path) or "").splitlines():
             name, equals, value = line.partition("#")[0].partition("=")
             if equals:
-                found[name.strip()] = value.strip()
-    return {**found, **env}
+                settings[name.strip()] = value.strip()
+    return {**settings, **env}
 
 
 def write_settings(env: Mapping[str, str]) -> str | None:

@@ -55,11 +55,11 @@ class Team:
         worked = not failed.item()
         return worked, why or ("" if worked else "it failed on another rank")
 
-    def all_agree(self, here: bool) -> bool:
-        """Returns True if every rank says so: a rank by itself would wait for the others."""
+    def all_agree(self, vote: bool) -> bool:
+        """Returns True if every rank votes so: a rank by itself would wait for the others."""
 
         def attempt() -> None:
-            if not here:
+            if not vote:
                 raise RuntimeError
 
         return self.agreed(attempt)[0]
@@ -68,12 +68,12 @@ class Team:
         """Returns what each rank gives, by rank."""
         if self.ranks == 1:
             return [value]
-        found: list[Any] = [None] * self.ranks
+        values: list[Any] = [None] * self.ranks
         # NCCL's objects go through the current device, which a script need not have set.
         on_gpu = self.device.type == "cuda"
         with torch.cuda.device(self.device) if on_gpu else nullcontext():
-            dist.all_gather_object(found, value, group=self.group)
-        return found
+            dist.all_gather_object(values, value, group=self.group)
+        return values
 
 
 def all_are_here(store: dist.Store | None, job: str, rank: int, ranks: int) -> bool:
@@ -86,7 +86,7 @@ def all_are_here(store: dist.Store | None, job: str, rank: int, ranks: int) -> b
 
     Args:
         store: store of the job.
-        job: a text that no other watch of this job uses.
+        job: text that no other watch of this job uses.
         rank, ranks: rank of this process, and number of ranks.
     """
     if store is None:

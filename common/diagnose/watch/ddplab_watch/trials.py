@@ -55,9 +55,9 @@ class Trials:
     Args:
         kept: the last pass.
         team: the ranks.
-        record: where rows go.
-        now: how the script exchanges.
-        step_s: a step's usual time, which says how many rounds there can be.
+        record: record of the rows.
+        now: exchange of the script.
+        step_s: usual time of a step, which says how many rounds there can be.
         waits: the share of it in which this rank waits for its data.
         loading: reads how the script loads; may raise.
     """
@@ -132,7 +132,7 @@ class Trials:
 
     def rounds(self, began: float) -> None:
         """Visits all changes in rotated rounds."""
-        here = {
+        this_rank = {
             "rank": self.team.rank,
             "host": socket.gethostname(),
             "cores": sorted(own_cores()),
@@ -140,17 +140,17 @@ class Trials:
             "threads": torch.get_num_threads(),
             "unused": self.has_unused,
         }
-        ranks = self.team.gather(here)
+        ranks = self.team.gather(this_rank)
         unused = any(rank["unused"] for rank in ranks)
         if unused and not self.now.facts["find_unused_parameters"]:
             # Static graph: DDP must learn it in training, and would wait here for a gradient.
             self.record.unseen("changes that were to be tried", "parameters without a gradient")
             return
-        known = [rank | {"own": rank["rank"] == self.team.rank} for rank in ranks]
+        all_ranks = [rank | {"own": rank["rank"] == self.team.rank} for rank in ranks]
         self.free_at_first = free_bytes(self.team.device)
-        self.visits(changes(self.now, self.kept.gradient_bytes, unused, known), began)
+        self.visits(changes(self.now, self.kept.gradient_bytes, unused, all_ranks), began)
         if max(self.team.gather(self.waits)) >= LEAST_WAIT:
-            self.other_workers(known, began)
+            self.other_workers(all_ranks, began)
 
     def other_workers(self, ranks: Sequence[dict], began: float) -> None:
         """Tries other numbers of loader workers, the same ones on all ranks."""
@@ -165,16 +165,16 @@ class Trials:
         now = self.loading.workers
         self.visits(worker_changes(now, max(self.team.gather(now)), ranks), began)
 
-    def visits(self, left: list[Change], began: float) -> None:
+    def visits(self, remaining: list[Change], began: float) -> None:
         """Visits changes in rotated rounds; the first is the script as it is."""
-        most = self.affordable(left)
+        most = self.affordable(remaining)
         if most < LEAST_ROUNDS:
             why = f"steps of {self.step_s:.1f} s: it would take too long"
             self.record.unseen("changes that were to be tried", why)
             return
         free_before = free_bytes(self.team.device)
         for round_ in range(most):
-            if not left:  # each of them failed
+            if not remaining:  # each of them failed
                 return
             # A model may keep something of each pass: a round may take as much as the one before.
             free = free_bytes(self.team.device)
@@ -186,21 +186,23 @@ class Trials:
                 return
             if not self.team.all_agree(time.monotonic() - began < LONGEST_S):
                 return
-            turn = round_ % len(left)
-            for order, change in enumerate([*left[turn:], *left[:turn]]):
+            turn = round_ % len(remaining)
+            for order, change in enumerate([*remaining[turn:], *remaining[:turn]]):
                 try:
                     rows = self.visit(change)
                 except _Failed as failed:
                     self.record.unseen(f"the change {change.name}", str(failed))
-                    left = [other for other in left if other is not change]
+                    remaining = [other for other in remaining if other is not change]
                     continue
                 keys = {"kind": change.kind, "setting": change.name, "round": round_}
                 for row in rows:
                     self.record.add("trials", **keys, order=order, **row)
 
-    def affordable(self, left: Sequence[Change]) -> int:
+    def affordable(self, remaining: Sequence[Change]) -> int:
         """Returns the rounds that there is time for; the same number on all ranks."""
-        round_s = max(self.team.gather(self.step_s)) * sum(sum(each.steps) for each in left)
+        round_s = max(self.team.gather(self.step_s)) * sum(
+            sum(change.steps) for change in remaining
+        )
         return min(ROUNDS, int(LONGEST_S / max(round_s, 1e-9)))
 
     def visit(self, change: Change) -> list[dict]:
@@ -235,11 +237,11 @@ class Trials:
 
     def on_all(self, attempt: Callable[[], Any]) -> Any:
         """Returns what an attempt gives here; raises _Failed where it failed on any rank."""
-        found: list[Any] = []
-        worked, why = self.team.agreed(lambda: found.append(attempt()))
+        values: list[Any] = []
+        worked, why = self.team.agreed(lambda: values.append(attempt()))
         if not worked:
             raise _Failed(why)
-        return found[0]
+        return values[0]
 
     def prepared(self, change: Change, steps: int, stack: ExitStack) -> Iterator[Any]:
         """Changes threads and cores until ``stack`` ends.

@@ -33,8 +33,8 @@ def start(folder: str | None = None, **settings: Any) -> None:
     """Starts the watch of this process, once; the first update opens the bundle.
 
     Args:
-        folder: the bundle; by default as the environment says.
-        settings: of ``Options``, such as ``window=50``.
+        folder: folder of the bundle; by default as the environment says.
+        settings: fields of ``Options``, such as ``window=50``.
 
     Raises:
         ValueError: a setting that is not legal.

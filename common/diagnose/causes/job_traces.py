@@ -1,19 +1,31 @@
-"""Causes that are judged from what a job left behind: traces, NCCL's log, flight recorders."""
+"""Causes that are judged from what a job left behind: traces, NCCL's log, flight recorders.
+
+Under FSDP there are no buckets, and a model that was compiled in place calls no hook. The watch
+then records a few steps with torch.profiler, which are judged here where the steps as they were do
+not suffice (``by_profile``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from common.diagnose.causes.communication import EXPOSED_SHARE
-from common.diagnose.causes.ranks import SLOW_RATIO, SLOWEST_OFTEN
+from common.diagnose.causes.ranks import Slowest
 from common.diagnose.causes.settings import Signal, of_signals
-from common.diagnose.evidence.case import VALIDITY, Verdict, confidence, percent
-from common.diagnose.evidence.evidence import NotJudged, standard_error
+from common.diagnose.evidence.case import VALIDITY, Case, Verdict, confidence, percent
+from common.diagnose.evidence.evidence import (
+    TRACE_OPERATIONS,
+    TRACE_STEPS,
+    NotJudged,
+    standard_error,
+)
 from common.diagnose.evidence.left_behind import LeftBehind
 from common.diagnose.evidence.measured_surroundings import named_ranks
 from common.runtime.wording import counted
+from common.tables import TRACE_OPERATION_COLUMNS
 from common.traces.flight_recorder import Call, Stop, stops
 from common.traces.nccl_log import MOST_WARNINGS
 from common.traces.step_operations import GATHER, SCATTER
@@ -22,14 +34,17 @@ IDLE_SHARE = 0.2
 """With a fifth of the step idle, no kernel can make it more than a fifth faster."""
 
 
-def hang(left: LeftBehind) -> Verdict | None:
+def hang(job: LeftBehind) -> Verdict | None:
     """Judges whether ranks wait for each other in a collective that not all of them called."""
-    if not left.dumps:
+    if not job.dumps:
         raise NotJudged("no flight recorder's dump (TORCH_FR_BUFFER_SIZE=2000, and a timeout)")
-    found = stops(left.dumps)
-    if not found:
+    hangs = stops(job.dumps)
+    if not hangs:
         return None
-    stop = min(found, key=lambda each: not (each.behind or each.mismatched or each.silent))
+    stop = min(
+        hangs,
+        key=lambda candidate: not (candidate.behind or candidate.mismatched or candidate.silent),
+    )
     late = [*stop.behind, *stop.mismatched, *stop.silent]
     title, change = (
         "all ranks hang in one collective",
@@ -81,28 +96,25 @@ def _called(call: Call) -> str:
     return f"{call.what}, called at {call.caller}" if call.caller else call.what
 
 
-def slow_rank(left: LeftBehind) -> Verdict | None:
+def slow_rank(job: LeftBehind) -> Verdict | None:
     """Judges whether one rank keeps the others waiting, step after step.
 
     What a rank does by itself is its step less its exposed communication, which holds the wait for
     others; so the rank that keeps the others waiting is the one that communicates least.
     """
-    own = left.by_step("step_ms") - left.by_step("exposed_communication_ms")
-    if own.shape[1] < 2:
+    alone_ms = job.by_step("step_ms") - job.by_step("exposed_communication_ms")
+    if alone_ms.shape[1] < 2:
         raise NotJudged("a trace of one rank has no other to be slower than")
-    slowest = int(own.median().idxmax())
-    others = own.drop(columns=slowest).median(axis=1)
-    ratios = own[slowest] / others
-    ratio, often = float(ratios.median()), float((own.idxmax(axis=1) == slowest).mean())
-    if ratio < SLOW_RATIO or often < SLOWEST_OFTEN:
+    slow = Slowest.of(alone_ms)
+    if not slow.is_slow:
         return None
-    step_ms = float(left.slowest_ms.median())
+    step_ms = float(job.slowest_ms.median())
     over = {}
     for name, column in (("computation", "computation_ms"), ("idle", "idle_ms")):
-        medians = left.by_step(column).median()
-        over[name] = float(medians[slowest] - medians.drop(slowest).median())
+        medians = job.by_step(column).median()
+        over[name] = float(medians[slow.rank] - medians.drop(slow.rank).median())
     part = max(over, key=over.get)
-    level, reason = confidence(ratio, SLOW_RATIO, standard_error(ratios), len(ratios))
+    level, reason = slow.sureness()
     look = (
         "The device (clocks, temperature, other jobs), or more work for this rank."
         if part == "computation"
@@ -110,41 +122,44 @@ def slow_rank(left: LeftBehind) -> Verdict | None:
     )
     return Verdict(
         cause="slow-rank",
-        title=f"rank {slowest} keeps the others waiting",
+        title=f"rank {slow.rank} keeps the others waiting",
         evidence=(
-            f"Rank {slowest} takes {own[slowest].median():.3g} ms of a step for itself, the others "
-            f"{others.median():.3g} ms: {ratio:.2f} times as long, and the longest in "
-            f"{percent(often)} of {len(ratios)} steps.",
+            f"Rank {slow.rank} takes {slow.times.median():.3g} ms of a step for itself, the others "
+            f"{slow.other_times.median():.3g} ms: {slow.ratio:.2f} times as long, and the longest "
+            f"in {percent(slow.often)} of {len(slow.ratios)} steps.",
             f"It is {part}: {over[part]:.3g} ms more than the others'.",
         ),
-        lost_share=min(0.99, float((own[slowest] - others).median()) / step_ms),
+        lost_share=min(0.99, float((slow.times - slow.other_times).median()) / step_ms),
         confidence=level,
-        reason=f"its time over the others': {reason}",
+        reason=reason,
         change=f"Look at: {look[0].lower()}{look[1:]}",
     )
 
 
-def exposed_communication(left: LeftBehind) -> Verdict | None:
+def exposed_communication(job: LeftBehind) -> Verdict | None:
     """Judges whether communication that nothing hides takes much of a step.
 
     The rank that comes last waits for nobody: the shortest exposed communication of a step is what
     the exchange itself takes.
     """
-    exposed = left.by_step("exposed_communication_ms")
-    shares = exposed.min(axis=1) / left.slowest_ms
-    share, whole = float(shares.median()), left.by_step("communication_ms").min(axis=1).median()
+    exposed = job.by_step("exposed_communication_ms")
+    shares = exposed.min(axis=1) / job.slowest_ms
+    share, communication_ms = (
+        float(shares.median()),
+        job.by_step("communication_ms").min(axis=1).median(),
+    )
     if exposed.shape[1] < 2 and not share:
         raise NotJudged("a trace of one rank that exchanges nothing")
     if share < EXPOSED_SHARE:
         return None
     level, reason = confidence(share, EXPOSED_SHARE, standard_error(shares), len(shares))
-    operations = _operations(left, rank=int(exposed.median().idxmin()))
+    operations = _operations(job, rank=int(exposed.median().idxmin()))
     return Verdict(
         cause="exposed-communication",
         title="communication that nothing hides takes much of a step",
         evidence=(
-            f"Collectives take {whole:.3g} ms of a step on the rank that communicates least, "
-            f"{exposed.min(axis=1).median():.3g} ms of it while nothing is computed: "
+            f"Collectives take {communication_ms:.3g} ms of a step on the rank that communicates "
+            f"least, {exposed.min(axis=1).median():.3g} ms of it while nothing is computed: "
             f"{percent(share)} of the step.",
             *_operation_sentences(operations),
         ),
@@ -155,32 +170,32 @@ def exposed_communication(left: LeftBehind) -> Verdict | None:
     )
 
 
-def profiled_step(left: LeftBehind) -> str:
+def profiled_step(job: LeftBehind) -> str:
     """Returns where a step's time goes in the traces, as a sentence without its full stop."""
-    step_ms = left.slowest_ms.median()
+    step_ms = job.slowest_ms.median()
     parts = {
         "computation": "computation_ms",
         "exposed communication": "exposed_communication_ms",
         "idle": "idle_ms",
     }
     shares = ", ".join(
-        f"{name} {percent(left.by_step(column).mean(axis=1).median() / step_ms)}"
+        f"{name} {percent(job.by_step(column).mean(axis=1).median() / step_ms)}"
         for name, column in parts.items()
     )
     return f"A step of {step_ms:.3g} ms under the profiler: {shares}"
 
 
-def _operations(left: LeftBehind, rank: int) -> pd.DataFrame:
+def _operations(job: LeftBehind, rank: int) -> pd.DataFrame:
     """Returns the median step's communication by operation on one rank, the most exposed first.
 
     Columns: calls, communication_ms, exposed_ms. A step without an operation has none of it.
     """
-    own = left.operations[left.operations["rank"] == rank]
-    steps = left.steps.loc[left.steps["rank"] == rank, "step"]
+    operations = job.operations[job.operations["rank"] == rank]
+    steps = job.steps.loc[job.steps["rank"] == rank, "step"]
     columns = ["calls", "communication_ms", "exposed_ms"]
     medians = {
         name: rows.set_index("step")[columns].reindex(steps).fillna(0).median()
-        for name, rows in own.groupby("operation")
+        for name, rows in operations.groupby("operation")
     }
     return pd.DataFrame(medians, index=columns).T.sort_values("exposed_ms", ascending=False)
 
@@ -218,12 +233,12 @@ def _less_exposed(operations: pd.DataFrame) -> str:
     )
 
 
-def idle_device(left: LeftBehind) -> Verdict | None:
+def idle_device(job: LeftBehind) -> Verdict | None:
     """Judges whether a GPU waits for its host for much of a step."""
-    idle = left.by_step("idle_ms")
-    if not left.on_device:
+    idle = job.by_step("idle_ms")
+    if not job.on_device:
         raise NotJudged("on a CPU, idle time holds Python and the profiler itself")
-    shares = idle.min(axis=1) / left.slowest_ms
+    shares = idle.min(axis=1) / job.slowest_ms
     share = float(shares.median())
     if share < IDLE_SHARE:
         return None
@@ -243,14 +258,14 @@ def idle_device(left: LeftBehind) -> Verdict | None:
     )
 
 
-def nccl_connections(left: LeftBehind) -> Verdict | None:
+def nccl_connections(job: LeftBehind) -> Verdict | None:
     """Judges whether NCCL connects ranks by slower ways than it could, and what it warned of."""
-    if left.log is None:
+    if job.log is None:
         raise NotJudged("no log of NCCL (NCCL_DEBUG=INFO)")
-    log, found = left.log, []
+    log, signals = job.log, []
     shared = log.pairs("SHM", one_host=True)
     if shared:
-        found.append(
+        signals.append(
             Signal(
                 f"{len(shared)} pairs of GPUs of one host exchange through host memory "
                 f"(via SHM), such as ranks {shared[0][0]} and {shared[0][1]}.",
@@ -260,7 +275,7 @@ def nccl_connections(left: LeftBehind) -> Verdict | None:
             )
         )
     if inside := log.pairs("NET", one_host=True):
-        found.append(
+        signals.append(
             Signal(
                 f"{len(inside)} pairs of GPUs of one host exchange over the network, such as ranks "
                 f"{inside[0][0]} and {inside[0][1]}.",
@@ -270,7 +285,7 @@ def nccl_connections(left: LeftBehind) -> Verdict | None:
         )
     if sockets := log.pairs("NET/Socket", one_host=False):
         why = "; NCCL found no InfiniBand" if log.no_infiniband else ""
-        found.append(
+        signals.append(
             Signal(
                 f"{len(sockets)} pairs of ranks of two hosts exchange over sockets (NET/Socket)"
                 f"{why}.",
@@ -280,8 +295,56 @@ def nccl_connections(left: LeftBehind) -> Verdict | None:
             )
         )
     for warning, count in log.warnings.most_common(MOST_WARNINGS):
-        found.append(Signal(f"NCCL warned {count} times: {warning}.", "look it up", "low"))
-    return of_signals("nccl-connections", "NCCL connects ranks by slow ways, or warns", found)
+        signals.append(Signal(f"NCCL warned {count} times: {warning}.", "look it up", "low"))
+    return of_signals("nccl-connections", "NCCL connects ranks by slow ways, or warns", signals)
+
+
+def profiled(case: Case) -> LeftBehind | None:
+    """Returns the steps that were profiled; None where none were."""
+    steps = case.run.tables.get(TRACE_STEPS)
+    if steps is None or steps.empty:
+        return None
+    none = pd.DataFrame(columns=list(TRACE_OPERATION_COLUMNS))
+    return LeftBehind(case.run.folder, steps, case.run.tables.get(TRACE_OPERATIONS, none))
+
+
+def by_profile(
+    case: Case,
+    not_judged: Sequence[tuple[str, str]],
+    instead: Mapping[str, Callable[[LeftBehind], Verdict | None]],
+) -> tuple[list[Verdict], list[tuple[str, str]]]:
+    """Judges by the profile what could not be judged by the steps as they were.
+
+    Args:
+        case: the run.
+        not_judged: (cause, why) for the steps as they were.
+        instead: cause → function that judges it by a profile.
+
+    Returns:
+        verdicts, and what is still not judged.
+    """
+    profile = profiled(case)
+    if profile is None:
+        return [], list(not_judged)
+    verdicts, still = [], []
+    for cause, why in not_judged:
+        if cause not in instead:
+            still.append((cause, why))
+            continue
+        try:
+            verdicts.append(instead[cause](profile))
+        except NotJudged:
+            still.append((cause, why))
+    if profile.on_device:
+        verdicts.append(idle_device(profile))
+    file = case.file(TRACE_STEPS)
+    return [_with_file(verdict, file) for verdict in verdicts if verdict], still
+
+
+def _with_file(verdict: Verdict, file: str) -> Verdict:
+    """Returns a verdict on traces that names the table of theirs in a bundle's run directory."""
+    first, *further = verdict.evidence
+    return replace(verdict, evidence=(f"{first.removesuffix('.')} {file}.", *further))
 
 
 CAUSES: dict[str, Callable[[LeftBehind], Verdict | None]] = {

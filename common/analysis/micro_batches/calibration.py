@@ -1,0 +1,214 @@
+"""Calibrated costs: their fit to measured passes, and the slowed rank that they find.
+
+The fit itself comes from ``common.scheduling``, which this room does not import: the notebook hands
+it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from common.analysis.micro_batches.mode_comparison import STATIC, ModeComparison
+from common.analysis.micro_batches.training_runs import mode_name
+from common.samples import slowest_rank
+
+Cost = Callable[[float, float], float]
+"""Maps a number of texts and the longest of them to the seconds of a pass."""
+Fit = Callable[[NDArray, NDArray, NDArray], Cost]
+"""Maps batch sizes, lengths and seconds, each [n], to a cost."""
+CALIBRATED, TOLD, NOT_TOLD = "dynamic_calibrated", "told", "not_told"
+CLOSE = 0.25
+"""Relative error within which a rank's factor counts as found: a shared machine varies by less."""
+
+
+def fit_costs(calibration: pd.DataFrame, fit: Fit) -> dict[int, Cost]:
+    """Returns a cost per rank, fitted to the medians over repeated passes.
+
+    Args:
+        calibration: Measured passes, with the columns rank, batch_size, longest, time_ms.
+        fit: Function such as ``CalibratedCost.fit``.
+    """
+    medians = calibration.groupby(["rank", "batch_size", "longest"])["time_ms"].median()
+    costs = {}
+    for rank, rows in medians.reset_index().groupby("rank"):
+        columns = rows["batch_size"], rows["longest"], rows["time_ms"] / 1e3
+        costs[int(rank)] = fit(*(column.to_numpy(float) for column in columns))
+    return costs
+
+
+def with_predicted(calibration: pd.DataFrame, costs: Mapping[int, Cost]) -> pd.DataFrame:
+    """Returns medians of measured passes with ``predicted_ms``, the prediction of the rank's cost.
+
+    Args:
+        calibration: Measured passes, as in ``fit_costs``.
+        costs: Cost of each rank.
+    """
+    keys = ["rank", "batch_size", "longest"]
+    table = calibration.groupby(keys, as_index=False)["time_ms"].median()
+    predicted = [
+        float(costs[int(row.rank)](row.batch_size, row.longest)) * 1e3
+        for row in table.itertuples(index=False)
+    ]
+    return table.assign(predicted_ms=predicted)
+
+
+def calibration_errors(predicted: pd.DataFrame) -> pd.DataFrame:
+    """Returns the relative errors, without sign, of predicted times: a row per rank.
+
+    Columns: rank, points, median error, largest error.
+    """
+    error = (predicted["predicted_ms"] / predicted["time_ms"] - 1).abs()
+    table = error.groupby(predicted["rank"]).agg(["size", "median", "max"])
+    return table.set_axis(["points", "median error", "largest error"], axis=1).reset_index()
+
+
+def fixed_share(comparison: ModeComparison, costs: Mapping[int, Cost]) -> float:
+    """Returns the share of the slowest rank's computation in a static step that no text changes.
+
+    It is the cost of an empty batch (c₀) over that of the most expensive rank's batch, averaged
+    over steps.
+    """
+    rows = comparison.times[comparison.times["mode"] == STATIC]
+    shares = []
+    for _, step in rows.groupby("step"):
+        times = [
+            float(costs[int(row.rank)](row.local_batch, row.max_seq_len_in_batch))
+            for row in step.itertuples(index=False)
+        ]
+        slowest = step["rank"].iloc[int(np.argmax(times))]
+        shares.append(float(costs[int(slowest)](0, 0)) / max(times))
+    return float(np.mean(shares))
+
+
+def measured_points(
+    comparisons: Iterable[ModeComparison], fit: Fit
+) -> dict[str, tuple[float, float]]:
+    """Returns, by data set, the share of c₀ and the measured ratio of dynamic to static.
+
+    Both are of computation. Comparisons without calibrated costs are left out.
+
+    Args:
+        comparisons: Comparisons of modes; the key is the data set whose lengths the texts have.
+        fit: Function as in ``fit_costs``.
+    """
+    points = {}
+    for comparison in comparisons:
+        if comparison.calibration is None or comparison.dynamic is None:
+            continue
+        share = fixed_share(comparison, fit_costs(comparison.calibration, fit))
+        points[comparison.like] = share, float(comparison.dynamic["compute_ratio"])
+    return points
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """The response of a mode to one slowed rank.
+
+    Attributes:
+        rank: Rank that was slowed.
+        factor: Multiple of its time that it was slowed to.
+        estimate: Estimate of that factor in the last step, relative to the other ranks'.
+        found_at: First step from which on the estimate stays close to the factor; None where
+            that never happened.
+        before, after: Median step over that of a plan that was told of the slow rank, before
+            ``found_at`` and from there on (over all steps where it was not found).
+    """
+
+    mode: str
+    rank: int
+    factor: float
+    estimate: float
+    found_at: int | None
+    before: float
+    after: float
+
+
+def slow_steps(table: pd.DataFrame, mode: str) -> pd.Series:
+    """Returns the slowest rank's step over that of a plan that was told, by step.
+
+    Both are measured on the same global batches.
+    """
+    slowest = slowest_rank(table, "step_time_ms", by=["mode", "step"])
+    return slowest[mode] / slowest[TOLD]
+
+
+def relative_factors(table: pd.DataFrame, mode: str = CALIBRATED) -> pd.DataFrame:
+    """Returns each rank's estimated factor over that of the ranks that were not slowed, by step.
+
+    Shape [steps, ranks].
+    """
+    rows = table[table["mode"] == mode]
+    estimates = rows.pivot(index="step", columns="rank", values="estimated_factor")
+    factors = rows.groupby("rank")["slow_factor"].max()
+    # A machine that is slower for all ranks alike changes no plan. So a rank is compared with the
+    # geometric mean of the ranks that were not slowed, in which a common factor cancels.
+    unslowed = np.log(estimates[factors.index[factors == 1]]).mean(axis=1)
+    return estimates.div(np.exp(unslowed), axis=0)
+
+
+def slow_summary(table: pd.DataFrame, mode: str = CALIBRATED) -> SlowRank:
+    """Returns which rank was slowed, when it was found, and how far steps are from the best plan.
+
+    Args:
+        table: Rows of ``slow-rank.csv``.
+        mode: Mode whose estimates are followed.
+    """
+    rows = table[table["mode"] == mode]
+    factors = rows.groupby("rank")["slow_factor"].max()
+    estimates = relative_factors(table, mode)
+    slowed, factor = int(factors.idxmax()), float(factors.max())
+    # Found is the step after the last one with an estimate that is off: an estimate that was close
+    # and went away again had not been found. A missing estimate counts as off.
+    away = ~((estimates[slowed] / factor - 1).abs() <= CLOSE)
+    last_away = np.flatnonzero(away)
+    row = int(last_away[-1]) + 1 if len(last_away) else 0
+    found_at = int(away.index[row]) if row < len(away) else None
+    ratio = slow_steps(table, mode)
+    early = ratio[ratio.index < found_at] if found_at is not None else ratio
+    late = ratio[ratio.index >= found_at] if found_at is not None else ratio
+    return SlowRank(
+        mode=mode,
+        rank=slowed,
+        factor=factor,
+        estimate=float(estimates[slowed].iloc[-1]),
+        found_at=found_at,
+        before=float(early.median()),
+        after=float(late.median()),
+    )
+
+
+def slow_plans(table: pd.DataFrame, mode: str = CALIBRATED) -> pd.DataFrame:
+    """Returns what steps take under each plan, over one that was told (medians): a row per plan.
+
+    Columns: plan, steps, step over one whose plan was told. The mode has two rows where it found
+    the slow rank, before and after.
+    """
+    slowed = slow_summary(table, mode)
+    steps = slow_steps(table, mode).index
+    rows: list[tuple[str, int, float]] = []
+    if NOT_TOLD in set(table["mode"]):
+        unaware = slow_steps(table, NOT_TOLD)
+        rows.append((mode_name(NOT_TOLD), len(unaware), float(unaware.median())))
+    if slowed.found_at is None:
+        rows.append((f"{mode_name(mode)}: not found", len(steps), slowed.after))
+    else:
+        late = int((steps >= slowed.found_at).sum())
+        rows.append((f"{mode_name(mode)}: before it is found", len(steps) - late, slowed.before))
+        rows.append((f"{mode_name(mode)}: from then on", late, slowed.after))
+    return pd.DataFrame(rows, columns=["plan", "steps", "step over one whose plan was told"])
+
+
+def slow_found(table: pd.DataFrame, mode: str = CALIBRATED) -> dict[str, str]:
+    """Returns whether and when the slow rank was found, as facts for a reader."""
+    slowed = slow_summary(table, mode)
+    return {
+        f"estimate stays within {CLOSE:.0%}": "no" if slowed.found_at is None else "yes",
+        "from step": "–" if slowed.found_at is None else f"{slowed.found_at}",
+        "slowed": f"rank {slowed.rank}, by a factor of {slowed.factor:g}",
+        "estimated in the end": f"{slowed.estimate:.2f} times the other ranks",
+    }

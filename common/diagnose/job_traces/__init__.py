@@ -1,1 +1,0 @@
-"""Causes in the traces, flight recorders and logs that a job has left."""

@@ -1,0 +1,75 @@
+"""A bundle of two ranks, as a watch writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+ABOUT = {
+    "table": "about",
+    "format": 1,
+    "version": "0.1.0",
+    "world_size": 2,
+    "backend": "gloo",
+    "host": "here",
+    "process": 7,
+    "started": "2026-11-23T10:00:00+0000",
+    "torch": "2.9.0",
+    "python": "3.12.0",
+    "cpu": "x86_64",
+    "device": "cpu",
+    "device_name": "",
+    "command": ["train.py"],
+    "variables": {},
+}
+EXCHANGES_MS = {0: [5.0, 2.0], 1: [1.0, 4.0]}
+"""Exchanges of ranks 0 and 1, in two steps."""
+
+
+def step_row(rank: int, step: int) -> dict:
+    """Returns a row of ``steps``, as a rank writes it."""
+    exchange = EXCHANGES_MS[rank][step]
+    return {
+        "table": "steps",
+        "kind": "timed",
+        "epoch": 0,
+        "step": step,
+        "warmup": False,
+        "samples": 8,
+        "tokens": 8,
+        "padded_tokens": 8,
+        "longest": 1,
+        "micro_batches": 1,
+        "step_time_ms": 10.0 + exchange,
+        "data_time_ms": 1.0,
+        "forward_time_ms": 3.0,
+        "backward_time_ms": 5.0,
+        "exchange_time_ms": exchange,
+        "optimizer_time_ms": 1.0,
+        "began_s": step * 1.0,
+        "ended_s": step + 0.25,
+        "cpu_time_ms": 9.0,
+        "exchanged_bytes": 4000,
+    }
+
+
+def write_bundle(folder: Path, ranks: tuple[int, ...] = (0, 1), **about: object) -> Path:
+    """Writes a bundle of two steps; returns its folder."""
+    folder.mkdir()
+    for rank in ranks:
+        facts = {"table": "facts", "parameters": 1000, "gradient_bytes": 4000}
+        facts |= {"gradient_dtype": "float32", "compute_dtype": "float32"}
+        facts |= {"model": "Net", "data": "Texts", "data_samples": 100}
+        rows = [ABOUT | about, facts, *(step_row(rank, step) for step in (0, 1))]
+        rows.append({"table": "end", "status": "complete", "steps": 2})
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"rank{rank}.jsonl").write_text(text)
+    return folder
+
+
+def with_steps(bundle: Path, rank: int, **values: float) -> None:
+    """Gives all steps of a rank these values."""
+    path = bundle / f"rank{rank}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | values if row["table"] == "steps" else row for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
