@@ -51,9 +51,7 @@ def numbers(
         bad, bound = bad | ~(values >= at_least), f" of at least {at_least:g}"
     if bad.any():
         row = int(bad.idxmax())
-        found = table[column][row]
-        shown = "blank" if pd.isna(found) else f"'{found}'"
-        raise UserError(
-            f"{path}: line {row + 2}, column '{column}': {shown} is not a number{bound}"
-        )
+        value = table[column][row]
+        text = "blank" if pd.isna(value) else f"'{value}'"
+        raise UserError(f"{path}: line {row + 2}, column '{column}': {text} is not a number{bound}")
     return values

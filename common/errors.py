@@ -47,9 +47,9 @@ class Preempted(Exception):
     """
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(kind: str, name: str, names: Iterable[str]) -> str:
     """Words the refusal of a name that does not exist: the nearest known one, then all of them."""
-    by_lower = {str(one).lower(): one for one in known}
+    by_lower = {str(choice).lower(): choice for choice in names}
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
     hint = f"did you mean {by_lower[nearest[0]]!r}? " if nearest else ""
     return f"unknown {kind} {name!r}; {hint}known: {', '.join(by_lower.values())}"

@@ -203,7 +203,7 @@ def resampled(
     Args:
         values: [rounds, …].
         draws: number of resamples.
-        seed: of the draws; a generator goes on where it is.
+        seed: seed of the draws; a generator goes on where it is.
 
     Returns:
         [draws, rounds, …]; a statistic of each resample is one over the second axis.

@@ -226,7 +226,7 @@ def test_the_model_is_built_in_layers() -> None:
 
 
 ENGINE = {
-    *("simulate_backward", "best_bucket_cap", "fastest_cap", "step_timeline"),
+    *("simulate_backward", "fastest_cap", "step_timeline"),
     *("advance", "many_cases", "one_after_another", "without_contention"),
 }
 """What ``perfmodel/model.py`` predicts with."""

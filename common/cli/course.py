@@ -61,21 +61,21 @@ class Check:
             from common.course.check import check
             from common.course.grading.matrix import isolation_problems
         root = project_root()
-        found = check(root, self.out)
-        problems = list(found.problems)
-        own = [name for name in found.unwritten if name[:2] == found.unwritten[0][:2]]
+        tree = check(root, self.out)
+        problems = list(tree.problems)
+        pieces = [name for name in tree.unwritten if name[:2] == tree.unwritten[0][:2]]
         if self.isolation:
-            problems += isolation_problems(root, own, print)
+            problems += isolation_problems(root, pieces, print)
         for problem in problems:
             print(problem)
         if problems:
             raise RunFailed(f"{self.out}: {counted(len(problems), 'problem')}")
         print(
-            f"{self.out}: no piece of {', '.join(found.unwritten)} in {found.files:,} files; "
-            f"{found.modules} modules import, ddplab --help works"
+            f"{self.out}: no piece of {', '.join(tree.unwritten)} in {tree.files:,} files; "
+            f"{tree.modules} modules import, ddplab --help works"
         )
         if self.isolation:
-            print(f"{', '.join(own)}: each that is left out loses its own points, and no others")
+            print(f"{', '.join(pieces)}: each that is left out loses its own points, and no others")
 
 
 @dataclass(frozen=True)

@@ -98,15 +98,15 @@ class Tokens:
 
     def _check(self) -> None:
         """Raises UserError for options that contradict each other or would have no effect."""
-        given = [name for name in SOURCES if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
-            found = " and ".join(f"--{name}" for name in given) or "none"
-            raise UserError(f"exactly one of --text, --dataset and --synthetic, not {found}")
+        sources = [name for name in SOURCES if getattr(self, name) not in (None, False)]
+        if len(sources) != 1:
+            names = " and ".join(f"--{name}" for name in sources) or "none"
+            raise UserError(f"exactly one of --text, --dataset and --synthetic, not {names}")
         for field in fields(self):
             only = SOURCES_OF.get(field.name, SOURCES)
-            if given[0] not in only and getattr(self, field.name) != field.default:
+            if sources[0] not in only and getattr(self, field.name) != field.default:
                 needs = " or ".join(f"--{name}" for name in only)
-                raise UserError(f"--{field.name} needs {needs}; --{given[0]} does not use it")
+                raise UserError(f"--{field.name} needs {needs}; --{sources[0]} does not use it")
         if self.max_tokens < 0:
             raise UserError(f"--max_tokens {self.max_tokens}: at least 1, or 0 for all")
 
@@ -172,12 +172,12 @@ class TextLengths:
         for name in self.datasets:
             texts = load_texts(name, "train", dataset_dir=self.dataset_dir).texts
             lengths = [len(tokens) for tokens in tokenizer.encode(texts)]
-            found = LengthDistribution.of(lengths, name)
-            path = write_text_lengths(found, Path(self.output_dir))
-            median, p95 = found.quantile([0.5, 0.95])
+            distribution = LengthDistribution.of(lengths, name)
+            path = write_text_lengths(distribution, Path(self.output_dir))
+            median, p95 = distribution.quantile([0.5, 0.95])
             print(
-                f"{path}: {found.num_texts:,} texts, mean {found.mean:.1f} tokens, median "
-                f"{median}, P95 {p95}, longest {found.lengths[-1]}"
+                f"{path}: {distribution.num_texts:,} texts, mean {distribution.mean:.1f} tokens, "
+                f"median {median}, P95 {p95}, longest {distribution.lengths[-1]}"
             )
 
 

@@ -81,9 +81,9 @@ class Diagnose:
 
         if self.program:
             raise UserError(f"--traces runs nothing; leave out {self.program[0]}")
-        left = open_postmortem(self.traces)
-        path = left.write()
-        print("\n".join(left.lines()))
+        postmortem = open_postmortem(self.traces)
+        path = postmortem.write()
+        print("\n".join(postmortem.lines()))
         print(f"\nWritten: {path}")
 
     def _compare(self) -> None:
@@ -129,18 +129,18 @@ class Diagnose:
             file=sys.stderr,
             flush=True,
         )
-        shown: list[bool] = []
+        printed: list[bool] = []
 
         def as_soon_as_known() -> None:
-            if not shown and _is_complete(folder, self.nproc):
-                shown.append(True)
+            if not printed and _is_complete(folder, self.nproc):
+                printed.append(True)
                 self._show_or_say(folder)
 
         try:
             status = run_watched(self.program, self.nproc, variables, meanwhile=as_soon_as_known)
         except KeyboardInterrupt:
             status = 130
-        if not shown:
+        if not printed:
             self._show_or_say(folder)
         return status
 

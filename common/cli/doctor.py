@@ -6,10 +6,13 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.cli.checks.gpu_checks import Check, reachable_peers
+from common.cli import gpu_checks as checks
+from common.cli.gpu_checks import OVERLAP, Check, gpu_rows, overlap, reachable_peers
 from common.errors import RunFailed, UserError
 from common.runtime.machine.device import granted_gpus, hides_gpus
 from common.runtime.wording import counted
@@ -49,7 +52,6 @@ class Doctor:
 
     def run(self) -> None:
         """Prints the tables; exit status 2 when something the main job needs is missing."""
-        from common.cli.checks.selftest import run_selftest
         from common.runtime.processes.ranks import current_ranks
 
         if self.selftest:
@@ -64,20 +66,18 @@ class Doctor:
         from rich.console import Console
         from rich.table import Table
 
-        from common.cli.checks.gpu_table import gpu_rows
-
         console = Console()
-        found = find_gpus()
+        facts = find_gpus()
         tables = {"This process": describe()}
-        if found.gpus:
-            tables["GPUs"] = gpu_rows(found)
+        if facts.gpus:
+            tables["GPUs"] = gpu_rows(facts)
         for title, rows in tables.items():
             about = Table("", "found", title=title, title_justify="left", show_header=False)
             for name, value in rows:
                 about.add_row(name, value)
             console.print(about)
         features = Table("feature", "", "detail", title="What works here", title_justify="left")
-        checks = [*check_features(found), *check_gpus(found)]
+        checks = [*check_features(facts), *check_gpus(facts)]
         for check in checks:
             features.add_row(check.feature, "yes" if check.works else "no", check.detail)
         console.print(features)
@@ -98,7 +98,7 @@ def show_placement() -> None:
 
     reachable = reachable_peers(find_gpus().listed, granted_gpus())
     with process_group("cpu") as worker:
-        places = worker.gather(own_placement(gpus=visible_gpus()))
+        placements = worker.gather(own_placement(gpus=visible_gpus()))
         hidden = worker.gather(reachable.detail if reachable and not reachable.works else None)
     if worker.is_main and os.environ.get("SLURM_PROCID", "0") == "0":
         table = Table(
@@ -111,21 +111,21 @@ def show_placement() -> None:
             title="Placement",
             title_justify="left",
         )
-        for place in places:
+        for placement in placements:
             table.add_row(
-                str(place.rank),
-                str(place.host),
-                str(place.local_rank),
-                str(place.device),
-                str(place.visible or "not set"),
-                "not said" if place.granted_gpus is None else str(place.granted_gpus),
+                str(placement.rank),
+                str(placement.host),
+                str(placement.local_rank),
+                str(placement.device),
+                str(placement.visible or "not set"),
+                "not said" if placement.granted_gpus is None else str(placement.granted_gpus),
             )
         console = Console(width=110)
         console.print(table)
         for rank, why in enumerate(hidden):
             if why:
                 console.print(f"rank {rank}: {why}", highlight=False, soft_wrap=True)
-    _refuse(placement_problems(places))
+    _refuse(placement_problems(placements))
 
 
 def _refuse(problems: list[str]) -> None:
@@ -178,11 +178,11 @@ def describe() -> list[tuple[str, str]]:
     ]
 
 
-def check_features(found: GpuFacts) -> list[Check]:
+def check_features(facts: GpuFacts) -> list[Check]:
     """Makes one check per feature; each imports or runs the real thing."""
     return [
         _benchmarks(),
-        _gpu(found),
+        _gpu(facts),
         _all_reduce(),
         _overlap(),
         _packages("notebooks", ("papermill", "jupyterlab", "ipykernel")),
@@ -202,22 +202,21 @@ def find_gpus() -> GpuFacts:
     return GpuFacts() if hides_gpus() else read_gpu_facts(cuda_devices() or None)
 
 
-def check_gpus(found: GpuFacts) -> list[Check]:
+def check_gpus(facts: GpuFacts) -> list[Check]:
     """Makes the checks that matter with GPUs only; none on a machine without."""
     import torch
 
-    from common.cli.checks import gpu_checks as checks
     from common.runtime.machine.memory_limit import available_memory_bytes
 
-    count = len(found.gpus)
+    count = len(facts.gpus)
     if not count:
         return []
     rows = (
-        checks.driver_for_build(found.driver, found.driver_cuda, torch.version.cuda),
-        checks.several_processes(found.gpus),
-        checks.mig_slices(found.gpus),
-        reachable_peers(found.listed, granted_gpus()),
-        checks.peer_access(found.pairs),
+        checks.driver_for_build(facts.driver, facts.driver_cuda, torch.version.cuda),
+        checks.several_processes(facts.gpus),
+        checks.mig_slices(facts.gpus),
+        reachable_peers(facts.listed, granted_gpus()),
+        checks.peer_access(facts.pairs),
         checks.host_memory(count, checks.job_memory_bytes(available_memory_bytes())),
         checks.shared_memory(count, checks.free_shared_memory()),
     )
@@ -239,7 +238,7 @@ def _benchmarks() -> Check:
     return Check("benchmarks on CPU", works, "gloo" if works else "torch lacks gloo", True)
 
 
-def _gpu(found: GpuFacts) -> Check:
+def _gpu(facts: GpuFacts) -> Check:
     """Checks that torch can use a GPU.
 
     CUDA is not asked for free memory: that takes a context, which another process may forbid.
@@ -248,12 +247,12 @@ def _gpu(found: GpuFacts) -> Check:
 
     if torch.cuda.is_available():
         detail = counted(torch.cuda.device_count(), "GPU")
-        first = found.gpus[0] if found.gpus else None
+        first = facts.gpus[0] if facts.gpus else None
         if first and first.memory_bytes and first.memory_used_bytes is not None:
             total, used = first.memory_bytes / 2**30, first.memory_used_bytes / 2**30
             detail += f", {used:.1f} of {total:.1f} GiB in use on the first"
         return Check("benchmarks on GPU", True, detail)
-    driver = found.driver or shutil.which("nvidia-smi")
+    driver = facts.driver or shutil.which("nvidia-smi")
     reason = "the driver is there but torch cannot use it" if driver else "no NVIDIA driver here"
     return Check("benchmarks on GPU", False, f"{reason}; the laptop preset needs none")
 
@@ -278,7 +277,6 @@ def _overlap() -> Check:
     import torch
     import torch.distributed as dist
 
-    from common.cli.checks.gpu_checks import OVERLAP, overlap
     from common.runtime.group.network import GROUP_CHOICE
     from common.runtime.group.overlap_probe import try_group
 
@@ -286,8 +284,8 @@ def _overlap() -> Check:
         return Check(OVERLAP, False, "not tried: no GPU here")
     chosen = GROUP_CHOICE in os.environ
     try:
-        own = None if chosen or not hasattr(dist, "ProcessGroupNCCL2") else try_group("1")
-        return overlap(try_group(), own)
+        default = None if chosen or not hasattr(dist, "ProcessGroupNCCL2") else try_group("1")
+        return overlap(try_group(), default)
     except RunFailed as error:
         return Check(OVERLAP, False, f"not tried: {error}")
 
@@ -308,3 +306,41 @@ def _emulated_hosts() -> Check:
 def _slurm() -> Check:
     sbatch = shutil.which("sbatch")
     return Check("cluster jobs", bool(sbatch), "sbatch found" if sbatch else "no sbatch here")
+
+
+def run_selftest(output_dir: str) -> None:
+    """Starts the self-test, shows its table, and leaves with its verdict.
+
+    Raises:
+        UserError: GPUs were granted that torch cannot use.
+        RunFailed: a check failed, or a rank died.
+    """
+    from common.benchmarks.selftest import Result, print_results, read_results
+    from common.cluster.launch import launch
+    from common.runtime.machine.device import choose_device
+    from common.runtime.machine.gpus import cuda_devices
+    from common.runtime.paths import project_root
+    from common.runtime.stage_progress import StageProgress
+
+    device = choose_device()
+    ranks = len(cuda_devices()) if device == "cuda" else 2
+    with tempfile.TemporaryDirectory(prefix="ddplab-selftest-") as folder:
+        results = Path(folder) / "results"
+        log = Path(folder) / "log"
+        flags = ["--output_dir", str(Path(output_dir).absolute()), "--results", str(results)]
+        flags += ["--device", device]
+        script = project_root() / "common" / "benchmarks" / "selftest.py"
+        failure = None
+        try:
+            with StageProgress().stage(f"self-test ({ranks} ranks)") as update:
+                launch(script, flags, ranks, log, on_output=update)
+        except (RunFailed, UserError) as error:
+            failure = str(error)
+        rows = read_results(results)
+        if not rows:
+            lines = log.read_text().strip().splitlines()[-1:] or [""]
+            rows = [Result("start", "failed", failure or lines[0], "see ddplab doctor")]
+    print_results(rows)
+    failed = [result.name for result in rows if result.is_bad]
+    if failed or failure:
+        raise RunFailed(f"self-test: {', '.join(failed) or failure}")

@@ -39,16 +39,16 @@ class Handin:
         """Builds the tarball and says what is in it."""
         path, files, open_questions = build(self)
         exercises = sum(name.startswith("exercises/") for name in files)
-        said = [f"{exercises} exercises"]
+        contents = [f"{exercises} exercises"]
         if "report.pdf" in files:
             tables = sum(name.endswith(".csv") for name in files)
-            said += [f"report.pdf, {pages(files['report.pdf'])} pages", f"{tables} tables"]
+            contents += [f"report.pdf, {pages(files['report.pdf'])} pages", f"{tables} tables"]
         if open_questions:
-            said.append(f"without answers to {', '.join(open_questions)}")
-        print(f"{path}: {'; '.join(said)}")
+            contents.append(f"without answers to {', '.join(open_questions)}")
+        print(f"{path}: {'; '.join(contents)}")
 
 
-def build(asked: Handin) -> tuple[Path, dict[str, bytes], list[str]]:
+def build(handin: Handin) -> tuple[Path, dict[str, bytes], list[str]]:
     """Writes the tarball, whole or not at all, and checks it by reading it back.
 
     Returns:
@@ -61,18 +61,18 @@ def build(asked: Handin) -> tuple[Path, dict[str, bytes], list[str]]:
     from common.course.submission import ANSWERS, handed_in, pack
     from common.runtime.paths import project_root
 
-    number = re.fullmatch(r"assignment(\d)", asked.assignment)
-    if not number or not (project_root() / "assignments" / asked.assignment).is_dir():
-        raise UserError(f"unknown assignment {asked.assignment!r}; like assignment2")
-    of = handed_in(asked.name, int(number[1]), asked.part)
+    number = re.fullmatch(r"assignment(\d)", handin.assignment)
+    if not number or not (project_root() / "assignments" / handin.assignment).is_dir():
+        raise UserError(f"unknown assignment {handin.assignment!r}; like assignment2")
+    of = handed_in(handin.name, int(number[1]), handin.part)
     files = dict(exercises(of))
     open_questions: list[str] = []
     if of.has_answers:
-        report = find_report(asked.assignment, asked.run_dir)
+        report = find_report(handin.assignment, handin.run_dir)
         files["report.pdf"] = check_report(report)
         files |= tables(report.parent)
         files[ANSWERS], open_questions = answers(of)
-    path = Path(asked.output_dir) / f"{of.stem}.tar.gz"
+    path = Path(handin.output_dir) / f"{of.stem}.tar.gz"
     pack(path, of, files)
     return path, files, open_questions
 
@@ -98,8 +98,8 @@ def answers(of: HandedIn) -> tuple[bytes, list[str]]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; the answers are written there")
     content = path.read_bytes()
-    found = read_answers(content, read_questions(project_root(), of.assignment), str(path))
-    return content, [name for name, answer in found.items() if answer is None]
+    by_question = read_answers(content, read_questions(project_root(), of.assignment), str(path))
+    return content, [name for name, answer in by_question.items() if answer is None]
 
 
 def tables(run: Path) -> dict[str, bytes]:
@@ -116,7 +116,7 @@ def tables(run: Path) -> dict[str, bytes]:
         for path in (project_root() / "data").rglob("*.csv")
         if path.stat().st_size > SMALL_BYTES
     }
-    found = {}
+    files = {}
     for path in sorted(run.rglob("*")):
         if path.is_file() and path.suffix in KINDS_OF_TABLES and "traces" not in path.parts:
             content = path.read_bytes()
@@ -124,8 +124,8 @@ def tables(run: Path) -> dict[str, bytes]:
             if source := recorded.get(hashlib.sha256(content).digest()):
                 where = source.relative_to(project_root())
                 raise UserError(f"{run}: {name} is recorded data, {where}; hand in a run of yours")
-            found[f"{RUN}/{name}"] = content
-    return found
+            files[f"{RUN}/{name}"] = content
+    return files
 
 
 def find_report(assignment: str, run_dir: str | None) -> Path:

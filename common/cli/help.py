@@ -25,7 +25,7 @@ class Subcommands:
     Attributes:
         about: a sentence on the command.
         groups: heading → subcommand → its class, and a line of at most 80 columns with its name.
-        noun: what a subcommand is called.
+        noun: name of a subcommand in messages.
     """
 
     about: str
@@ -59,8 +59,8 @@ def asked_page(
 
     Raises UserError for a subcommand that is none.
     """
-    command, *rest = words
-    for word in [*rest, HELP_FLAGS[0]]:
+    command, *arguments = words
+    for word in [*arguments, HELP_FLAGS[0]]:
         page = pages.get(command)
         if page is None:
             return None

@@ -79,8 +79,8 @@ def main() -> None:
     with exit_status():
         words = sys.argv[1:]
         try:
-            if asked := asked_page([PROGRAM, *words], PAGES):
-                print_page(*asked)
+            if page := asked_page([PROGRAM, *words], PAGES):
+                print_page(*page)
             else:
                 _parse(words).run()
             sys.stdout.flush()
@@ -95,12 +95,12 @@ def _parse(arguments: list[str]) -> Command:
     That of ``ddplab emulate`` follows ``--``; that of ``ddplab diagnose`` is its first argument.
     """
     if arguments[:1] == ["diagnose"]:
-        own, program = split_script(arguments[1:])
+        words, program = split_script(arguments[1:])
         if program:
-            return replace(_parse_words(["diagnose", *own]), program=tuple(program))
+            return replace(_parse_words(["diagnose", *words]), program=tuple(program))
     if "--" in arguments:
-        own, program = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
-        command = _parse(own)
+        words, program = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+        command = _parse(words)
         if not isinstance(command, Emulate):
             raise UserError("only ddplab emulate takes a program after --")
         return replace(command, program=tuple(program))

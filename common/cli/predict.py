@@ -36,8 +36,8 @@ class Predict(TableQuestion):
                 raise UserError(f"{tables[0]} has no effect with --cluster, which takes no tables")
             self.on_cluster.run()
             return
-        if given := given_flags(self.on_cluster):
-            raise UserError(f"{given[0]} has an effect with --cluster only")
+        if flags := given_flags(self.on_cluster):
+            raise UserError(f"{flags[0]} has an effect with --cluster only")
 
         from common.cli.prediction.report import Report
 

@@ -62,14 +62,14 @@ class Study:
         if self.rounds < 0:
             raise UserError(f"--rounds {self.rounds}: at least 1")
         settings = module.SETTINGS()
-        given = {
+        refusals = {
             "continues": "cannot be continued",
             "only": "runs all of its cases",
             "rounds": "has no rounds to choose",
             "tests": "has no tests of others",
             "assignments": "is not of assignments",
         }
-        for option, why_not in given.items():
+        for option, why_not in refusals.items():
             if not (value := getattr(self, option)):
                 continue
             if not hasattr(settings, option):

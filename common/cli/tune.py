@@ -69,7 +69,7 @@ class Tune:
         run_id = values.pop("run_id", "")
         progress = StageProgress()
         with progress.stage(f"tune {function} ({ranks} ranks)") as update:
-            found = tune_on_ranks(
+            recommendation = tune_on_ranks(
                 function,
                 ranks,
                 output_dir=output_dir,
@@ -77,4 +77,4 @@ class Tune:
                 flags=values,
                 on_output=update,
             )
-        print_recommendation(found, progress.console)
+        print_recommendation(recommendation, progress.console)

@@ -36,7 +36,7 @@ class EmulatedCluster:
     Attributes:
         rates_bit_per_s: rate of each host's link, in both directions; one entry per host.
         ranks_per_host: ranks that torchrun starts on each host.
-        delay_ms: added to every packet that a host sends, where the kernel has netem.
+        delay_ms: delay added to every packet that a host sends, where the kernel has netem.
     """
 
     rates_bit_per_s: tuple[float, ...]

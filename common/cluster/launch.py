@@ -27,6 +27,8 @@ from common.runtime.processes.orphans import ending_with_parent
 from common.runtime.processes.process_identity import LAUNCHER, has_ended, own_identity
 
 MARK = "DDPLAB_LAUNCH_ID"
+GRACE_S, EMULATED_GRACE_S = 10, 12
+"""Time in which ranks of this machine, or an emulated cluster, may end by themselves."""
 
 
 def threads_per_rank(ranks: int, cores: int | None = None) -> int:
@@ -42,7 +44,6 @@ def launch(
     *,
     hosts: EmulatedCluster | None = None,
     on_output: Callable[[str], None] = lambda line: None,
-    grace_s: float = 10,
 ) -> None:
     """Runs ``script`` on ``ranks`` local ranks, or on emulated hosts, and waits for it.
 
@@ -57,7 +58,7 @@ def launch(
     script, log = script.absolute(), log.absolute()
     error_file = log.with_suffix(".error")
     program = [str(script), *arguments]
-    with _opened(log) as output, _ranks(program, ranks, error_file, grace_s, hosts) as process:
+    with _opened(log) as output, _ranks(program, ranks, error_file, hosts) as process:
         _pass_on(process, output, on_output)
         status = process.wait()
     if status:
@@ -95,9 +96,7 @@ class Series:
 
 
 @contextmanager
-def launch_series(
-    ranks: int, *, hosts: EmulatedCluster | None = None, grace_s: float = 10
-) -> Iterator[Series]:
+def launch_series(ranks: int, *, hosts: EmulatedCluster | None = None) -> Iterator[Series]:
     """Yields ranks of this machine, or of emulated ``hosts``, for scripts one after another.
 
     The ranks are started, and links probed, once. What the scripts import is imported once, which
@@ -108,7 +107,7 @@ def launch_series(
     with tempfile.TemporaryDirectory(prefix="ddplab-series-") as folder:
         queue, error_file = Path(folder) / "queue", Path(folder) / "error"
         queue.touch()
-        with _ranks(series.program(queue), ranks, error_file, grace_s, hosts) as process:
+        with _ranks(series.program(queue), ranks, error_file, hosts) as process:
             yield Series(process, ranks, queue, error_file)
             series.add(queue, series.END)
 
@@ -124,7 +123,6 @@ def _ranks(
     program: Sequence[str],
     ranks: int,
     error_file: Path,
-    grace_s: float,
     hosts: EmulatedCluster | None = None,
 ) -> AbstractContextManager[subprocess.Popen]:
     """Returns a context that runs the program on ranks of this machine or of emulated hosts."""
@@ -150,7 +148,7 @@ def _ranks(
         command,
         mark=secrets.token_hex(8),
         variables=variables,
-        grace_s=grace_s,
+        grace_s=GRACE_S,
         cwd=project_root(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -217,7 +215,7 @@ def started(
         process.wait()
 
 
-def emulate(cluster: EmulatedCluster, program: Sequence[str], grace_s: float = 12) -> int:
+def emulate(cluster: EmulatedCluster, program: Sequence[str]) -> int:
     """Runs ``program`` (a script or ``-m`` and a module, and its flags) on emulated hosts.
 
     What the ranks print goes to this process's own output. Returns torchrun's exit status.
@@ -231,7 +229,7 @@ def emulate(cluster: EmulatedCluster, program: Sequence[str], grace_s: float = 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     mark = secrets.token_hex(8)
     command = emulated.command(cluster, program)
-    with started(command, mark, {"PATH": search_path()}, grace_s) as process:
+    with started(command, mark, {"PATH": search_path()}, EMULATED_GRACE_S) as process:
         status = process.wait()
     if status < 0:
         raise RunFailed(f"the emulated cluster was ended by {signal.Signals(-status).name}")
@@ -279,14 +277,14 @@ def end_marked_processes(mark: str, grace_s: float) -> None:
 
 def marked_processes(mark: str) -> list[psutil.Process]:
     """Returns the living processes whose environment carries the launch's mark."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return [process for process in found if process.pid != os.getpid()]
+    return [process for process in processes if process.pid != os.getpid()]
 
 
 def _cause(log: Path) -> str:
@@ -301,5 +299,5 @@ def _cause(log: Path) -> str:
         return f"a rank died of {first[1]}"
     lines = [re.sub(RANK_PREFIX, "", line) for line in text.splitlines()]
     raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception): ", line)]
-    said = [line.removeprefix("failed: ") for line in lines if line.startswith("failed: ")]
-    return next((found[0] for found in (raised, said) if found), "a rank died")
+    failures = [line.removeprefix("failed: ") for line in lines if line.startswith("failed: ")]
+    return next((causes[0] for causes in (raised, failures) if causes), "a rank died")

@@ -39,15 +39,15 @@ def probe(host: int, rate_bit_per_s: float) -> dict[str, float]:
 @contextmanager
 def network_of(host: int) -> Iterator[None]:
     """Enters a host's network: sockets made in this block, in this thread, belong to it."""
-    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     other = os.open(Path("/run/netns") / f"host{host}", os.O_RDONLY)
     try:
         _enter(other)
         yield
     finally:
-        _enter(own)
+        _enter(home)
         os.close(other)
-        os.close(own)
+        os.close(home)
 
 
 def _enter(namespace: int) -> None:

@@ -154,7 +154,7 @@ def delay(netns: str, delay_ms: float) -> None:
 
 def run(*arguments: str) -> None:
     """Runs one command. Raises UserError with what it said where it fails."""
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise UserError(f"emulated network: `{' '.join(arguments)}`: {said}")
+    process = subprocess.run(arguments, capture_output=True, text=True)
+    if process.returncode:
+        message = " ".join(process.stderr.split())
+        raise UserError(f"emulated network: `{' '.join(arguments)}`: {message}")

@@ -82,27 +82,27 @@ def connect(cluster: EmulatedCluster) -> dict:
     for burst_bytes in (BURSTS_BYTES[0], *BURSTS_BYTES):  # a busy moment gets a second chance
         if tried:
             shape(cluster, burst_bytes)
-        found = [probe(host, rate) for host, rate in enumerate(cluster.rates_bit_per_s, start=1)]
-        tried.append((reached(cluster, found), burst_bytes, found))
+        rates = [probe(host, rate) for host, rate in enumerate(cluster.rates_bit_per_s, start=1)]
+        tried.append((reached(cluster, rates), burst_bytes, rates))
         if tried[-1][0] >= SUSTAINED or cluster.delay_ms:  # with a delay TCP starts slowly
             break
     # The shallowest bucket within 0.02 of the best share: a deeper one lets longer bursts pass.
     best = max(share for share, _, _ in tried)
-    share, burst_bytes, found = next(one for one in tried if one[0] >= best - 0.02)
+    share, burst_bytes, rates = next(trial for trial in tried if trial[0] >= best - 0.02)
     shape(cluster, burst_bytes)
     if share < SUSTAINED and not cluster.delay_ms:
         print(
             f"warning: this machine moves only {share:.0%} of what the slowest link should carry",
             file=sys.stderr,
         )
-    links = [{"host": f"host{i}", **link} for i, link in enumerate(found, start=1)]
+    links = [{"host": f"host{i}", **link} for i, link in enumerate(rates, start=1)]
     network = {"hosts": cluster.hosts, **asdict(cluster), "burst_bytes": burst_bytes}
     return network | {"congestion_control": CONGESTION_CONTROL, "probe": links}
 
 
-def reached(cluster: EmulatedCluster, found: Sequence[dict[str, float]]) -> float:
+def reached(cluster: EmulatedCluster, measured: Sequence[dict[str, float]]) -> float:
     """Returns TCP's rate on the worst link, as a share of the payload that its rate allows."""
-    rates = zip(found, cluster.rates_bit_per_s, strict=True)
+    rates = zip(measured, cluster.rates_bit_per_s, strict=True)
     return min(min(link.values()) / (PAYLOAD_SHARE * rate) for link, rate in rates)
 
 
@@ -110,12 +110,12 @@ def write_names(cluster: EmulatedCluster) -> None:
     """Writes the names by which the hosts find each other, in this cluster only."""
     names = Path("/run/cluster/hosts")
     # torch's sockets take IPv6 and ask for the mapped form of an IPv4 address.
-    known = [
+    lines = [
         f"{prefix}{address(host)} host{host}"
         for host in range(1, cluster.hosts + 1)
         for prefix in ("", "::ffff:")
     ]
-    names.write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *known, ""]))
+    names.write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *lines, ""]))
     if Path("/etc/hosts").exists():
         run("mount", "--bind", str(names), "/etc/hosts")
 
@@ -123,8 +123,8 @@ def write_names(cluster: EmulatedCluster) -> None:
 def describe(cluster: EmulatedCluster, network: dict) -> str:
     """Returns a line with the hosts and the rates that a TCP stream reached on their links."""
     links = [f"{link['up'] / 1e6:.0f}/{link['down'] / 1e6:.0f}" for link in network["probe"]]
-    shown = links if len(links) <= 4 else [*links[:3], "…", links[-1]]
-    return f"{cluster}; a TCP stream up/down: {', '.join(shown)} Mbit/s"
+    texts = links if len(links) <= 4 else [*links[:3], "…", links[-1]]
+    return f"{cluster}; a TCP stream up/down: {', '.join(texts)} Mbit/s"
 
 
 class Host:

@@ -44,7 +44,7 @@ class ReplayModel(nn.Module):
         Args:
             profile: sizes and ready times; sizes are multiples of 4 bytes.
             forward_s: time that a forward pass sleeps, in seconds.
-            value: what every element of a gradient is before DDP averages it over ranks.
+            value: value of every element of a gradient before DDP averages it over ranks.
 
         Raises:
             UserError: a gradient that is not float32 or not a whole number of its elements, or
@@ -58,7 +58,7 @@ class ReplayModel(nn.Module):
         parameters = _register(self, profile)
         # Not registered as buffers: DDP would broadcast them in every forward pass.
         self._in_ready_order = [parameters[name] for name in profile.names]
-        self._gradients = [torch.full_like(one, value) for one in self._in_ready_order]
+        self._gradients = [torch.full_like(parameter, value) for parameter in self._in_ready_order]
         self._handed_s = [0.0] * (len(profile.names) + 1)
         self._first_node_s = 0.0
         self._used = False
@@ -212,9 +212,9 @@ def _sleep_until(moment_s: float) -> None:
 
 
 def _check_gradients(profile: BackwardProfile) -> None:
-    others = sorted(set(profile.kinds) - {"float32"})
-    if others:
-        raise UserError(f"a replay of {', '.join(others)} gradients: only float32 is known")
+    kinds = sorted(set(profile.kinds) - {"float32"})
+    if kinds:
+        raise UserError(f"a replay of {', '.join(kinds)} gradients: only float32 is known")
     for name, size in zip(profile.names, profile.sizes_bytes.tolist(), strict=True):
         if size % BYTES_PER_ELEMENT:
             raise UserError(
@@ -251,9 +251,11 @@ def _register(model: nn.Module, profile: BackwardProfile) -> dict[str, nn.Parame
         ) from None
     parameters = dict(model.named_parameters())
     if list(parameters) != names:
-        place = next(i for i, (a, b) in enumerate(zip(parameters, names, strict=False)) if a != b)
+        position = next(
+            i for i, (a, b) in enumerate(zip(parameters, names, strict=False)) if a != b
+        )
         raise UserError(
-            f"parameter {names[place]!r} is registered at place {place} in the recording, where a "
-            f"module of these names has {list(parameters)[place]!r}"
+            f"parameter {names[position]!r} is registered at place {position} in the recording, "
+            f"where a module of these names has {list(parameters)[position]!r}"
         )
     return parameters

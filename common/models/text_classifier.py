@@ -180,7 +180,7 @@ def build_text_classifier(
             model = Classifier.from_config(config)
         else:
             # A head for another number of classes is replaced; the log then names what is new.
-            model, found = _load(
+            model, info = _load(
                 name,
                 lambda local: Classifier.from_pretrained(
                     name,
@@ -190,7 +190,7 @@ def build_text_classifier(
                     **local,
                 ),
             )
-            _say_what_is_new(name, found)
+            _say_what_is_new(name, info)
     # from_pretrained gives a model in evaluation mode, in which it would train without dropout.
     return TransformersClassifier(model.float()).train()
 
@@ -252,10 +252,10 @@ def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
             setattr(config, entry, dropout)
 
 
-def _say_what_is_new(name: str, found: dict) -> None:
+def _say_what_is_new(name: str, info: dict) -> None:
     """Logs the weights that were not in the files, or not in this shape: those of a new head."""
-    mismatched = [entry[0] for entry in found["mismatched_keys"]]
-    new = sorted({*found["missing_keys"], *mismatched})
+    mismatched = [entry[0] for entry in info["mismatched_keys"]]
+    new = sorted({*info["missing_keys"], *mismatched})
     if new:
         more = f" and {len(new) - 4} more" if len(new) > 4 else ""
         logger.info(f"model {name}: random weights for {', '.join(new[:4])}{more}")

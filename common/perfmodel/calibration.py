@@ -94,7 +94,7 @@ class Calibration:
         one round share the state the machine was in, and all-reduces within it.
 
         Args:
-            sources: those of ``SOURCES`` that are drawn; of the others all samples are taken once.
+            sources: members of ``SOURCES`` to draw; all samples of the others are taken once.
         """
         # Bootstrap (Efron 1979): the unit that is drawn is one whose errors are independent of the
         # next one's. That is a pass for gradients, and a round for everything that shares rounds.

@@ -80,11 +80,11 @@ class MeasuredAllReduce:
 
     def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
         """Computes the seconds for ``size_bytes``; a scalar for a scalar, else an array."""
-        asked = np.asarray(size_bytes, dtype=float)
-        times = np.interp(asked, self.sizes_bytes, self.times_s)
-        beyond = asked > self.sizes_bytes[-1]
+        sizes = np.asarray(size_bytes, dtype=float)
+        times = np.interp(sizes, self.sizes_bytes, self.times_s)
+        beyond = sizes > self.sizes_bytes[-1]
         if beyond.any():
-            times = np.where(beyond, self.times_s[-1] * asked / self.sizes_bytes[-1], times)
+            times = np.where(beyond, self.times_s[-1] * sizes / self.sizes_bytes[-1], times)
         return float(times) if np.ndim(size_bytes) == 0 else times
 
 

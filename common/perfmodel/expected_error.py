@@ -81,7 +81,7 @@ def regime_of(model: DdpModel, loopback: bool) -> str:
     """Returns the regime of a system.
 
     Args:
-        model: of the system.
+        model: model of the system.
         loopback: True if its ranks communicate on the machine that they compute on.
     """
     if model.added_latency_s:
@@ -100,9 +100,9 @@ def expectation(
     """Returns the error to expect of a prediction, and the interval around it, as two sentences.
 
     Args:
-        model: of the system.
-        backend: of its process group.
-        network: by the name that its runs record, such as ``TCP over loopback``.
+        model: model of the system.
+        backend: backend of its process group.
+        network: name that its runs record, such as ``TCP over loopback``.
         predicted_s: the model's prediction, in seconds.
         chance: see ``ExpectedError.interval_s``.
     """

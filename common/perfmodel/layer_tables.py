@@ -151,10 +151,10 @@ def profile_from_layers(tables: LayerTables) -> BackwardProfile:
         weights = np.array([size if size > 4 * width else 0 for _, size in parts], dtype=float)
         if not weights.any():
             weights = np.ones(len(parts))
-        for (part, size), done in zip(parts, np.cumsum(weights) / weights.sum(), strict=True):
+        for (part, size), share in zip(parts, np.cumsum(weights) / weights.sum(), strict=True):
             names.append(f"{layer}.{part}".replace("block ", "blocks."))
             sizes.append(size * BYTES_PER_PARAMETER)
-            ready.append(now + duration * float(done))
+            ready.append(now + duration * float(share))
         now += duration
     end = now + tables.embedding_s
     for name, count in (("wpe", tables.position_parameters), ("wte", tables.embedding_parameters)):

@@ -181,7 +181,7 @@ class DdpModel:
         beside_s, progress_s = costs.beside_computation(messages, message_s)
         if messages.shape[1] > 1:
             beside_s, progress_s = (
-                np.where(messages > 0, found, 0.0) for found in (beside_s, progress_s)
+                np.where(messages > 0, seconds, 0.0) for seconds in (beside_s, progress_s)
             )
         return Traffic(
             ready_work=ready_work,
@@ -224,15 +224,15 @@ class DdpModel:
             caps_mib: caps to choose from; caps that give the same buckets are simulated once. None
                 searches the bucketings of ``distinct_bucketings``.
             tolerance: excess over the best time that counts as near, as a fraction of that time.
-            bucketings: of ``distinct_bucketings`` for this profile and these caps, found once where
-                many networks are compared.
+            bucketings: result of ``distinct_bucketings`` for this profile and these caps, computed
+                once where many networks are compared.
             hook: a communication hook, which decides what is sent.
         """
         if caps_mib is not None and not len(caps_mib):
             raise UserError("no caps to search")
         if bucketings is None:
             bucketings = distinct_bucketings(self.profile, caps_mib)
-        timelines = [self.simulate(each.buckets, hook=hook) for each in bucketings]
+        timelines = [self.simulate(bucketing.buckets, hook=hook) for bucketing in bucketings]
         return fastest_cap(bucketings, timelines, caps_mib, tolerance)
 
     def ladder(self, one_rank: BackwardProfile | None = None) -> dict[str, Predictor]:
@@ -248,11 +248,11 @@ class DdpModel:
         copies = unslowed.without("launch", "compute_slowdown")
         one_by_one = replace(self, in_flight=1, crowded_network=None)
         bare = replace(one_by_one, costs=NO_COSTS)
-        own = replace(bare, profile=one_rank or self.profile)
-        by_hand = closed_form(own.profile, self.line)
+        single = replace(bare, profile=one_rank or self.profile)
+        by_hand = closed_form(single.profile, self.line)
         models = {
-            LINE: replace(own, network=as_alpha_beta(self.network)),
-            CURVE: own,
+            LINE: replace(single, network=as_alpha_beta(self.network)),
+            CURVE: single,
             SLOWEST: bare,
             COPIES: replace(one_by_one, costs=copies),
             SEVERAL: replace(self, costs=copies),

@@ -91,11 +91,11 @@ def in_flight_lanes(events: Sequence[BucketEvent]) -> list[int]:
     """
     lanes = [0] * len(events)
     free_s: list[float] = []
-    for place in sorted(range(len(events)), key=lambda index: events[index].start_s):
-        event = events[place]
+    for index in sorted(range(len(events)), key=lambda index: events[index].start_s):
+        event = events[index]
         lane = next((i for i, end_s in enumerate(free_s) if end_s <= event.start_s), len(free_s))
         free_s[lane : lane + 1] = [event.end_s]  # replaces the lane's end, or adds a lane
-        lanes[place] = lane
+        lanes[index] = lane
     return lanes
 
 
@@ -109,26 +109,26 @@ def trace_json(
     """Returns the text of a trace file.
 
     Args:
-        timelines: by the name of the process that shows each, such as ``predicted``.
+        timelines: name of a process of the trace, such as ``predicted`` → its backward pass.
         parameters: names of the gradients that the buckets' members are indices into; a bucket
             without members is that of the same index in the first timeline.
         facts: facts that the file should state (``otherData``): model, cap, hardware.
-        around: forward pass and update by the same names, where they are known.
+        around: name of a process → forward pass and update, where they are known.
     """
     around = around or {}
-    zero_s = max((one.forward_s for one in around.values()), default=0.0)
+    zero_s = max((step.forward_s for step in around.values()), default=0.0)
     members = [event.members for event in next(iter(timelines.values())).events]
     records: list[dict] = []
     for process, (label, timeline) in enumerate(timelines.items(), start=1):
         boxes = slices(timeline, around.get(label))
         threads = sorted({(_order(box), _thread_name(box)) for box in boxes})
-        numbers = {name: 10 * process + place for place, (_, name) in enumerate(threads)}
+        numbers = {name: 10 * process + number for number, (_, name) in enumerate(threads)}
         records += _metadata(process, label, numbers)
         for box in boxes:
-            known = box.event and (box.event.members or _at(members, box.event.index))
-            names = [parameters[index] for index in known or () if index < len(parameters)]
-            place = {"pid": process, "tid": numbers[_thread_name(box)]}
-            records.append(_complete(box, zero_s) | place | {"args": _arguments(box, names)})
+            indices = box.event and (box.event.members or _at(members, box.event.index))
+            names = [parameters[index] for index in indices or () if index < len(parameters)]
+            ids = {"pid": process, "tid": numbers[_thread_name(box)]}
+            records.append(_complete(box, zero_s) | ids | {"args": _arguments(box, names)})
     document = {"traceEvents": records, "displayTimeUnit": "ms", "otherData": dict(facts or {})}
     return json.dumps(document, separators=(",", ":"))
 

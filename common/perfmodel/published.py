@@ -39,8 +39,8 @@ def load_recorded(name: str, folder: Path = DATA) -> RecordedSystem:
     """Loads ``data/<name>``. Raises UserError where there is no such recording."""
     path = folder / name
     if not (path / LAYERS).is_file():
-        known = sorted(table.parent.name for table in folder.glob(f"*/{LAYERS}"))
-        raise UserError(f"no recorded system {name!r}; known: {', '.join(known)}")
+        names = sorted(table.parent.name for table in folder.glob(f"*/{LAYERS}"))
+        raise UserError(f"no recorded system {name!r}; known: {', '.join(names)}")
     source = yaml.safe_load((path / "source.yaml").read_text())
     curve = read_table(path / "all-reduce.csv", ["size_bytes", "time_mean_ms", "time_std_ms"])
     times = numbers(curve, "time_mean_ms", path / "all-reduce.csv", above=0) / 1e3

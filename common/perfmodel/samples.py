@@ -133,11 +133,11 @@ class AllReduceSamples:
         # the last place is NaN where there are fewer than places.
         sizes, rounds, calls = self.time_s.shape
         # A run that was stopped in a round has not all sizes in it.
-        whole = np.flatnonzero((~np.isnan(self.time_s)).any(axis=2).all(axis=0))
-        chosen = whole[generator.integers(len(whole), size=rounds)]
-        known = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
-        iterations = (generator.random((sizes, rounds, calls)) * known).astype(int)
-        iterations = np.where(np.arange(calls) < known, iterations, calls - 1)
+        complete = np.flatnonzero((~np.isnan(self.time_s)).any(axis=2).all(axis=0))
+        chosen = complete[generator.integers(len(complete), size=rounds)]
+        present = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
+        iterations = (generator.random((sizes, rounds, calls)) * present).astype(int)
+        iterations = np.where(np.arange(calls) < present, iterations, calls - 1)
         return self.curve(chosen, iterations)
 
     def curve(
@@ -176,7 +176,7 @@ class OverlapSamples:
         copy_out_s: the part of it that copies gradients back, by DDP's own record; None in runs
             that did not take it.
         local_s: the pass alone.
-        gradient_bytes: of the model.
+        gradient_bytes: bytes of the model's gradients.
         beside: message size → the pass beside all-reduces of it without pause, ascending.
         launched: message size → the pass that launches all-reduces of it as its gradients become
             ready; empty in runs that have none.
@@ -184,8 +184,8 @@ class OverlapSamples:
             before 2026-11-23 have these, and ``beside`` of one size only.
         launches_hidden: whether a GPU was held back before the passes beside all-reduces, so that
             what the host takes to launch these is not in their times.
-        backend: of the process group, which says how many all-reduces can be under way; None
-            allows for the most of any.
+        backend: the process group's backend, which says how many all-reduces can be under way;
+            None allows for the most of any.
     """
 
     bookkeeping_s: NDArray
@@ -208,8 +208,8 @@ class OverlapSamples:
         # The rank whose pass is longest has seen the most all-reduces end.
         times = ["backward_time_ms", "all_reduce_time_ms", "messages_done", "copy_out_time_ms"]
         keys = ["arm", "message_bytes", "round"]
-        known = table.reindex(columns=[*keys, "iteration", *times])  # older runs lack the last two
-        by_round = slowest_rank(known, times, by=[*keys, "iteration"]).groupby(keys).median()
+        rows = table.reindex(columns=[*keys, "iteration", *times])  # older runs lack the last two
+        by_round = slowest_rank(rows, times, by=[*keys, "iteration"]).groupby(keys).median()
         rounds = sorted(set(table["round"]))
 
         def samples(arm: str, column: str, size: float = 0) -> NDArray:
@@ -315,16 +315,19 @@ class OverlapSamples:
             return copies
         sizes = tuple(map(float, self.beside))
         most = IN_FLIGHT.get(self.backend or "", max(IN_FLIGHT.values()))
-        pairs = [each.contention(self.local_s, taken, most) for each in self.beside.values()]
+        pairs = [
+            messages.contention(self.local_s, taken, most) for messages in self.beside.values()
+        ]
         lost_s, delay_s = zip(*pairs, strict=True)
         lost = (sizes, lost_s)
         if self.launched:
             launched_s = [
-                each.contention(self.local_s, taken, most)[0] for each in self.launched.values()
+                messages.contention(self.local_s, taken, most)[0]
+                for messages in self.launched.values()
             ]
             lost = (tuple(map(float, self.launched)), tuple(launched_s))
         if self.paced:
-            paced_s = [each.lost_s(self.local_s, taken) for each in self.paced.values()]
+            paced_s = [messages.lost_s(self.local_s, taken) for messages in self.paced.values()]
             # A larger message never costs less than a smaller one: that would be noise.
             lost = (tuple(self.paced), tuple(np.maximum.accumulate(paced_s).tolist()))
         return replace(copies, lost_compute=lost, delays=(sizes, delay_s))
@@ -335,11 +338,11 @@ class BesideMessages:
     """A backward pass beside all-reduces of one size, by round.
 
     Attributes:
-        messages: number of them in all.
-        backward_s: the pass.
-        until_done_s: from its start until the last of the all-reduces is done.
-        alone_s: all of them with nothing beside them.
-        done: number of them that ended during the pass; NaN where that was not counted.
+        messages: number of all-reduces.
+        backward_s: duration of the pass.
+        until_done_s: time from the pass's start until the last all-reduce is done.
+        alone_s: duration of all all-reduces with nothing beside them.
+        done: number of all-reduces that ended during the pass; NaN where that was not counted.
     """
 
     messages: float
@@ -365,15 +368,15 @@ class BesideMessages:
         """
         backward_s = _middle(self.backward_s[taken])
         each_s = _middle(self.alone_s[taken]) / self.messages
-        done = self.messages - (_middle(self.until_done_s[taken]) - backward_s) / each_s
+        count = self.messages - (_middle(self.until_done_s[taken]) - backward_s) / each_s
         counted = _middle(self.done[taken])
         if not np.isnan(counted):
-            done = min(max(done, counted), counted + in_flight, self.messages)
-        done = max(0.5, done)
-        lost_s = max(0.0, _middle((self.backward_s - local_s)[taken])) / done
+            count = min(max(count, counted), counted + in_flight, self.messages)
+        count = max(0.5, count)
+        lost_s = max(0.0, _middle((self.backward_s - local_s)[taken])) / count
         if counted >= self.messages:
             return lost_s, 0.0
-        return lost_s, max(0.0, backward_s / done - each_s)
+        return lost_s, max(0.0, backward_s / count - each_s)
 
 
 @dataclass(frozen=True, eq=False)

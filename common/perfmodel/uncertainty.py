@@ -31,7 +31,7 @@ class PredictionBands:
     """A prediction and its band for each cap.
 
     Attributes:
-        table: by cap: ``bucket_cap_mib`` (NaN is DDP's default), ``predicted_ms`` (from all
+        table: a row per cap: ``bucket_cap_mib`` (NaN is DDP's default), ``predicted_ms`` (from all
             samples), ``median_ms``, ``low_ms`` and ``high_ms`` (of the drawn ones), and
             ``best_share``: in which share of the draws no other cap was faster.
         drawn_s: T of every draw [draws, caps].
@@ -42,13 +42,13 @@ class PredictionBands:
     drawn_s: NDArray
     level: float
 
-    def difference(self, one: int, other: int) -> tuple[float, float]:
+    def difference(self, row: int, other_row: int) -> tuple[float, float]:
         """Returns the band of T(one) / T(other) − 1; caps are given by their rows in the table.
 
         Both come from the same draws, so what they share cancels: two caps may differ for sure
         though their bands overlap.
         """
-        ratios = self.drawn_s[:, one] / self.drawn_s[:, other] - 1
+        ratios = self.drawn_s[:, row] / self.drawn_s[:, other_row] - 1
         return middle(ratios, confidence=self.level)
 
 
@@ -77,11 +77,11 @@ def prediction_bands(
         str([bucket[-1] for bucket in buckets]): cap
         for buckets, cap in zip(bucketings, caps_mib, strict=True)
     }
-    place = {key: index for index, key in enumerate(distinct)}
-    of_cap = [place[str([bucket[-1] for bucket in buckets])] for buckets in bucketings]
+    row_of = {key: index for index, key in enumerate(distinct)}
+    of_cap = [row_of[str([bucket[-1] for bucket in buckets])] for buckets in bucketings]
 
-    def times(one: DdpModel) -> list[float]:
-        return [one.backward_s(cap) for cap in distinct.values()]
+    def times(drawn_model: DdpModel) -> list[float]:
+        return [drawn_model.backward_s(cap) for cap in distinct.values()]
 
     predicted = np.array(times(model))[of_cap]
     drawn = np.array([times(calibration.drawn(generator)) for _ in range(draws)])[:, of_cap]
@@ -99,20 +99,16 @@ def prediction_bands(
     return PredictionBands(table, drawn, level)
 
 
-def spread_by_source(
-    calibration: Calibration, cap_mib: float | None, *, draws: int = 50, seed: int = 0
-) -> dict[str, float]:
+def spread_by_source(calibration: Calibration, cap_mib: float | None) -> dict[str, float]:
     """Returns by source the width of the 90 % band, relative to T, where it alone is drawn.
 
     The widest is the source of which more samples would narrow the prediction's band most.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     predicted_s = calibration.model().backward_s(cap_mib)
     spreads = {}
     for source in SOURCES:
-        drawn_s = [
-            calibration.drawn(generator, (source,)).backward_s(cap_mib) for _ in range(draws)
-        ]
+        drawn_s = [calibration.drawn(generator, (source,)).backward_s(cap_mib) for _ in range(50)]
         low, high = middle(drawn_s, confidence=0.9)
         spreads[source] = float(high - low) / predicted_s
     return spreads
@@ -120,7 +116,7 @@ def spread_by_source(
 
 @dataclass(frozen=True)
 class Chance:
-    """What chance in the measurements does to a prediction.
+    """The effect of chance in the measurements on a prediction.
 
     Attributes:
         predicted_s: T, from all samples, with its 90 % band.

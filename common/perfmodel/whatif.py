@@ -46,11 +46,11 @@ def cases(model: DdpModel, ranks: int, factors: Sequence[float]) -> list[Case]:
     Latency that is added to every bucket is a part of α. Once per bucket, it does not grow with the
     ranks.
     """
-    found = []
+    changes = []
     for factor in factors:
         later = _with_network(model, partial(scaled, latency=factor))
         later = replace(later, added_latency_s=model.added_latency_s * factor)
-        found += [
+        changes += [
             Case("latency α", factor, later),
             Case(
                 "bandwidth β",
@@ -60,12 +60,12 @@ def cases(model: DdpModel, ranks: int, factors: Sequence[float]) -> list[Case]:
             Case("gradient bytes B", factor, _with_profile(model, size=factor)),
             Case("compute time g", factor, _with_profile(model, compute=factor)),
         ]
-        others = int(ranks * factor)
-        if others >= 2 and others == ranks * factor:
-            more = partial(scale_ranks, measured_ranks=ranks, ranks=others)
+        changed_ranks = int(ranks * factor)
+        if changed_ranks >= 2 and changed_ranks == ranks * factor:
+            more = partial(scale_ranks, measured_ranks=ranks, ranks=changed_ranks)
             changed = _with_network(model, more)
-            found.append(Case("ranks n (ring)", factor, changed))
-    return found
+            changes.append(Case("ranks n (ring)", factor, changed))
+    return changes
 
 
 def _with_network(model: DdpModel, change: Callable[[AllReduceModel], AllReduceModel]) -> DdpModel:
@@ -77,7 +77,7 @@ def _with_profile(model: DdpModel, **factors: float) -> DdpModel:
     return replace(model, profile=model.profile.scaled(**factors))
 
 
-def best_caps(found: Sequence[Case]) -> pd.DataFrame:
+def best_caps(changes: Sequence[Case]) -> pd.DataFrame:
     """Finds b* of each case, by simulation and by the hand-derived equation, in MiB.
 
     Columns: quantity, factor, best_mib, low_mib and high_mib (the interval of caps around b*
@@ -85,7 +85,7 @@ def best_caps(found: Sequence[Case]) -> pd.DataFrame:
     total_ms.
     """
     rows = []
-    for case in found:
+    for case in changes:
         best = case.model.best_cap()
         low, high = near_interval(best)
         by_hand = closed_form(case.model.profile, case.model.line)

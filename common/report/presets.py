@@ -17,11 +17,11 @@ from pathlib import Path
 
 from common.cluster.emulated import EmulatedCluster
 from common.errors import UserError
-from common.runtime.group.global_batch import dividing_batch
 from common.runtime.machine.device import choose_device
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.records.run_directory import read_environment
 from common.runtime.script import read_yaml
+from common.settings import dividing_batch
 
 PRESETS = ("smoke", "laptop", "gpu")
 GLOBAL_BATCH = "global_batch_size"

@@ -30,7 +30,7 @@ def check_kind(where: str, value: object, expected: object) -> None:
 
     Args:
         where: file and setting, for the message.
-        value: as YAML has it.
+        value: the setting's value, as YAML has it.
         expected: the setting's type.
     """
     if (expected is bool) != isinstance(value, bool):

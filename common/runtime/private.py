@@ -29,15 +29,15 @@ def known(owner: object, *names: str) -> Any:
     """
     path = owner if isinstance(owner, str) else type(owner).__name__
     try:
-        found = importlib.import_module(owner) if isinstance(owner, str) else owner
+        attribute = importlib.import_module(owner) if isinstance(owner, str) else owner
         for name in names:
-            found = getattr(found, name)
+            attribute = getattr(attribute, name)
     except (ImportError, AttributeError):
         raise UserError(
             f"torch {torch.__version__} has no {'.'.join((path, *names))}, which this needs; "
             f"versions known to work: torch {WORKING}"
         ) from None
-    return found
+    return attribute
 
 
 def stager(pin_memory: bool) -> Any:

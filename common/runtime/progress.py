@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import time
 
+INTERVAL_S = 2.0
 logger = logging.getLogger(__name__)
 
 
 class Progress:
     """A counter of the steps of a known total, which logs the progress and the time left."""
 
-    def __init__(self, total: int, enabled: bool = True, interval_s: float = 2.0) -> None:
+    def __init__(self, total: int, enabled: bool = True) -> None:
         self.total = total
         self.enabled = enabled
-        self.interval_s = interval_s
         self.done = 0
         self._start = self._last = time.monotonic()
 
@@ -22,7 +22,7 @@ class Progress:
         """Counts one more step, which ``doing`` describes."""
         self.done += 1
         moment = time.monotonic()
-        if self.enabled and (moment - self._last >= self.interval_s or self.done == self.total):
+        if self.enabled and (moment - self._last >= INTERVAL_S or self.done == self.total):
             self._last = moment
-            left = (moment - self._start) / self.done * (self.total - self.done)
-            logger.info("[%d/%d] %s, about %.0f s left", self.done, self.total, doing, left)
+            remaining_s = (moment - self._start) / self.done * (self.total - self.done)
+            logger.info("[%d/%d] %s, about %.0f s left", self.done, self.total, doing, remaining_s)

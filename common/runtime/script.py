@@ -249,15 +249,15 @@ def _later_wins(arguments: list[str], settings_type: type) -> list[str]:
 
 
 def _take_option(argv: Sequence[str], option: str) -> tuple[str | None, list[str]]:
-    rest = list(argv)
-    for index, argument in enumerate(rest):
+    words = list(argv)
+    for index, argument in enumerate(words):
         if argument == option:
-            if index + 1 == len(rest):
+            if index + 1 == len(words):
                 raise UserError(f"{option} needs a file")
-            return rest[index + 1], rest[:index] + rest[index + 2 :]
+            return words[index + 1], words[:index] + words[index + 2 :]
         if argument.startswith(f"{option}="):
-            return argument.split("=", 1)[1], rest[:index] + rest[index + 1 :]
-    return None, rest
+            return argument.split("=", 1)[1], words[:index] + words[index + 1 :]
+    return None, words
 
 
 def read_yaml(path: Path) -> dict:

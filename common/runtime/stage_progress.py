@@ -18,24 +18,24 @@ class StageProgress:
         self._start = self._ended = time.monotonic()
 
     @contextmanager
-    def stage(self, name: str, left: Callable[[], str] = str) -> Iterator[Callable[[str], None]]:
+    def stage(self, name: str, ahead: Callable[[], str] = str) -> Iterator[Callable[[str], None]]:
         """Shows a stage; yields a function that takes its output lines.
 
         Its time is counted from the end of the one before.
 
         Args:
             name: name of the stage.
-            left: returns how much of the run is still to come, in words.
+            ahead: returns how much of the run is still to come, in words.
         """
         start = self._ended
         if not self.console.is_terminal:
-            ahead = left()
-            self.console.print(f"… {name}{f' ({ahead})' if ahead else ''}", highlight=False)
+            words = ahead()
+            self.console.print(f"… {name}{f' ({words})' if words else ''}", highlight=False)
         with self.console.status(name) as status:
 
             def update(line: str) -> None:
                 elapsed = time.monotonic() - start
-                words = "  ".join(filter(None, [f"{elapsed:.0f} s", left(), escape(line[:50])]))
+                words = "  ".join(filter(None, [f"{elapsed:.0f} s", ahead(), escape(line[:50])]))
                 status.update(f"{name} [dim]{words}[/dim]")
 
             update("")

@@ -7,9 +7,9 @@ from numbers import Integral
 
 def counted(number: float, noun: str) -> str:
     """Returns a number with its noun: ``1 rank``, ``2 ranks``, ``1,024 ranks``, ``0.5 cores``."""
-    shown = f"{number:,}" if isinstance(number, Integral) else f"{number:,.3g}"
+    text = f"{number:,}" if isinstance(number, Integral) else f"{number:,.3g}"
     plural = "es" if noun.endswith(("ss", "tch")) else "s"
-    return f"{shown} {noun}{'' if number == 1 else plural}"
+    return f"{text} {noun}{'' if number == 1 else plural}"
 
 
 def size_text(size_bytes: float) -> str:

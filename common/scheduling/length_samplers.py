@@ -27,8 +27,8 @@ def length_grouped_order(lengths: NDArray, batch_size: int, permutation: NDArray
     # One stable sort by (run, descending length) sorts all runs at once. The longest sample of a
     # run is then its first, so the longest of all is among the first of each run.
     run = max(1, min(len(lengths) // (4 * batch_size), MEGA_BATCH)) * batch_size
-    place = np.arange(len(lengths)) // run
-    order = permutation[np.lexsort((-lengths[permutation], place))]
+    runs = np.arange(len(lengths)) // run
+    order = permutation[np.lexsort((-lengths[permutation], runs))]
     first_of_longest = run * int(np.argmax(lengths[order[::run]]))
     order[[0, first_of_longest]] = order[[first_of_longest, 0]]
     return order
@@ -73,7 +73,7 @@ def token_budget_batches(
     shuffled = rng.permutation(len(lengths))
     order = shuffled[np.argsort(lengths[shuffled], kind="stable")]
     batches = np.split(order, bounds[1:-1])
-    return [batches[place] for place in rng.permutation(len(batches))]
+    return [batches[index] for index in rng.permutation(len(batches))]
 
 
 def budget_for(ascending: NDArray, batch_size: float) -> int:

@@ -15,11 +15,12 @@ import numpy as np
 
 from common.exercises.min_max_partition import SortedBatch, lower_bound
 from common.scheduling.cost import CalibratedCost, Cost
-from common.scheduling.fixed_order import fixed_order, in_order
 from common.scheduling.unequal_ranks import (
     FastestOf,
     RankKind,
     SlowestOf,
+    fixed_order,
+    in_order,
     optimal_order,
     trial_steps,
 )

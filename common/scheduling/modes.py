@@ -8,7 +8,7 @@ same global batches among the ranks; ``length_grouped`` and ``token_budget`` for
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,7 +82,7 @@ class StepPlan:
         if callable(cost):
             return np.max(cost(self.local_batch, self.longest)).item()
         shapes = zip(cost, self.local_batch.tolist(), self.longest.tolist(), strict=True)
-        return max(float(own(batch, longest)) for own, batch, longest in shapes)
+        return max(float(rank_cost(batch, longest)) for rank_cost, batch, longest in shapes)
 
     @cached_property
     def _own(self) -> NDArray:
@@ -91,20 +91,6 @@ class StepPlan:
     @cached_property
     def _starts(self) -> NDArray:
         return np.cumsum(self.local_batch) - self.local_batch
-
-
-def global_batches(count: int, global_batch: int, seed: int) -> Iterator[NDArray]:
-    """Yields whole global batches (indices [B]) of a data set of ``count`` samples, endlessly.
-
-    Each epoch is a permutation of its own. The samples at its end that make no whole batch are
-    dropped, others each time. So no sample comes twice within an epoch or within a step.
-    """
-    epoch = 0
-    while True:
-        order = epoch_order(count, seed, epoch)
-        for start in range(0, count - global_batch + 1, global_batch):
-            yield order[start : start + global_batch]
-        epoch += 1
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> NDArray:
@@ -183,8 +169,8 @@ class Planner:
             drawn = self._drawn(step)
             if self.mode == "dynamic":
                 cost = cost or TokensCost()
-                own = self.lengths[drawn]
-                parts = self._smallest_bottleneck(own, cost, max_batch)
+                lengths = self.lengths[drawn]
+                parts = self._smallest_bottleneck(lengths, cost, max_batch)
             elif self.mode == "karmarkar_karp":
                 parts = karmarkar_karp(self.lengths[drawn], self.world_size, equal_size=True)
             else:
@@ -212,14 +198,14 @@ class Planner:
 
     def _drawn(self, step: int) -> NDArray:
         """Returns the samples of a step, in the order in which ranks take them."""
-        epoch, place = divmod(step, self.steps_per_epoch())
+        epoch, index = divmod(step, self.steps_per_epoch())
         if self._epoch[0] != epoch:
             order = epoch_order(len(self.lengths), self.seed, epoch)
             if self.mode == "length_grouped":
                 rank_batch = -(-self.global_batch // self.world_size)
                 order = length_grouped_order(self.lengths, rank_batch, order)
             self._epoch = (epoch, order)
-        start = place * self.global_batch
+        start = index * self.global_batch
         return self._epoch[1][start : start + self.global_batch]
 
     def _smallest_bottleneck(
@@ -237,13 +223,13 @@ class Planner:
 
     def _budgeted(self, step: int, max_batch: Limits) -> list[list[int]]:
         """Returns a batch for each rank, dealt in turn as by fairseq's ShardedIterator."""
-        epoch, place = divmod(step, self.steps_per_epoch(max_batch))
+        epoch, index = divmod(step, self.steps_per_epoch(max_batch))
         bounds = self._budget_bounds(max_batch)
         if self._epoch[0] != (epoch, len(bounds)):
             rng = np.random.default_rng((self.seed, epoch))
             batches = token_budget_batches(self.lengths, bounds, rng)
             self._epoch = ((epoch, len(bounds)), batches)
-        start = place * self.world_size
+        start = index * self.world_size
         return [batch.tolist() for batch in self._epoch[1][start : start + self.world_size]]
 
     def _budget_bounds(self, max_batch: Limits) -> list[int]:

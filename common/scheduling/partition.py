@@ -124,20 +124,22 @@ def check_lengths(lengths: ArrayLike, world_size: int) -> NDArray:
     Raises:
         UserError: no whole numbers, an empty text, or fewer texts than ranks.
     """
-    found = np.asarray(lengths)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+    tokens = np.asarray(lengths)
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise UserError("lengths: give the number of tokens of each sample, whole numbers")
     if world_size < 1:
         raise UserError(f"{world_size} ranks; at least 1")
-    if len(found) < world_size:
+    if len(tokens) < world_size:
         raise UserError(
-            f"{len(found)} samples for {world_size} ranks; each rank needs at least one: a larger "
+            f"{len(tokens)} samples for {world_size} ranks; each rank needs at least one: a larger "
             "global batch, or fewer ranks"
         )
-    if found.min() < 1:
-        at = int(found.argmin())
-        raise UserError(f"sample {at} has {found[at]} tokens; an empty text has no place in a step")
-    return found.astype(np.int64, copy=False)
+    if tokens.min() < 1:
+        at = int(tokens.argmin())
+        raise UserError(
+            f"sample {at} has {tokens[at]} tokens; an empty text has no place in a step"
+        )
+    return tokens.astype(np.int64, copy=False)
 
 
 def _limits(max_batch: int | Sequence[int] | None, world_size: int, count: int) -> list[int]:
@@ -148,8 +150,8 @@ def _limits(max_batch: int | Sequence[int] | None, world_size: int, count: int) 
     """
     if max_batch is None:
         return [count - world_size + 1] * world_size
-    given = _for_each_rank(max_batch, world_size, "limit", np.ndim(max_batch) == 0)
-    limits = [int(limit) for limit in given]
+    stated = _for_each_rank(max_batch, world_size, "limit", np.ndim(max_batch) == 0)
+    limits = [int(limit) for limit in stated]
     if min(limits) < 1:
         rank = int(np.argmin(limits))
         raise UserError(f"rank {rank} has a limit of {limits[rank]} samples; at least 1")
@@ -161,11 +163,11 @@ def _limits(max_batch: int | Sequence[int] | None, world_size: int, count: int) 
     return [min(limit, count - world_size + 1) for limit in limits]
 
 
-def _for_each_rank(given: object, world_size: int, what: str, single: bool) -> list:
-    """Returns ``given`` for each rank. Raises UserError for a list of another length."""
+def _for_each_rank(value: object, world_size: int, what: str, single: bool) -> list:
+    """Returns ``value`` for each rank. Raises UserError for a list of another length."""
     if single:
-        return [given] * world_size
-    each = list(given)
-    if len(each) != world_size:
-        raise UserError(f"{len(each)} {what}s for {world_size} ranks; give one, or one per rank")
-    return each
+        return [value] * world_size
+    values = list(value)
+    if len(values) != world_size:
+        raise UserError(f"{len(values)} {what}s for {world_size} ranks; give one, or one per rank")
+    return values

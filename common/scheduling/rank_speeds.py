@@ -62,7 +62,9 @@ class RankCosts:
         typical_s = np.exp(np.mean(np.log(times_s), axis=0))
         self.base = CalibratedCost.fit(batch_size, longest, typical_s)
         """Cost of a rank of typical speed."""
-        self.factors = alike([float(np.median(own / typical_s)) for own in times_s], tolerance)
+        self.factors = alike(
+            [float(np.median(rank_s / typical_s)) for rank_s in times_s], tolerance
+        )
         """Time of each rank as a multiple of the typical rank's, in rank order."""
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 

@@ -10,6 +10,9 @@ reach the last sample.
 Layers go by the number of ranks in use, and within a layer NumPy works on all counts at once. The
 count of the last kind follows from the others, so a layer of two kinds is a vector. Eight ranks,
 each of its own kind, are subsets: 2⁷ numbers a layer.
+
+Where the order of the ranks is given (``fixed_order``), the search is that of exercise A3.1; a
+trial takes rank by rank, as each may have a cost of its own.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.exercises.min_max_partition import (
+    FALLING,
     SortedBatch,
     min_max_partition,
     most_samples,
     smallest_bottleneck,
 )
 from common.scheduling.cost import UNLIMITED, Cost
-from common.scheduling.fixed_order import fixed_order
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,16 @@ class SlowestOf:
 
 def kinds_of(costs: Sequence[Cost], limits: Sequence[int]) -> list[RankKind]:
     """Returns a kind for each distinct (cost, limit), in the order of their first ranks."""
-    found: dict[tuple, list[int]] = {}
+    by_kind: dict[tuple, list[int]] = {}
     for rank, key in enumerate(zip(costs, limits, strict=True)):
-        found.setdefault(key, []).append(rank)
-    return [RankKind(cost, limit, tuple(ranks)) for (cost, limit), ranks in found.items()]
+        by_kind.setdefault(key, []).append(rank)
+    return [RankKind(cost, limit, tuple(ranks)) for (cost, limit), ranks in by_kind.items()]
 
 
 def trial_steps(kinds: Sequence[RankKind]) -> int:
     """Counts the numbers that one trial of a bottleneck computes: counts × layers × kinds."""
-    *others, largest = sorted(len(kind.ranks) for kind in kinds)
-    return math.prod(count + 1 for count in others) * (sum(others) + largest) * len(kinds)
+    *smaller, largest = sorted(len(kind.ranks) for kind in kinds)
+    return math.prod(count + 1 for count in smaller) * (sum(smaller) + largest) * len(kinds)
 
 
 def optimal_order(batch: SortedBatch, kinds: Sequence[RankKind]) -> tuple[float, list[int], list]:
@@ -211,3 +214,74 @@ class _CountSearch:
 def _most(cost: Cost, longest: NDArray, time: float) -> NDArray:
     """Returns ``most_samples`` with a limit above the size of any batch."""
     return most_samples(cost, longest, time, UNLIMITED)
+
+
+def fixed_order(
+    batch: SortedBatch, costs: Sequence[Cost], limits: Sequence[int]
+) -> tuple[float, list[int]]:
+    """Returns the smallest bottleneck if rank i takes group i, and the groups' bounds [G + 1].
+
+    Needs B ≥ G and sum of limits ≥ B.
+
+    Raises:
+        ValueError: a cost that falls somewhere.
+    """
+    plan: list[int] = []
+
+    def attempt(time: float) -> tuple[bool, float]:
+        fits, found, bounds = in_order(batch.lengths, costs, limits, time)
+        if fits:
+            plan[:] = bounds
+        return fits, found
+
+    longest = int(batch.lengths[0])
+    high = max(
+        cost(min(limit, len(batch)), longest) for cost, limit in zip(costs, limits, strict=True)
+    )
+    best = smallest_bottleneck(costs[0](1, longest), high, attempt)
+    if not plan and not attempt(best)[0]:
+        raise ValueError(FALLING)
+    return best, plan
+
+
+def in_order(
+    lengths: Sequence[int], costs: Sequence[Cost], limits: Sequence[int], time: float
+) -> tuple[bool, float, list[int]]:
+    """Tries the bottleneck ``time`` for ranks in a given order.
+
+    Args:
+        lengths: [B] descending.
+        costs, limits: [G] of each rank.
+        time: the bottleneck.
+
+    Returns:
+        as ``Trial``, and the bounds of the groups that the trial came to.
+    """
+    # Rank by rank in Python numbers, as each rank may have a cost of its own. ``reached`` is the
+    # largest cost so far. ``following`` is the smallest cost of a group with one sample more.
+    count, world_size = len(lengths), len(costs)
+    bounds, reached, following = [0], 0, inf
+    for index, (cost, limit) in enumerate(zip(costs, limits, strict=True)):
+        position = bounds[-1]
+        longest = int(lengths[position])
+        allowed = min(limit, count - position - (world_size - index - 1))
+        most = _most_of_one(cost, longest, time, allowed)
+        if most < allowed:
+            following = min(following, cost(most + 1, longest))
+        if not most:
+            return False, following, bounds
+        bounds.append(position + most)
+        reached = max(reached, cost(most, longest))
+    return bounds[-1] == count, reached if bounds[-1] == count else following, bounds
+
+
+def _most_of_one(cost: Cost, longest: int, time: float, limit: int) -> int:
+    """Returns what ``most_samples`` does, for one length."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost(middle, longest) <= time:
+            low = middle
+        else:
+            high = middle - 1
+    return low

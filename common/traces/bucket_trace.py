@@ -58,12 +58,12 @@ def bucket_rows(events: Sequence[Event], sizes_bytes: Sequence[int]) -> list[dic
     passes = [event for event in events if event.kind == "range" and event.name == BACKWARD]
     if len(passes) != 1:
         raise UserError(f"{len(passes)} backward passes in the trace (named {BACKWARD!r}), not one")
-    (whole,) = passes
+    (backward,) = passes
     events = sorted(events, key=lambda event: event.start_us)
     count = len(sizes_bytes)
-    inside = [event for event in events if whole.start_us <= event.start_us < whole.end_us]
-    own = [event for event in inside if event.thread == whole.thread]
-    handed = [event for event in own if event.name == HANDED_OVER][:count]
+    inside = [event for event in events if backward.start_us <= event.start_us < backward.end_us]
+    on_thread = [event for event in inside if event.thread == backward.thread]
+    handed = [event for event in on_thread if event.name == HANDED_OVER][:count]
     reduced = [event for event in inside if event.name == REDUCED][:count]
     if min(len(handed), len(reduced)) < count:
         raise UserError(
@@ -73,25 +73,25 @@ def bucket_rows(events: Sequence[Event], sizes_bytes: Sequence[int]) -> list[dic
     item_bytes = sum(sizes_bytes) / sum(map(elements, reduced))
     reduced = in_bucket_order(reduced, [size / item_bytes for size in sizes_bytes])
     threads = list(dict.fromkeys(event.thread for event in reduced))
-    nodes = [event.end_us for event in own if event.name.startswith(NODE)]
+    nodes = [event.end_us for event in on_thread if event.name.startswith(NODE)]
     compute_end_us = max(nodes, default=handed[-1].end_us)
-    copies = [event for event in own if event.name.startswith(COPIED_OUT)]
+    copies = [event for event in on_thread if event.name.startswith(COPIED_OUT)]
     spans_us = copy_spans_us(copies, [size / item_bytes for size in sizes_bytes])
-    copied_in = [event for event in own if event.name == COPIED_IN]
+    copied_in = [event for event in on_thread if event.name == COPIED_IN]
 
     rows: list[dict] = []
-    before_us = whole.start_us
+    before_us = backward.start_us
     copied_us = compute_end_us
     for index, size in enumerate(sizes_bytes):
         ready_us = handed[index].start_us
         copying = [e for e in copied_in if before_us <= e.start_us < ready_us]
         # A thread notes the end only after it has woken the one that waits for it.
-        copying_us = spans_us[index] if index < len(spans_us) else (whole.end_us, 0.0)
+        copying_us = spans_us[index] if index < len(spans_us) else (backward.end_us, 0.0)
         end_us = min(reduced[index].end_us, copying_us[0])
         copied_us = max(copied_us, end_us, copying_us[1])
         start_us = max(ready_us, reduced[index].start_us)
         moments = (ready_us, start_us, end_us, copied_us, compute_end_us)
-        times_ms = ((moment - whole.start_us) / 1e3 for moment in (*moments, whole.end_us))
+        times_ms = ((moment - backward.start_us) / 1e3 for moment in (*moments, backward.end_us))
         copy_in_ms = sum(event.end_us - event.start_us for event in copying) / 1e3
         launch_ms = (handed[index].end_us - ready_us) / 1e3
         thread = threads.index(reduced[index].thread)
@@ -116,12 +116,12 @@ def in_bucket_order(reduced: Sequence[Event], expected: Sequence[float]) -> list
     Threads take buckets from one queue in order, but two that start within microseconds of each
     other may be noted the other way round.
     """
-    left = sorted(reduced, key=lambda event: event.start_us)
+    queue = sorted(reduced, key=lambda event: event.start_us)
     ordered = []
     for size in expected:
-        fitting = (event for event in left if abs(elements(event) - size) < 0.5)
-        event = next(fitting, left[0])
-        left.remove(event)
+        fitting = (event for event in queue if abs(elements(event) - size) < 0.5)
+        event = next(fitting, queue[0])
+        queue.remove(event)
         ordered.append(event)
     return ordered
 

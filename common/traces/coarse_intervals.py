@@ -39,13 +39,13 @@ def take_apart(
     """Takes a step apart, as ``step_apart.take_apart`` does."""
     _, inside, computing, communicating = cells([window], computation, communication)
     computing, communicating = computing & inside, communicating & inside
-    both = float((computing & communicating).sum())
+    overlap = float((computing & communicating).sum())
     return StepApart(
         total=window[1] - window[0],
         computation=float(computing.sum()),
         communication=float(communicating.sum()),
-        overlap=both,
-        exposed=float(communicating.sum()) - both,
+        overlap=overlap,
+        exposed=float(communicating.sum()) - overlap,
         idle=window[1] - window[0] - float((computing | communicating).sum()),
     )
 
@@ -75,12 +75,12 @@ def length(intervals: NDArray) -> float:
 
 def cells(*sets: ArrayLike) -> tuple:
     """Returns the number of the first cell, and for each set of intervals which cells it holds."""
-    pairs = [np.array(each, dtype=float).reshape(-1, 2) for each in sets]
-    ends = np.concatenate([each.ravel() for each in pairs])
+    pairs = [np.array(intervals, dtype=float).reshape(-1, 2) for intervals in sets]
+    ends = np.concatenate([intervals.ravel() for intervals in pairs])
     if not len(ends):
         return (0, *(np.zeros(0, dtype=bool) for _ in pairs))
     first, last = int(np.floor(ends.min())), int(np.ceil(ends.max()))
-    return (first, *(cells_of(each, first, last - first) for each in pairs))
+    return (first, *(cells_of(intervals, first, last - first) for intervals in pairs))
 
 
 def cells_of(intervals: ArrayLike, first: int, count: int) -> NDArray:

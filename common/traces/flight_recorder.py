@@ -36,14 +36,14 @@ class Call:
         name: such as ``nccl:all_reduce``.
         sizes: sizes of the input tensors.
         is_done: the rank saw its end.
-        place: file, line and function that called it; empty where no stack was kept.
+        caller: file, line and function that called it; empty where no stack was kept.
     """
 
     number: int
     name: str
     sizes: str
     is_done: bool
-    place: str
+    caller: str
 
     @property
     def what(self) -> str:
@@ -120,8 +120,8 @@ def read_dump(path: Path) -> Dump:
     Raises:
         UserError: the file is none, holds more than plain data, or its name has no rank.
     """
-    found = AT_END.search(path.name)
-    if found is None:
+    suffix = AT_END.search(path.name)
+    if suffix is None:
         raise UserError(f"{path}: no rank at the end of its name, as in nccl_trace_rank_0")
     octets = path.read_bytes()
     try:
@@ -140,7 +140,7 @@ def read_dump(path: Path) -> Dump:
         raise UserError(f"{path}: not a flight recorder's dump ({error})") from None
     except pickle.UnpicklingError as error:
         raise UserError(f"{path}: not a flight recorder's dump: {error}") from None
-    return Dump(int(found.group(1)), groups, calls)
+    return Dump(int(suffix.group(1)), groups, calls)
 
 
 def _ranks(text: object) -> tuple[int, ...]:
@@ -156,11 +156,11 @@ def _call(entry: Mapping[str, Any]) -> Call:
         sizes=sizes,
         # Over gloo the state is not kept up to date; what has ended is retired.
         is_done=str(entry.get("state", "")).lower() == COMPLETED or bool(entry.get("retired")),
-        place=_place(entry.get("frames") or []),
+        caller=_caller(entry.get("frames") or []),
     )
 
 
-def _place(frames: Sequence[Mapping[str, Any]]) -> str:
+def _caller(frames: Sequence[Mapping[str, Any]]) -> str:
     """Returns the innermost frame of the user's code."""
     for frame in frames:
         file = str(frame.get("filename", ""))
@@ -172,42 +172,42 @@ def _place(frames: Sequence[Mapping[str, Any]]) -> str:
 def stops(dumps: Sequence[Dump]) -> list[Stop]:
     """Returns where each group stopped; empty where every rank ended all that it had begun."""
     names = sorted({name for dump in dumps for name in dump.calls})
-    found = []
+    stopped = []
     for name in names:
-        members = next((own for dump in dumps if (own := dump.members(name))), None)
-        known = {dump.rank: dump.calls.get(name, {}) for dump in dumps}
+        members = next((ranks for dump in dumps if (ranks := dump.members(name))), None)
+        by_rank = {dump.rank: dump.calls.get(name, {}) for dump in dumps}
         if members is None:
-            members = tuple(sorted(rank for rank, calls in known.items() if calls))
-        if stop := _stop(name, members, known):
-            found.append(stop)
-    return found
+            members = tuple(sorted(rank for rank, calls in by_rank.items() if calls))
+        if stop := _stop(name, members, by_rank):
+            stopped.append(stop)
+    return stopped
 
 
 def _stop(
-    name: str, members: Sequence[int], known: Mapping[int, Mapping[int, Call]]
+    name: str, members: Sequence[int], by_rank: Mapping[int, Mapping[int, Call]]
 ) -> Stop | None:
     """Returns where a group stopped: at the first collective that not all its ranks ended."""
-    present = {rank: known[rank] for rank in members if rank in known}
+    present = {rank: by_rank[rank] for rank in members if rank in by_rank}
     # A recorder keeps the last calls only: what is older than its oldest is not known.
     oldest = max((min(calls) for calls in present.values() if calls), default=0)
     newest = max((max(calls) for calls in present.values() if calls), default=0)
     for number in range(oldest, newest + 1):
-        here = {rank: calls[number] for rank, calls in present.items() if number in calls}
+        issued = {rank: calls[number] for rank, calls in present.items() if number in calls}
         behind = {
             rank: calls[max(calls)] if calls else None
             for rank, calls in present.items()
             if number not in calls
         }
-        if not behind and all(call.is_done for call in here.values()):
+        if not behind and all(call.is_done for call in issued.values()):
             continue
-        kinds = [call.what for call in here.values()]
+        kinds = [call.what for call in issued.values()]
         usual = max(dict.fromkeys(kinds), key=kinds.count, default="")  # of equals the first
         return Stop(
             group=name,
             number=number,
-            waiting={rank: call for rank, call in here.items() if call.what == usual},
+            waiting={rank: call for rank, call in issued.items() if call.what == usual},
             behind=behind,
-            mismatched={rank: call for rank, call in here.items() if call.what != usual},
-            silent=tuple(rank for rank in members if rank not in known),
+            mismatched={rank: call for rank, call in issued.items() if call.what != usual},
+            silent=tuple(rank for rank in members if rank not in by_rank),
         )
     return None

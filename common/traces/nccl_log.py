@@ -33,7 +33,7 @@ class NcclLog:
         transports: (rank, rank) → how often each transport connects them, such as ``P2P/CUMEM``.
         networks: networks that NCCL said it uses.
         no_infiniband: NCCL looked for InfiniBand and found none.
-        warnings: how often each was printed.
+        warnings: warning → how often it was printed.
     """
 
     hosts: dict[int, str] = field(default_factory=dict)
@@ -46,9 +46,9 @@ class NcclLog:
         """Returns the pairs of ranks that a transport connects.
 
         Args:
-            transport: its beginning, such as ``SHM``.
-            one_host: those of one host, or those of two; pairs whose hosts are not known are
-                neither.
+            transport: beginning of the transport's name, such as ``SHM``.
+            one_host: True for pairs on one host, False for pairs on two; a pair whose hosts are
+                not known is neither.
         """
         return sorted(
             pair
@@ -76,15 +76,15 @@ def read_nccl_logs(paths: Iterable[Path]) -> NcclLog:
     """
     by_size: dict[int, NcclLog] = {}
     sizes: dict[tuple[str, str], int] = {}
-    found = NcclLog()
+    log = NcclLog()
     for path in paths:
         for line in path.read_text(errors="replace").splitlines():
-            _take(line, found)
+            _take(line, log)
             _take_connection(line, by_size, sizes)
     if by_size:
         largest = by_size[max(by_size)]
-        found.hosts, found.transports = largest.hosts, largest.transports
-    return found
+        log.hosts, log.transports = largest.hosts, largest.transports
+    return log
 
 
 def _take_connection(
@@ -105,14 +105,14 @@ def _take_connection(
     if process and (match := CHANNEL.search(line)):
         first, second, transport = match.groups()
         pair = (min(int(first), int(second)), max(int(first), int(second)))
-        own = by_size.setdefault(sizes.get(process.groups(), 0), NcclLog())
-        own.transports.setdefault(pair, Counter())[transport] += 1
+        communicator = by_size.setdefault(sizes.get(process.groups(), 0), NcclLog())
+        communicator.transports.setdefault(pair, Counter())[transport] += 1
 
 
-def _take(line: str, found: NcclLog) -> None:
+def _take(line: str, log: NcclLog) -> None:
     if match := NETWORK.search(line):
-        found.networks.add(match.group(1) or match.group(2))
+        log.networks.add(match.group(1) or match.group(2))
     if NO_INFINIBAND.search(line):
-        found.no_infiniband = True
+        log.no_infiniband = True
     if match := WARNING.search(line):
-        found.warnings[match.group(1).strip()] += 1
+        log.warnings[match.group(1).strip()] += 1

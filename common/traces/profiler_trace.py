@@ -36,8 +36,8 @@ class Event:
     """An event of a trace.
 
     Attributes:
-        name: such as ``aten::addmm``, ``forward`` or a kernel's name.
-        start_us, end_us: in microseconds, from an origin that all events of a trace share.
+        name: name such as ``aten::addmm``, ``forward`` or a kernel's name.
+        start_us, end_us: microseconds from an origin that all events of a trace share.
         thread: thread of the host; for kernels the device's stream.
         shapes: shapes of the input tensors (operators only), in order.
         kind: ``operator``, ``range`` (named by the program), ``launch`` (the host hands a kernel
@@ -79,9 +79,9 @@ def read_records(path: Path) -> list[dict]:
 
 def events_of(records: Sequence[dict]) -> list[Event]:
     """Returns the events that the records of a trace show, by start and then longest first."""
-    known = [record for record in records if record.get("cat") in KINDS and "dur" in record]
-    origin_us = min((record["ts"] for record in known), default=0.0)
-    events = [_event(record, origin_us) for record in known]
+    spans = [record for record in records if record.get("cat") in KINDS and "dur" in record]
+    origin_us = min((record["ts"] for record in spans), default=0.0)
+    events = [_event(record, origin_us) for record in spans]
     return sorted(events, key=lambda event: (event.start_us, -event.end_us))
 
 

@@ -23,18 +23,18 @@ OTHER = "other"
 
 
 def step_operations(
-    events: Sequence[Event], windows: Sequence[StepWindow], seen: Activity
+    events: Sequence[Event], windows: Sequence[StepWindow], activity: Activity
 ) -> pd.DataFrame:
     """Returns a row per step and operation.
 
     Columns: step, operation (``all_gather``, ``reduce_scatter``, ``all_reduce``, ``broadcast``,
     ``other``), calls (that began in the step), communication_ms, exposed_ms (without computation).
-    Those of several operations at once count for each.
+    Time of several operations at once counts for each.
 
     Args:
         events: events of one rank's trace.
         windows: the trace's steps.
-        seen: the trace's activity.
+        activity: the trace's activity.
     """
     on_device = any(event.kind == "kernel" for event in events)
     of_operation: dict[str, list[Event]] = defaultdict(list)
@@ -45,12 +45,12 @@ def step_operations(
         of_operation[SCATTER] += of_operation.pop(ADD)
     rows = []
     for window in windows:
-        whole = INTERVALS.union([(window.start_us, window.end_us)])
-        for name, found in sorted(of_operation.items()):
-            spans = INTERVALS.union([(event.start_us, event.end_us) for event in found])
-            spans = INTERVALS.intersection(spans, whole)
-            exposed = INTERVALS.difference(spans, seen.computation)
-            calls = sum(window.start_us <= event.start_us < window.end_us for event in found)
+        step = INTERVALS.union([(window.start_us, window.end_us)])
+        for name, occurrences in sorted(of_operation.items()):
+            spans = INTERVALS.union([(event.start_us, event.end_us) for event in occurrences])
+            spans = INTERVALS.intersection(spans, step)
+            exposed = INTERVALS.difference(spans, activity.computation)
+            calls = sum(window.start_us <= event.start_us < window.end_us for event in occurrences)
             if calls or len(spans):
                 times_us = INTERVALS.length(spans), INTERVALS.length(exposed)
                 rows.append((window.step, name, calls, *(time / 1e3 for time in times_us)))
@@ -70,5 +70,5 @@ def _operation(name: str) -> str:
 
 def _only_scatters(events: Sequence[Event]) -> bool:
     """Returns True if the program asked for reduce-scatters and for no all-reduce."""
-    asked = {event.name for event in events if event.name.startswith("c10d::")}
-    return any("reduce_scatter" in name for name in asked) and "c10d::allreduce_" not in asked
+    calls = {event.name for event in events if event.name.startswith("c10d::")}
+    return any("reduce_scatter" in name for name in calls) and "c10d::allreduce_" not in calls

@@ -93,7 +93,7 @@ class StepWindow:
 class Activity:
     """Disjoint intervals [n, 2], in µs, of a rank's computation, communication and copies (GPU).
 
-    Those of different kinds may overlap.
+    Intervals of different kinds may overlap.
     """
 
     computation: NDArray
@@ -119,9 +119,9 @@ def read_step_overlap(path: Path) -> pd.DataFrame:
     return step_overlap(windows, activity(events))
 
 
-def step_overlap(windows: Sequence[StepWindow], seen: Activity) -> pd.DataFrame:
+def step_overlap(windows: Sequence[StepWindow], activity: Activity) -> pd.DataFrame:
     """Returns a row per step, with the columns of ``read_step_overlap``."""
-    return pd.DataFrame([_row(seen, window) for window in windows], columns=list(COLUMNS))
+    return pd.DataFrame([_row(activity, window) for window in windows], columns=list(COLUMNS))
 
 
 def collectives_of(path: Path) -> pd.DataFrame:
@@ -163,7 +163,9 @@ def _operation(record: dict) -> str:
     name = record.get("args", {}).get("Collective name", record["name"])
     name = name.removeprefix("c10d::").strip("_").lower()
     plain = name.replace("_", "")
-    return next((known for prefix, known in OPERATIONS.items() if plain.startswith(prefix)), name)
+    return next(
+        (operation for prefix, operation in OPERATIONS.items() if plain.startswith(prefix)), name
+    )
 
 
 def _message_bytes(record: dict, item_bytes: dict[int, int]) -> int | None:
@@ -184,14 +186,14 @@ def _item_bytes_by_length(records: Iterable[dict]) -> dict[int, int]:
 
     An operator on a list of tensors does not tell their type; the range of its collective does.
     """
-    found = {}
+    sizes = {}
     for record in records:
         arguments = record.get("args", {})
         if record["name"].startswith(GLOO) and arguments.get("Input type"):
             size = ITEM_BYTES.get(arguments["Input type"][0])
             if size:
-                found[_elements(arguments["Input Dims"])] = size
-    return found
+                sizes[_elements(arguments["Input Dims"])] = size
+    return sizes
 
 
 def _elements(dimensions: Sequence) -> int:
@@ -305,15 +307,15 @@ def _computing(operators: Sequence[Event]) -> Iterator[NDArray]:
     yield from INTERVALS.difference(computing, waiting)
 
 
-def _row(seen: Activity, window: StepWindow) -> tuple[float, ...]:
+def _row(activity: Activity, window: StepWindow) -> tuple[float, ...]:
     """Returns a step's row, in the order of ``COLUMNS``."""
     step_us = (window.start_us, window.end_us)
-    whole = INTERVALS.union([step_us])
-    computation = INTERVALS.intersection(seen.computation, whole)
-    communication = INTERVALS.intersection(seen.communication, whole)
+    step = INTERVALS.union([step_us])
+    computation = INTERVALS.intersection(activity.computation, step)
+    communication = INTERVALS.intersection(activity.communication, step)
     apart = INTERVALS.take_apart(step_us, computation, communication)
     busy = INTERVALS.union([*computation, *communication])
-    copies = INTERVALS.difference(INTERVALS.intersection(seen.copies, whole), busy)
+    copies = INTERVALS.difference(INTERVALS.intersection(activity.copies, step), busy)
     times_us = (
         apart.total,
         apart.computation,

@@ -199,8 +199,8 @@ class Callers:
     def at(self, moment_us: float) -> Event | None:
         """Returns the operator whose call was going on at a moment, or None."""
         index = bisect_right(self._starts, moment_us) - 1
-        found = self._calls[index] if index >= 0 else None
-        return found if found and moment_us <= found.end_us else None
+        call = self._calls[index] if index >= 0 else None
+        return call if call and moment_us <= call.end_us else None
 
 
 def in_phase(category: str | None, phase: str) -> str | None:

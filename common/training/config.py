@@ -10,11 +10,10 @@ from typing import Annotated, ClassVar
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.group.global_batch import dividing_batch
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.placement import own_placement, split_groups
 from common.runtime.wording import counted
-from common.settings import NonNegative, OneOf, Positive, RankOptions, is_changed
+from common.settings import NonNegative, OneOf, Positive, RankOptions, dividing_batch, is_changed
 
 DDP_STRATEGIES = ("DDP", "MY_DDP", "MY_BUCKETS", "MY_ZERO1")
 FSDP_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")

@@ -12,7 +12,7 @@ from common.analysis.buckets.sweep import BucketSweep, evaluate
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.best_cap import BestCap, Candidate
 from common.perfmodel.ddp.profile import BackwardProfile
-from common.perfmodel.search import best_bucket_cap
+from common.perfmodel.model import DdpModel
 
 MIB = 2**20
 
@@ -52,7 +52,7 @@ def drawn(figure, label: str) -> list[float]:
 
 def test_the_star_is_at_a_measured_cap_and_b_star_is_marked_as_not_measured(profile) -> None:
     # By the model two gradients a bucket are best; 4 MiB and one bucket were measured.
-    best = best_bucket_cap(profile, AlphaBeta(0.009, MIB / 0.005))
+    best = DdpModel(profile, AlphaBeta(0.009, MIB / 0.005)).best_cap()
     assert 1 < best.cap_mib < 2
     sweep = measured({4: (110, 2), 8: (130, 1), 32: (128, 1)})
     figure = bucket_times(best, "made up", sweep=sweep, measured_best_mib=4.0)
@@ -66,7 +66,7 @@ def test_the_star_is_at_a_measured_cap_and_b_star_is_marked_as_not_measured(prof
 
 def test_the_ring_is_around_the_lowest_point_that_is_drawn(profile) -> None:
     # 8 and 32 are one bucketing: apart, 32 alone would be lower than the measured best.
-    best = best_bucket_cap(profile, AlphaBeta(0.009, MIB / 0.005))
+    best = DdpModel(profile, AlphaBeta(0.009, MIB / 0.005)).best_cap()
     sweep = measured({4: (110, 2), 8: (125, 1), 32: (100, 1)})
     accuracy = evaluate(sweep, {cap: best.predicted_s(cap) for cap in (4, 8, 32)})
     figure = bucket_times(

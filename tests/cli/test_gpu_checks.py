@@ -10,9 +10,8 @@ import torch
 from nvml_support import GIB, FakeGpu, fake_nvml, h100
 
 from common.cli import doctor
-from common.cli.checks import gpu_checks as checks
-from common.cli.checks.gpu_checks import Check
-from common.cli.checks.gpu_table import gpu_rows
+from common.cli import gpu_checks as checks
+from common.cli.gpu_checks import Check, gpu_rows
 from common.runtime.group.overlap_probe import Tried
 from common.runtime.machine.gpus import CudaDevice, GpuFacts, GpuPair, read_gpu_facts
 

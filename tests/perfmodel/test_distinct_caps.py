@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from common.perfmodel.buckets import MIB, assign_buckets
-from common.perfmodel.ddp.distinct_caps import choose_caps, distinct_caps
+from common.perfmodel.ddp.bucketings import choose_caps, distinct_caps
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 

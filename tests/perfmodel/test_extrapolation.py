@@ -6,13 +6,14 @@ import pytest
 
 from common.analysis.one_device.throughput_text import naive_block
 from common.perfmodel.one_device.architecture import GPT2Config
-from common.perfmodel.one_device.extrapolation import (
+from common.perfmodel.one_device.flops import (
     ONE_TRILLION,
     TOKENS,
     by_operations,
     by_parameters,
+    forward_flops_per_token,
+    training_flops_per_token,
 )
-from common.perfmodel.one_device.flops import forward_flops_per_token, training_flops_per_token
 
 GPT2_SMALL = 124_439_808
 

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.models.gpt2 import GPT2
 from common.perfmodel.one_device.architecture import GPT2Config
-from common.perfmodel.one_device.extrapolation import ONE_TRILLION
 from common.perfmodel.one_device.flops import (
+    ONE_TRILLION,
     forward_flops_per_token,
     mfu,
     recomputed_flops_per_token,

@@ -55,7 +55,7 @@ def test_buckets_at_50_mib_are_those_of_ddp() -> None:
 
 
 def test_one_device_goes_through_both_of_its_points(published: Explanation) -> None:
-    one = published.model.one
+    one = published.model.device
     assert one.step_s(256) == pytest.approx(7.60e-3)
     assert one.step_s(4096) == pytest.approx(99.77e-3)
     assert sum(one.passes_s(256)) + one.update_s == pytest.approx(7.60e-3)
@@ -92,7 +92,7 @@ def test_what_had_to_be_assumed_hardly_moves_the_bandwidth(
     published: Explanation, alpha_s: float, memory_bytes_per_s: float
 ) -> None:
     times, _ = read_published()
-    mlp = published.model.one.mlp
+    mlp = published.model.device.mlp
     one = fit_one_device(mlp, times[1], memory_bytes_per_s)
     model = TwoGpuModel(one, 50, alpha_s, memory_bytes_per_s)
     found = explain(model, times[2], times[1])
@@ -103,7 +103,7 @@ def test_what_had_to_be_assumed_hardly_moves_the_bandwidth(
 def test_the_small_batch_tells_the_bandwidth_by_hand(published: Explanation) -> None:
     # Almost everything after the first bucket is communication: 224 MiB in what the step has more
     # than the part of it that comes before that bucket is ready.
-    one = published.model.one
+    one = published.model.device
     forward, backward = one.passes_s(256)
     before = forward + backward * (2 * 8 + 2 * 16 * 1) / (2 * (8 + 2 * 16) + 16) + one.update_s
     by_hand = 58_734_592 * 4 / (41.40e-3 - before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import assume, given
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, networks, profiles
@@ -25,7 +24,6 @@ from common.perfmodel.model import (
     SLOWEST,
     DdpModel,
 )
-from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.simulator import simulate_backward
 
 COSTS = DdpCosts(
@@ -105,9 +103,6 @@ def test_the_model_answers_as_the_engine_does(profile, network, cap):
         in_flight=2,
     )
     assert model.backward_s(cap / MIB) == model.at_cap(cap / MIB).total_s
-    caps = (np.array([1, 2, 3]) * cap / MIB).tolist()
-    expected = best_bucket_cap(profile, network, caps, costs=COSTS, in_flight=2)
-    assert model.best_cap(caps) == expected
 
 
 def test_added_latency_is_waited_for_and_slows_nothing():

@@ -27,9 +27,9 @@ from common.perfmodel.cluster.scale_out import (
 from common.perfmodel.cluster.steps import default_caps_mib
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.flops import training_flops_per_token
 from common.perfmodel.one_device.workload import Workload
-from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.simulator import simulate_backward
 
 H100 = load_cluster("h100-ib")
@@ -126,7 +126,7 @@ def test_ddp_is_the_simulators_backward_pass_and_the_searchs_cap(gpus):
     network = NcclAllReduce(H100, gpus)
     profile = computed_profile(WORK.config, 1024, 8 * 1024, 0.4 * PEAK)
     costs = DdpCosts(2 / MEMORY, 2 / MEMORY, compute_slowdown=1.19)
-    best = best_bucket_cap(profile, network, caps, costs=costs)
+    best = DdpModel(profile, network, costs=costs).best_cap(caps)
     others = 1.5 * profile.backward_s - profile.backward_s  # the forward pass
     others += 28 * WORK.config.num_parameters() / MEMORY
     assert row["bucket_cap_mib"] == pytest.approx(best.cap_mib)

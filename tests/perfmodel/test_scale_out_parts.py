@@ -36,9 +36,9 @@ from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.ddp.recurrence import many_cases
+from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.flops import training_flops_per_token
-from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.simulator import simulate_backward
 
 # E[max of n] of standard normal variables (Harter 1961, table 1).
@@ -210,7 +210,7 @@ def test_a_grid_of_caps_is_one_simulation_after_another(profile, network, slow, 
     best = best_rows(searched)
     for case, one in enumerate((network, other, Doubled())):
         scaled = profile.scaled(compute=scales[case])
-        expected = best_bucket_cap(scaled, one, caps_mib, costs=alike)
+        expected = DdpModel(scaled, one, costs=alike).best_cap(caps_mib)
         assert searched[best[case], case] == pytest.approx(expected.total_s)
         assert expected.predicted_s(rows[best[case]].cap_mib) == pytest.approx(expected.total_s)
 
@@ -224,7 +224,7 @@ def test_the_best_cap_and_its_interval_are_those_of_the_search():
     rows = cap_rows(profile, caps)
     grid = simulate_grid(profile, lines, rows, cases)
     for case, (line, row) in enumerate(zip(lines, best_rows(grid.total_s), strict=True)):
-        expected = best_bucket_cap(profile, line, caps, costs=DdpCosts(compute_slowdown=1.19))
+        expected = DdpModel(profile, line, costs=DdpCosts(compute_slowdown=1.19)).best_cap(caps)
         assert rows[row].cap_mib == pytest.approx(expected.cap_mib)
         around = [(low, high) for low, high in expected.near_mib if low <= expected.cap_mib <= high]
         assert near_interval(rows, grid.total_s[:, case], row) == pytest.approx(around[0])

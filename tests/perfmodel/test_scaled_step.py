@@ -16,7 +16,6 @@ from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.samples import IN_FLIGHT
-from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
 from common.perfmodel.scaling.scaled_step import (
     StepModel,
     StepSettings,
@@ -29,7 +28,7 @@ from common.perfmodel.scaling.scaled_step import (
     smallest_that_suffices,
     to_frame,
 )
-from common.perfmodel.scaling.step_model import calibrated
+from common.perfmodel.scaling.step_model import LinearTime, PassTimes, calibrated
 
 ALPHA, BETA = 0.001, 100 * MIB
 """A latency of 1 ms; a MiB takes 10 ms."""

@@ -12,8 +12,9 @@ from perfmodel_support import MIB, gpt2_profile, make_profile, multiples, networ
 
 from common.perfmodel.buckets import assign_buckets
 from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.ddp.best_cap import regret
 from common.perfmodel.ddp.profile import DdpCosts
-from common.perfmodel.search import best_bucket_cap, regret
+from common.perfmodel.model import DdpModel
 from common.perfmodel.simulator import simulate_backward
 
 COSTS = DdpCosts(
@@ -46,7 +47,7 @@ def every_cap(profile, network, costs) -> dict[int, float]:
 
 @cases
 def test_the_best_cap_is_the_best_of_all_caps(profile, network, costs):
-    best = best_bucket_cap(profile, network, costs=costs)
+    best = DdpModel(profile, network, costs=costs).best_cap()
     times = every_cap(profile, network, costs)
     assert best.total_s == pytest.approx(min(times.values()))
     # The cap itself, in MiB as DDP takes it, gives that time, and it is a searched cap.
@@ -61,7 +62,7 @@ def test_the_best_cap_is_the_best_of_all_caps(profile, network, costs):
 
 @cases
 def test_candidates_are_all_bucketings_and_each_cap_is_in_one(profile, network, costs):
-    best = best_bucket_cap(profile, network, costs=costs)
+    best = DdpModel(profile, network, costs=costs).best_cap()
     times = every_cap(profile, network, costs)
     sizes = profile.sizes_bytes.tolist()
     owners = []
@@ -86,7 +87,7 @@ def test_candidates_are_all_bucketings_and_each_cap_is_in_one(profile, network, 
 def test_near_intervals_are_the_caps_within_the_tolerance_and_no_others(
     profile, network, costs, tolerance
 ):
-    best = best_bucket_cap(profile, network, costs=costs, tolerance=tolerance)
+    best = DdpModel(profile, network, costs=costs).best_cap(tolerance=tolerance)
     times = every_cap(profile, network, costs)
     for cap, total in times.items():
         inside = any(low <= cap / MIB <= high for low, high in best.near_mib)
@@ -103,7 +104,7 @@ def test_near_intervals_are_the_caps_within_the_tolerance_and_no_others(
     st.lists(st.integers(1, 260).map(lambda cap: cap / MIB), min_size=1, max_size=12),
 )
 def test_of_given_caps_the_best_is_one_of_them(profile, network, caps):
-    best = best_bucket_cap(profile, network, caps)
+    best = DdpModel(profile, network).best_cap(caps)
     times = {cap: simulate_backward(profile, network, cap).total_s for cap in caps}
     assert best.cap_mib in caps
     assert times[best.cap_mib] == best.total_s == pytest.approx(min(times.values()))
@@ -122,18 +123,18 @@ def test_the_best_of_240_caps_for_gpt2_large_is_the_minimum_by_brute_force():
     profile = gpt2_profile("gpt2-large", seconds_per_gib=0.25)
     network = AlphaBeta(2e-4, 12e9)
     caps = np.geomspace(0.25, 1000, 240).tolist()
-    best = best_bucket_cap(profile, network, caps)
+    best = DdpModel(profile, network).best_cap(caps)
     times = [simulate_backward(profile, network, cap).total_s for cap in caps]
     assert best.total_s == pytest.approx(min(times))
     assert times[caps.index(best.cap_mib)] == best.total_s
     assert 1 < len(best.candidates) < len(caps)
     # The best of all bucketings is at least as good as the best of some caps.
-    assert best_bucket_cap(profile, network).total_s <= best.total_s
+    assert DdpModel(profile, network).best_cap().total_s <= best.total_s
 
 
 def test_a_cap_matches_b_star_only_where_it_is_as_fast():
     profile, network = make_profile([10, 10, 10], [1, 2, 3]), AlphaBeta(0.4, 20)
-    best = best_bucket_cap(profile, network)
+    best = DdpModel(profile, network).best_cap()
     times = every_cap(profile, network, DdpCosts())
     as_fast = [cap for cap, total in times.items() if total <= min(times.values()) * 1.001]
     slower = [cap for cap in times if cap not in as_fast]
@@ -146,11 +147,11 @@ def test_gradients_of_several_dtypes_are_searched_over_given_caps_or_a_grid():
     profile = make_profile([8, 4, 8, 4], [1.0, 2.0, 3.0, 4.0], kinds=["f64", "f32", "f64", "f32"])
     network = AlphaBeta(0.1, 10)
     caps = [4 / MIB, 9 / MIB, 100 / MIB]
-    best = best_bucket_cap(profile, network, caps)
+    best = DdpModel(profile, network).best_cap(caps)
     times = [simulate_backward(profile, network, cap).total_s for cap in caps]
     assert best.total_s == pytest.approx(min(times))
     every = every_cap(profile, network, DdpCosts())
-    anywhere = best_bucket_cap(profile, network)
+    anywhere = DdpModel(profile, network).best_cap()
     # There are so few bytes that the grid has all caps.
     assert anywhere.total_s == pytest.approx(min(every.values()))
     chosen = simulate_backward(profile, network, anywhere.cap_mib)
@@ -168,7 +169,7 @@ def test_regret_is_the_slowdown_against_the_best_measured_cap():
 def test_a_cap_that_was_not_among_the_given_ones_has_no_prediction(asked_bytes):
     # Below, between and above them; above, too, another cap may give other buckets.
     profile = make_profile([8, 8, 8], [1.0, 2.0, 3.0])
-    best = best_bucket_cap(profile, AlphaBeta(0.1, 10), [4 / MIB, 12 / MIB])
+    best = DdpModel(profile, AlphaBeta(0.1, 10)).best_cap([4 / MIB, 12 / MIB])
     with refused("cap", asked_bytes / MIB, "not searched"):
         best.predicted_s(asked_bytes / MIB)
 
@@ -181,7 +182,7 @@ def test_regret_of_a_cap_that_was_not_measured_is_refused():
 @pytest.mark.parametrize("caps", [[], [0], [1, -5], [float("nan")], [1, float("inf")]])
 def test_caps_that_cannot_be_are_refused(caps):
     with refused("cap"):
-        best_bucket_cap(make_profile([8, 8], [1.0, 2.0]), AlphaBeta(0.1, 10), caps)
+        DdpModel(make_profile([8, 8], [1.0, 2.0]), AlphaBeta(0.1, 10)).best_cap(caps)
 
 
 @pytest.mark.parametrize("cap_bytes", [1.9, 8.5, 10.5, 16.5, 23.9, 24, 25, 1000, 25 * MIB])
@@ -191,4 +192,4 @@ def test_every_cap_has_a_prediction_when_all_bucketings_were_searched(cap_bytes)
     profile = make_profile([8, 8, 8], [1.0, 2.0, 3.0])
     network = AlphaBeta(0.1, 10)
     expected = simulate_backward(profile, network, cap_bytes / MIB).total_s
-    assert best_bucket_cap(profile, network).predicted_s(cap_bytes / MIB) == expected
+    assert DdpModel(profile, network).best_cap().predicted_s(cap_bytes / MIB) == expected

@@ -14,7 +14,7 @@ from common.perfmodel.buckets import DdpOptions, assign_buckets, ddp_buckets
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.bucketings import distinct_bucketings
 from common.perfmodel.ddp.profile import TERMS, DdpCosts
-from common.perfmodel.search import best_bucket_cap
+from common.perfmodel.model import DdpModel
 from common.perfmodel.simulator import simulate_backward
 
 
@@ -145,6 +145,5 @@ def test_a_negative_launch_is_refused():
 @given(profiles(), networks(), st.none() | st.just((1e-6, 5e-6, 2e-5, 1.0)))
 def test_bucketings_found_once_give_the_same_best_cap(profile, network, caps):
     found = distinct_bucketings(profile, caps)
-    assert best_bucket_cap(profile, network, caps, bucketings=found) == best_bucket_cap(
-        profile, network, caps
-    )
+    model = DdpModel(profile, network)
+    assert model.best_cap(caps, bucketings=found) == model.best_cap(caps)

@@ -6,7 +6,6 @@ import pytest
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce, scaled, with_latency
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.model import DdpModel
-from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.whatif import best_caps, cases, near_interval, scale_ranks
 
 MIB = 2**20
@@ -61,7 +60,7 @@ def test_only_whole_numbers_of_ranks_are_asked_about(profile: BackwardProfile) -
 
 
 def test_the_near_interval_holds_b_star(profile: BackwardProfile) -> None:
-    best = best_bucket_cap(profile, AlphaBeta(1e-4, 1e9))
+    best = DdpModel(profile, AlphaBeta(1e-4, 1e9)).best_cap()
     low, high = near_interval(best)
     assert low <= best.cap_mib <= high
 

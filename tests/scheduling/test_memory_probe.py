@@ -24,14 +24,15 @@ from common.errors import RunFailed, UserError
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
 from common.runtime.group.process_group import Worker
 from common.runtime.processes.ranks import current_ranks
-from common.scheduling import step_memory
+from common.scheduling import memory_probe
 from common.scheduling.memory_probe import (
     LocalStep,
+    StepMemory,
     fits,
     largest_micro_batch,
+    measure_step_memory,
     probe_largest_batches,
 )
-from common.scheduling.step_memory import StepMemory, measure_step_memory
 from common.training.recording.tracing import silence_profiler
 
 pytestmark = pytest.mark.xdist_group("memory_probe")  # its ranks are started once
@@ -204,8 +205,8 @@ def test_the_largest_batch_of_a_limit_is_the_largest():
 def test_a_rank_has_its_share_up_to_its_own_limit(available, limit, ranks):
     own = float("inf") if limit is None else limit
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_memory, "available_memory_bytes", lambda: available)
-        patch.setattr(step_memory, "_below_own_limit_bytes", lambda: own)
-        given = step_memory.rank_limit_bytes(ranks)
+        patch.setattr(memory_probe, "available_memory_bytes", lambda: available)
+        patch.setattr(memory_probe, "_below_own_limit_bytes", lambda: own)
+        given = memory_probe.rank_limit_bytes(ranks)
     assert given <= 0.9 * own
     assert ranks * given <= 0.9 * available

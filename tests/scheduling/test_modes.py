@@ -7,6 +7,7 @@ get_seqlen_balanced_partitions' properties.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +29,6 @@ from common.scheduling.modes import (
     Planner,
     StepPlan,
     epoch_order,
-    global_batches,
 )
 from common.scheduling.partition import bounded_plan
 
@@ -40,6 +40,20 @@ def lengths_of(count: int, seed: int = 0) -> NDArray:
 
 def samples(plan: StepPlan) -> list[int]:
     return sorted(itertools.chain.from_iterable(plan.groups))
+
+
+def global_batches(count: int, global_batch: int, seed: int) -> Iterator[NDArray]:
+    """Yields whole global batches (indices [B]) of a data set of ``count`` samples, endlessly.
+
+    Each epoch is a permutation of its own. The samples at its end that make no whole batch are
+    dropped, others each time. So no sample comes twice within an epoch or within a step.
+    """
+    epoch = 0
+    while True:
+        order = epoch_order(count, seed, epoch)
+        for start in range(0, count - global_batch + 1, global_batch):
+            yield order[start : start + global_batch]
+        epoch += 1
 
 
 def test_global_batches_are_whole_and_repeat_nothing_within_an_epoch() -> None:

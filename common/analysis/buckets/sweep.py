@@ -12,9 +12,9 @@ import pandas as pd
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions, cap_label
+from common.perfmodel.ddp.best_cap import regret
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
-from common.perfmodel.search import regret
 from common.samples import median_standard_error, per_round, slowest_rank
 
 KEYS = ["bucket_cap_mib", "round", "iteration"]

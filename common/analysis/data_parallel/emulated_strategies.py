@@ -23,7 +23,7 @@ from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import BUCKET_VIEW, StepOptions, StepParts
 from common.perfmodel.fsdp.communication import Collective, all_broadcasts
-from common.perfmodel.fsdp.step import StepPrediction, predict_fsdp_step
+from common.perfmodel.fsdp.schedule import StepPrediction, predict_fsdp_step
 from common.perfmodel.one_device.sharding import whole_tensors
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
 from common.runtime.paths import relative_to_project

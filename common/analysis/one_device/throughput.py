@@ -23,14 +23,15 @@ from common.analysis.runs import complete_runs, gpu_folder, open_run_with, read_
 from common.csv_tables import numbers
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import GPT2Config
-from common.perfmodel.one_device.extrapolation import (
+from common.perfmodel.one_device.flops import (
     ONE_TRILLION,
     PARAMETERS,
     Extrapolation,
     by_operations,
     by_parameters,
+    matrix_parameters,
+    training_flops_per_token,
 )
-from common.perfmodel.one_device.flops import matrix_parameters, training_flops_per_token
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.wording import digits

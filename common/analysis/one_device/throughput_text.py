@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from common.perfmodel.one_device.extrapolation import (
+from common.perfmodel.one_device.flops import (
     ONE_TRILLION,
     ONE_TRILLION_SOURCE,
     by_operations,
     by_parameters,
+    training_flops_per_token,
 )
-from common.perfmodel.one_device.flops import training_flops_per_token
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.workload import Workload
 

@@ -235,7 +235,7 @@ def published_steps(explanation: Explanation, caption: str) -> Figure:
     batches = np.unique(np.geomspace(64, 8192, 57).round()).astype(int)
     model = explanation.model
     with figure(caption) as (fig, axes):
-        alone_ms = [model.one.step_s(batch) * 1e3 for batch in batches]
+        alone_ms = [model.device.step_s(batch) * 1e3 for batch in batches]
         axes.plot(batches, alone_ms, color=SKY, label="1 GPU: line through both points")
         alone = explanation.one_gpu_ms
         axes.plot(alone.keys(), alone.values(), "s", color=BLUE, label="1 GPU, published", zorder=4)

@@ -25,8 +25,7 @@ from common.diagnose.evidence.measured_step import model_from_evidence, times_lo
 from common.errors import UserError
 from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_alpha_beta
 from common.perfmodel.ddp.step import BUCKET_VIEW
-from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
-from common.perfmodel.scaling.step_model import StepModel, predict
+from common.perfmodel.scaling.step_model import LinearTime, PassTimes, StepModel, predict
 from common.samples import slowest_rank
 
 

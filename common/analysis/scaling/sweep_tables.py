@@ -267,7 +267,7 @@ def published_facts(explanation: Explanation) -> dict[str, str]:
     fixed_beta, fixed_error = explanation.at_mean_slowdown
     _, bare_error = explanation.without_slowdown
     worst = max(abs(error) for error in explanation.errors.values())
-    parameters = explanation.model.one.mlp.parameters
+    parameters = explanation.model.device.mlp.parameters
     bandwidth = explanation.bandwidth_bytes_per_s
     return {
         "bandwidth that explains both steps best": f"{bandwidth / 1e9:.1f} GB/s",

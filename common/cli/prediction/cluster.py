@@ -24,9 +24,9 @@ COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 def given_flags(settings: object, leave_out: tuple[str, ...] = ()) -> list[str]:
     """Returns the flags of a settings object that differ from their defaults."""
     return [
-        f"--{one.name.replace('_', '-')}"
-        for one in fields(settings)
-        if one.name not in leave_out and getattr(settings, one.name) != one.default
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(settings)
+        if field.name not in leave_out and getattr(settings, field.name) != field.default
     ]
 
 
@@ -103,13 +103,13 @@ class ClusterQuestion:
                 raise UserError(f"--cluster needs {flag}, as in {example}")
         gpus = parse_gpus(self.gpus)
         cluster = load_cluster(self.cluster)
-        given = {
+        sizes = {
             name: value
             for name in ("batch_size", "seq_len")
             if (value := getattr(self, name)) is not None
         }
         precision = self.precision or "bfloat16"
-        workload = Workload(model=self.model, precision=precision, tf32=self.tf32, **given)
+        workload = Workload(model=self.model, precision=precision, tf32=self.tf32, **sizes)
         batch = GLOBAL_BATCH_SIZE if self.global_batch_size is None else self.global_batch_size
         return predict_scale_out(
             workload, cluster, gpus, global_batch_size=batch, assumptions=self._assumptions()

@@ -38,24 +38,26 @@ SUSPICIOUS_ALPHA_S = 1e-3
 class Report:
     """The inputs of one prediction and the printing of its results."""
 
-    def __init__(self, asked: TableQuestion) -> None:
-        caps = [parse_cap(text) for text in asked.bucket_cap_mb]
-        asked, settings = with_tables_of_run(asked)
-        if not asked.allreduce:
+    def __init__(self, question: TableQuestion) -> None:
+        caps = [parse_cap(text) for text in question.bucket_cap_mb]
+        question, settings = with_tables_of_run(question)
+        if not question.allreduce:
             raise UserError("no all-reduce table: give --allreduce FILE or --run-dir DIR")
-        if asked.alpha_us is not None and not 0 < asked.alpha_us < float("inf"):
-            raise UserError(f"--alpha-us {asked.alpha_us}: a latency is above 0 and finite")
+        if question.alpha_us is not None and not 0 < question.alpha_us < float("inf"):
+            raise UserError(f"--alpha-us {question.alpha_us}: a latency is above 0 and finite")
         self.trace: TraceRequest | None = None
-        if asked.trace is not None:
-            self.trace = trace_request(asked.trace, tuple(caps), asked.run_dir, asked.measured)
-        self.asked = asked
+        if question.trace is not None:
+            self.trace = trace_request(
+                question.trace, tuple(caps), question.run_dir, question.measured
+            )
+        self.question = question
         self.notes: list[str] = []
         profile = self._read_profile()
-        table = read_all_reduce(asked.allreduce)
+        table = read_all_reduce(question.allreduce)
         self.curve: MeasuredAllReduce = table.curve
         self.world_size = table.world_size
         self.backend: str | None = settings.get("backend")
-        overlap = read_overlap_samples(asked.overlap, self.backend) if asked.overlap else None
+        overlap = read_overlap_samples(question.overlap, self.backend) if question.overlap else None
         costs = overlap.costs() if overlap else NO_COSTS
         latency_s = added_latency_s(settings)
         self.has_views = bool(settings.get(BUCKET_VIEW))
@@ -71,11 +73,13 @@ class Report:
         self.notes += contention_notes(overlap)
         if latency_s:
             self.notes.append(f"every bucket waits {latency_s * 1e3:g} ms in addition, as it did")
-        self.sweep: BucketSweep | None = read_sweep(asked.measured) if asked.measured else None
+        self.sweep: BucketSweep | None = (
+            read_sweep(question.measured) if question.measured else None
+        )
         if self.sweep and self.world_size != self.sweep.world_size:
             raise UserError(
-                f"{asked.allreduce} was measured on {self.world_size} ranks and "
-                f"{asked.measured} on {self.sweep.world_size}: they cannot be compared"
+                f"{question.allreduce} was measured on {self.world_size} ranks and "
+                f"{question.measured} on {self.sweep.world_size}: they cannot be compared"
             )
         if self.sweep:
             self.sweep.check_buckets(profile)
@@ -103,20 +107,20 @@ class Report:
         """Returns a line with the expected error of the prediction; None without a backend."""
         if self.backend is None:
             return None
-        environment = read_environment(Path(self.asked.allreduce).parent)
+        environment = read_environment(Path(self.question.allreduce).parent)
         network = str(environment.get("network"))
         share = chance.share if chance else 0.0
         return expectation(self.model, self.backend, network, best.total_s, share)
 
     def _chance(self, best: BestCap) -> Chance | None:
         """Returns what chance does to the prediction; None without raw samples."""
-        asked = self.asked
-        if not (asked.ready_times and has_samples(asked.allreduce)):
+        question = self.question
+        if not (question.ready_times and has_samples(question.allreduce)):
             return None
         calibration = read_calibration(
-            asked.ready_times,
-            asked.allreduce,
-            asked.overlap,
+            question.ready_times,
+            question.allreduce,
+            question.overlap,
             backend=self.backend,
             added_latency_s=self.model.added_latency_s,
             gradient_as_bucket_view=self.has_views,
@@ -124,14 +128,14 @@ class Report:
         return chance_at(calibration, best.cap_mib)
 
     def _read_profile(self) -> BackwardProfile:
-        asked = self.asked
-        if asked.ready_times:
-            return read_ready_times(asked.ready_times)
-        if not (asked.layer_sizes and asked.layer_times):
+        question = self.question
+        if question.ready_times:
+            return read_ready_times(question.ready_times)
+        if not (question.layer_sizes and question.layer_times):
             raise UserError(
                 "no gradients: give --layer-sizes and --layer-times, or --ready-times, or --run-dir"
             )
-        tables = read_layer_tables(asked.layer_sizes, asked.layer_times)
+        tables = read_layer_tables(question.layer_sizes, question.layer_times)
         self.notes += [f"warning: {note}" for note in tables.notes]
         return profile_from_layers(tables)
 
@@ -177,14 +181,14 @@ class Report:
         if accuracy is None:
             return {}
         of_case = accuracy.table.set_index("bucket_cap_mib")["measured_ms"]
-        found = {cap: of_case[case] for cap, case in self.sweep.smallest_alike().items()}
+        by_cap = {cap: of_case[case] for cap, case in self.sweep.smallest_alike().items()}
         default = self.sweep.default()
-        return found if default is None else found | {None: default["median_ms"]}
+        return by_cap if default is None else by_cap | {None: default["median_ms"]}
 
     def _print_best(self, console: Console, best: BestCap) -> None:
         measured_alpha = float(self.curve.times_s[0])
         console.print(_best_line("b*", best), highlight=False, soft_wrap=True)
-        alpha = self.asked.alpha_us / 1e6 if self.asked.alpha_us is not None else None
+        alpha = self.question.alpha_us / 1e6 if self.question.alpha_us is not None else None
         if alpha is None and measured_alpha > SUSPICIOUS_ALPHA_S:
             alpha = PLAUSIBLE_ALPHA_S
             self.notes.append(
@@ -252,12 +256,12 @@ def _best_line(label: str, best: BestCap) -> str:
     )
 
 
-def with_tables_of_run(asked: TableQuestion) -> tuple[TableQuestion, dict]:
+def with_tables_of_run(question: TableQuestion) -> tuple[TableQuestion, dict]:
     """Fills in the tables of ``--run-dir`` where none was given; all must be comparable.
 
     Returns what was asked with its tables, and the settings that their runs share.
     """
-    folder = Path(asked.run_dir) if asked.run_dir else None
+    folder = Path(question.run_dir) if question.run_dir else None
     if folder and not folder.is_dir():
         raise UserError(f"{folder}: no such run directory")
     wanted = {
@@ -265,15 +269,15 @@ def with_tables_of_run(asked: TableQuestion) -> tuple[TableQuestion, dict]:
         "overlap": "overlap-times.csv",
         "measured": "ddp-times.csv",
     }
-    if not (asked.layer_sizes or asked.layer_times):
+    if not (question.layer_sizes or question.layer_times):
         wanted["ready_times"] = "gradient-ready-times.csv"
-    found = {
+    paths = {
         field: str(path)
         for field, name in wanted.items()
         if folder
-        and not getattr(asked, field)
+        and not getattr(question, field)
         and (path := find_table(folder, name, WRITTEN_BY[name]))
     }
-    asked = replace(asked, **found)
-    tables = (asked.ready_times, asked.allreduce, asked.overlap, asked.measured)
-    return asked, check_comparable(Path(table) for table in tables if table)
+    question = replace(question, **paths)
+    tables = (question.ready_times, question.allreduce, question.overlap, question.measured)
+    return question, check_comparable(Path(table) for table in tables if table)

@@ -57,9 +57,9 @@ class TraceRequest:
             write_atomically(self.path, text)
         except OSError as error:
             raise UserError(f"--trace {self.path}: {error.strerror}") from None
-        shown = "predicted and measured" if len(passes) > 1 else "predicted only: not measured"
+        kinds = "predicted and measured" if len(passes) > 1 else "predicted only: not measured"
         return (
-            f"trace of the {what} at {cap_label(cap)} MiB ({shown}) written to {self.path}; "
+            f"trace of the {what} at {cap_label(cap)} MiB ({kinds}) written to {self.path}; "
             "open it in https://ui.perfetto.dev"
         )
 

@@ -93,7 +93,7 @@ def _stop_sentences(stop: Stop) -> Iterator[str]:
 
 
 def _called(call: Call) -> str:
-    return f"{call.what}, called at {call.place}" if call.place else call.what
+    return f"{call.what}, called at {call.caller}" if call.caller else call.what
 
 
 def slow_rank(job: LeftBehind) -> Verdict | None:

@@ -39,7 +39,7 @@ from common.diagnose.evidence.evidence import (
 )
 from common.diagnose.evidence.measured_step import WIRES
 from common.errors import UserError
-from common.perfmodel.scaling.pass_times import LinearTime
+from common.perfmodel.scaling.step_model import LinearTime
 from common.runtime.group.network import backend_name, describe_network
 from common.runtime.records.run_directory import write_atomically
 from common.runtime.records.samples import sample_rows

@@ -30,8 +30,15 @@ from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_a
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.ddp.step import BUCKET_VIEW
-from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
-from common.perfmodel.scaling.step_model import StepModel, StepSettings, apart, calibrated, predict
+from common.perfmodel.scaling.step_model import (
+    LinearTime,
+    PassTimes,
+    StepModel,
+    StepSettings,
+    apart,
+    calibrated,
+    predict,
+)
 from common.perfmodel.tables import read_all_reduce, read_all_reduce_samples, read_ready_times
 from common.samples import slowest_rank
 

@@ -39,13 +39,13 @@ class Range:
                 f"{name} takes one number, or three: value, lowest, highest; not {len(numbers)}"
             )
         value, low, high = numbers if len(numbers) == 3 else 3 * tuple(numbers)
-        found = cls(value, low, high)
-        shown = " ".join(f"{number:g}" for number in numbers)
-        if not all(map(math.isfinite, numbers)) or not least <= found.low or not found.high <= most:
-            raise UserError(f"{name} {shown}: it must be from {least:g} to {most:g}")
-        if not found.low <= found.value <= found.high:
-            raise UserError(f"{name} {shown}: the value must be between the lowest and the highest")
-        return found
+        span = cls(value, low, high)
+        words = " ".join(f"{number:g}" for number in numbers)
+        if not all(map(math.isfinite, numbers)) or not least <= span.low or not span.high <= most:
+            raise UserError(f"{name} {words}: it must be from {least:g} to {most:g}")
+        if not span.low <= span.value <= span.high:
+            raise UserError(f"{name} {words}: the value must be between the lowest and the highest")
+        return span
 
     @property
     def is_certain(self) -> bool:
@@ -100,12 +100,12 @@ class Assumptions:
 
     Attributes:
         mfu: model FLOPs utilisation of a GPU that computes and does not wait.
-        network_speed: of collectives, relative to the model of NCCL.
+        network_speed: speed of collectives, relative to the model of NCCL.
         straggler_spread: standard deviation of a GPU's computation in a step, as a share.
         overlap_slowdown: computation beside a collective takes this many times longer.
         straggler_distribution: see ``stragglers``.
-        draws: how many draws the bands come from.
-        seed: of the draws.
+        draws: number of draws that the bands come from.
+        seed: seed of the draws.
     """
 
     mfu: Range = MFU
@@ -133,7 +133,7 @@ class Assumptions:
         # into as many equal strata as there are draws, and each stratum gives one draw, in an order
         # of the range's own. So a few draws cover every range, and ranges vary independently.
         columns = []
-        for one in ranges:
+        for span in ranges:
             places = generator.permutation(self.draws) + generator.random(self.draws)
-            columns.append(np.concatenate([[one.value], one.at(places / self.draws)]))
+            columns.append(np.concatenate([[span.value], span.at(places / self.draws)]))
         return Draws(*columns)

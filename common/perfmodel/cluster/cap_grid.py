@@ -76,11 +76,11 @@ def cap_rows(profile: BackwardProfile, caps_mib: Sequence[float]) -> tuple[CapRo
     """
     caps = np.array(sorted(set(map(float, caps_mib))))
     rows = []
-    for one in distinct_bucketings(profile, caps.tolist()):
-        alike = caps[(caps >= one.low_mib) & (caps <= one.high_mib)]
-        middle = np.log(one.low_mib * one.high_mib) / 2
-        cap = float(alike[np.argmin(abs(np.log(alike) - middle))])
-        rows.append(_row(profile, one.buckets, cap, one.low_mib, one.high_mib))
+    for bucketing in distinct_bucketings(profile, caps.tolist()):
+        equal_caps = caps[(caps >= bucketing.low_mib) & (caps <= bucketing.high_mib)]
+        middle = np.log(bucketing.low_mib * bucketing.high_mib) / 2
+        cap = float(equal_caps[np.argmin(abs(np.log(equal_caps) - middle))])
+        rows.append(_row(profile, bucketing.buckets, cap, bucketing.low_mib, bucketing.high_mib))
     return tuple(rows)
 
 
@@ -103,19 +103,19 @@ def simulate_grid(
     """
     # Each network is asked once, for all bucket sizes of all rows: times is [networks, sizes]. A
     # row then picks its buckets' sizes, and a case its network: alone is [buckets, cases].
-    sizes = np.unique(np.concatenate([one.sizes_bytes for one in rows]))
+    sizes = np.unique(np.concatenate([row.sizes_bytes for row in rows]))
     times = np.array([np.atleast_1d(network.time_s(sizes.astype(float))) for network in networks])
     copied = costs.copy_in_s_per_byte * np.cumsum(profile.sizes_bytes)
     scale = np.asarray(cases.compute_scale, dtype=float)
     work = profile.backward_s * scale + copied[-1]
-    found = []
-    for one in rows:
-        at = np.searchsorted(sizes, one.sizes_bytes)
-        ready = np.multiply.outer(profile.ready_s[one.last], scale) + copied[one.last, None]
+    overlaps = []
+    for row in rows:
+        at = np.searchsorted(sizes, row.sizes_bytes)
+        ready = np.multiply.outer(profile.ready_s[row.last], scale) + copied[row.last, None]
         launched_s = costs.launch_s * np.arange(1, len(ready) + 1)
         alone = times[:, at].T[:, cases.network] * cases.network_scale
-        tail = costs.copy_out_s_per_byte * np.cumsum(one.sizes_bytes[::-1])[::-1]
-        found.append(
+        tail = costs.copy_out_s_per_byte * np.cumsum(row.sizes_bytes[::-1])[::-1]
+        overlaps.append(
             many_cases(
                 work_s=work + launched_s[-1],
                 ready_s=ready + launched_s[:, None],
@@ -128,12 +128,12 @@ def simulate_grid(
     return GridTimes(
         rows=tuple(rows),
         work_s=work,
-        total_s=np.array([one.total_s for one in found]),
-        slowed_s=np.array([one.slowed_s for one in found]),
+        total_s=np.array([overlap.total_s for overlap in overlaps]),
+        slowed_s=np.array([overlap.slowed_s for overlap in overlaps]),
         exposed_s=np.array(
             [
-                one.exposed_s + costs.launch_s * len(row.last)
-                for row, one in zip(rows, found, strict=True)
+                overlap.exposed_s + costs.launch_s * len(row.last)
+                for row, overlap in zip(rows, overlaps, strict=True)
             ]
         ),
     )
@@ -142,15 +142,13 @@ def simulate_grid(
 def best_rows(total_s: NDArray) -> NDArray:
     """Returns the fastest row (of rows × cases) in each case; larger caps win ties."""
     # Rows ascend by cap. ``argmax`` finds the first True, so rows are reversed to find the last.
-    alike = total_s <= total_s.min(axis=0) * (1 + ROUNDING)
-    return len(total_s) - 1 - np.argmax(alike[::-1], axis=0)
+    is_fastest = total_s <= total_s.min(axis=0) * (1 + ROUNDING)
+    return len(total_s) - 1 - np.argmax(is_fastest[::-1], axis=0)
 
 
-def near_interval(
-    rows: Sequence[CapRow], total_s: NDArray, best: int, tolerance: float = 0.01
-) -> tuple[float, float]:
-    """Returns the interval of caps (MiB) around ``best`` that stays within ``tolerance`` of it."""
-    near = total_s <= total_s[best] * (1 + tolerance)
+def near_interval(rows: Sequence[CapRow], total_s: NDArray, best: int) -> tuple[float, float]:
+    """Returns the interval of caps (MiB) around ``best`` that stays within 1 % of it."""
+    near = total_s <= total_s[best] * 1.01
     low = high = best
     while low > 0 and near[low - 1]:
         low -= 1

@@ -32,18 +32,18 @@ class Cluster:
     """Nodes of one kind and their network. GB is 10⁹ bytes; rates are of one direction.
 
     Attributes:
-        name: its name.
-        generation: of ``GENERATIONS``; chooses NCCL's constants.
+        name: name of the cluster.
+        generation: one of ``GENERATIONS``, which chooses NCCL's constants.
         gpu: a name that ``peaks`` knows.
-        gpus_per_node, max_nodes: how large a job may be.
+        gpus_per_node, max_nodes: size of the largest job.
         channels, channel_gb_per_s: rings and trees over NVLink.
         nvls_channels, nvls_channel_gb_per_s: NVLink SHARP; 0 where there is none.
-        network: of ``NETWORKS``.
+        network: one of ``NETWORKS``.
         network_gb_per_s: payload that a node sends, all its network cards together.
-        source: where the figures come from.
-        assumptions: one sentence each, to be shown with a result.
-        network_latency_us: what a hop takes beyond NCCL's constants for InfiniBand.
-        cpu: of ``CPUS``; NCCL's constants for several nodes depend on it.
+        source: origin of the figures.
+        assumptions: sentences to be shown with a result.
+        network_latency_us: time of a hop beyond NCCL's constants for InfiniBand.
+        cpu: one of ``CPUS``, on which NCCL's constants for several nodes depend.
         ll128: whether NCCL may use its LL128 protocol between nodes (it needs GPUDirect RDMA).
     """
 
@@ -98,13 +98,13 @@ def load_cluster(name_or_file: str | Path) -> Cluster:
     Raises UserError for an unknown name, a file that cannot be read, keys that are missing or
     unknown, and illegal values.
     """
-    known = known_clusters()
-    given = Path(name_or_file)
-    if str(name_or_file) in known:
-        given = CLUSTERS / f"{name_or_file}.yaml"
-    elif given.suffix not in (".yaml", ".yml") and not given.is_file():
-        raise UserError(f"{unknown_name('cluster', str(name_or_file), known)}, or a YAML file")
-    return _read(given)
+    names = known_clusters()
+    path = Path(name_or_file)
+    if str(name_or_file) in names:
+        path = CLUSTERS / f"{name_or_file}.yaml"
+    elif path.suffix not in (".yaml", ".yml") and not path.is_file():
+        raise UserError(f"{unknown_name('cluster', str(name_or_file), names)}, or a YAML file")
+    return _read(path)
 
 
 def _read(path: Path) -> Cluster:
@@ -117,17 +117,17 @@ def _read(path: Path) -> Cluster:
         raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: a cluster file is a YAML mapping of keys to values")
-    known = {field.name for field in fields(Cluster)}
+    keys = {field.name for field in fields(Cluster)}
     for key in values:
-        if key not in known:
-            raise UserError(f"{path}: {unknown_name('key', str(key), sorted(known))}")
+        if key not in keys:
+            raise UserError(f"{path}: {unknown_name('key', str(key), sorted(keys))}")
     values.setdefault("name", path.stem)
     required = [field.name for field in fields(Cluster) if field.default is MISSING]
     missing = [name for name in required if name not in values]
     if missing:
         raise UserError(f"{path}: no {', '.join(missing)}")
     stated = values["assumptions"]
-    if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
+    if not isinstance(stated, list) or not all(isinstance(sentence, str) for sentence in stated):
         raise UserError(f"{path}: assumptions is a list of sentences")
     values["assumptions"] = tuple(stated)
     try:

@@ -36,7 +36,7 @@ def computed_profile(
     Args:
         config: the model's sizes.
         seq_len: tokens of a sequence.
-        tokens: of one backward pass.
+        tokens: tokens of one backward pass.
         flops_per_s: the rate that the GPU reaches; a peak times an MFU.
     """
     block_s, head_s = forward_parts_s(config, seq_len, tokens, flops_per_s)

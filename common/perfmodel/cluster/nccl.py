@@ -111,10 +111,10 @@ class NcclAllReduce(Collective):
     """An all-reduce over ``gpus`` GPUs of a cluster (``AllReduceModel``).
 
     Args:
-        cluster: of ``load_cluster``.
-        gpus: up to one node's, else whole nodes.
-        algorithms: of ``ALGORITHMS``, as NCCL_ALGO would restrict them; all by default.
-        ramp: ``NO_RAMP`` for NCCL's tuner alone.
+        cluster: cluster of the GPUs, as ``load_cluster`` reads it.
+        gpus: number of GPUs: up to one node's, else whole nodes.
+        algorithms: members of ``ALGORITHMS`` allowed, as NCCL_ALGO would; all by default.
+        ramp: rise of the bandwidth with the size; ``NO_RAMP`` for NCCL's tuner alone.
 
     Raises UserError where the cluster cannot hold ``gpus``, or none of ``algorithms`` does.
     """

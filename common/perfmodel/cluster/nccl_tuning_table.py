@@ -64,11 +64,11 @@ class Choice:
     """One way to do a collective.
 
     Attributes:
-        algorithm, protocol: as NCCL names them.
-        latency_s: of a message without length.
+        algorithm, protocol: NCCL's names.
+        latency_s: duration of a message without length.
         bandwidth_bytes_per_s: algorithm bandwidth, size over time, of a long message.
         steps: hops in a row that each piece of a message makes.
-        channel_bytes_per_s: of one channel, all protocols alike.
+        channel_bytes_per_s: bandwidth of one channel, the same for all protocols.
     """
 
     algorithm: str
@@ -138,12 +138,12 @@ def tree_factor(protocols: NDArray, size_bytes: NDArray) -> NDArray:
     ``protocols`` are indices into ``PROTOCOLS``.
     """
     # Linear in log2 of the size between the table's powers of two; 1.001 keeps ``below + 1`` in it.
-    place = np.log2(np.maximum(size_bytes, _FACTOR_FROM_BYTES) / _FACTOR_FROM_BYTES)
-    place = np.minimum(place, _TREE_FACTORS.shape[1] - 1.001)
-    below = place.astype(int)
+    position = np.log2(np.maximum(size_bytes, _FACTOR_FROM_BYTES) / _FACTOR_FROM_BYTES)
+    position = np.minimum(position, _TREE_FACTORS.shape[1] - 1.001)
+    below = position.astype(int)
     table = _TREE_FACTORS[protocols]
     low = table[:, below]
-    return low + (table[:, below + 1] - low) * (place - below)
+    return low + (table[:, below + 1] - low) * (position - below)
 
 
 def _trees(cluster: Cluster, gpus: int, nodes: int) -> list[Choice]:

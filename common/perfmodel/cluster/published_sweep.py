@@ -96,7 +96,7 @@ class SweepExplained:
     """A published sweep of one model beside the prediction.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         table: bucket_cap_mib, num_buckets, published_buckets (counted in the published profile),
             measured_ms, predicted_ms, deviation (predicted over measured, minus 1), exposed_ms.
         mfu: the share of the float32 peak that gives the mean of the published steps.
@@ -166,9 +166,7 @@ def explain_sweep(
     return SweepExplained(model, table, mfu, alone_s * 1e3)
 
 
-def deviation_by_bandwidth(
-    model: str, bandwidths_gb_per_s: Sequence[float], folder: Path = PUBLISHED
-) -> pd.DataFrame:
+def deviation_by_bandwidth(model: str, bandwidths_gb_per_s: Sequence[float]) -> pd.DataFrame:
     """Predicts the curve on links of other bandwidths (algorithm bandwidth, 1e9 bytes/s).
 
     Columns: bandwidth_gb_per_s, communication_share (of the step), predicted_spread (slowest over
@@ -176,45 +174,43 @@ def deviation_by_bandwidth(
     """
     rows = []
     for bandwidth in bandwidths_gb_per_s:
-        found = explain_sweep(model, AlphaBeta(LATENCY_S, bandwidth * 1e9), folder)
-        row = (found.communication_share, found.spread("predicted_ms"), found.worst_deviation)
+        explanation = explain_sweep(model, AlphaBeta(LATENCY_S, bandwidth * 1e9))
+        row = (
+            explanation.communication_share,
+            explanation.spread("predicted_ms"),
+            explanation.worst_deviation,
+        )
         rows.append((bandwidth, *row))
     columns = ["bandwidth_gb_per_s", "communication_share", "predicted_spread", "worst_deviation"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def least_bandwidth_gb_per_s(
-    model: str, tolerance: float = 0.01, folder: Path = PUBLISHED
-) -> float:
-    """Finds the slowest link (1e9 bytes/s) with all steps within ``tolerance`` of the published.
+def least_bandwidth_gb_per_s(model: str) -> float:
+    """Finds the slowest link (1e9 bytes/s) with all steps within 1 % of the published.
 
     More bandwidth never makes the curve steeper, so it is found by bisection of the logarithm.
     """
     low, high = 1.0, 1000.0
     for _ in range(20):
         middle = (low * high) ** 0.5
-        if deviation_by_bandwidth(model, [middle], folder)["worst_deviation"][0] > tolerance:
+        if deviation_by_bandwidth(model, [middle])["worst_deviation"][0] > 0.01:
             low = middle
         else:
             high = middle
     return high
 
 
-def explain_efficiency(
-    network: AllReduceModel | None = None,
-    straggler_spread: float = STRAGGLER_SPREAD.value,
-    folder: Path = PUBLISHED,
-) -> pd.DataFrame:
+def explain_efficiency() -> pd.DataFrame:
     """Puts published throughput on two GPUs beside the prediction from one GPU's.
 
     Columns: batch_per_gpu, mfu (of the one GPU), measured_efficiency, predicted_efficiency,
     without_stragglers (predicted, on GPUs that are equally fast).
     """
-    network = network or two_a100s()
-    source = yaml.safe_load((folder / "source.yaml").read_text())["settings"]
-    path = folder / "efficiency.csv"
+    network = two_a100s()
+    source = yaml.safe_load((PUBLISHED / "source.yaml").read_text())["settings"]
+    path = PUBLISHED / "efficiency.csv"
     published = read_table(path, ["model", "batch_per_gpu", "one_gpu_tokens_per_s"])
-    slower = float(slowest_of(2, straggler_spread)) - 1
+    slower = float(slowest_of(2, STRAGGLER_SPREAD.value)) - 1
     rows = []
     for row in published.itertuples():
         config = GPT2Config.named(row.model, n_positions=source["n_positions"])
@@ -236,11 +232,11 @@ def explain_efficiency(
 def _published(path: Path, model: str) -> pd.DataFrame:
     table = read_table(path, ["model", "bucket_cap_mib", "step_time_ms", "profiled_events"])
     table["step_time_ms"] = numbers(table, "step_time_ms", path, above=0)
-    found = table[table["model"] == model].reset_index(drop=True)
-    if found.empty:
-        known = ", ".join(dict.fromkeys(table["model"]))
-        raise UserError(f"{path}: no steps of {model!r}; has {known}")
-    return found
+    steps = table[table["model"] == model].reset_index(drop=True)
+    if steps.empty:
+        models = ", ".join(dict.fromkeys(table["model"]))
+        raise UserError(f"{path}: no steps of {model!r}; has {models}")
+    return steps
 
 
 def _mfu_for(step_s: Callable[[float], float], wanted_s: float) -> float:
@@ -248,13 +244,13 @@ def _mfu_for(step_s: Callable[[float], float], wanted_s: float) -> float:
 
     A step is all but linear in 1/MFU, so the secant method is there after a few steps.
     """
-    # ``one`` and ``other`` are the last two values of 1/MFU; 0.5 keeps the MFU at 2 or below.
-    one, other = 1 / 0.9, 1 / 0.5
-    one_s = step_s(1 / one)
+    # ``earlier`` and ``later`` are the last two values of 1/MFU; 0.5 keeps the MFU at 2 or below.
+    earlier, later = 1 / 0.9, 1 / 0.5
+    earlier_s = step_s(1 / earlier)
     for _ in range(10):
-        other_s = step_s(1 / other)
-        if abs(other_s / wanted_s - 1) < 1e-12 or other_s == one_s:
+        later_s = step_s(1 / later)
+        if abs(later_s / wanted_s - 1) < 1e-12 or later_s == earlier_s:
             break
-        step = (wanted_s - other_s) * (other - one) / (other_s - one_s)
-        one, one_s, other = other, other_s, max(other + step, 0.5)
-    return 1 / other
+        step = (wanted_s - later_s) * (later - earlier) / (later_s - earlier_s)
+        earlier, earlier_s, later = later, later_s, max(later + step, 0.5)
+    return 1 / later

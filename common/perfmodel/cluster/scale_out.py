@@ -77,9 +77,9 @@ def predict_scale_out(
         global_batch_size: sequences of a step under strong scaling. A GPU takes its share in
             micro-batches of at most ``workload.batch_size``; numbers of GPUs above it are left out
             there, as some GPUs would have nothing to do.
-        assumptions: by default those of ``assumptions``.
+        assumptions: assumptions on GPUs and network, by default the defaults of ``Assumptions``.
         caps_mib: caps among which b* is looked for.
-        strategies: of ``STRATEGIES``.
+        strategies: members of ``STRATEGIES`` to predict.
 
     Raises:
         UserError: GPUs that the cluster cannot hold, or whose peak is not known at this precision;
@@ -128,8 +128,8 @@ def parse_gpus(text: str) -> list[int]:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))
         else:
-            found = [int(part) for part in text.split(",")]
-            first, last = min(found), max(found)
+            numbers = [int(part) for part in text.split(",")]
+            first, last = min(numbers), max(numbers)
     except ValueError:
         raise UserError(f"--gpus {text}: expected {legal}") from None
     if first < 1:
@@ -137,8 +137,8 @@ def parse_gpus(text: str) -> list[int]:
     if first > last:
         raise UserError(f"--gpus {text}: the range ends before it begins")
     if ".." in text:
-        found = [first << power for power in range((last // first).bit_length())]
-    return sorted(set(found))
+        numbers = [first << power for power in range((last // first).bit_length())]
+    return sorted(set(numbers))
 
 
 def stated_assumptions(predicted: ScaleOut) -> list[str]:

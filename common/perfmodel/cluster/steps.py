@@ -52,9 +52,9 @@ class Base(NamedTuple):
     Attributes:
         scaling: strong or weak.
         network: index into the networks, which is that of the number of GPUs.
-        gpus: their number.
-        sequences: of a GPU's step.
-        global_sequences: of a step on all GPUs.
+        gpus: number of GPUs.
+        sequences: sequences of a GPU's step.
+        global_sequences: sequences of a step on all GPUs.
     """
 
     scaling: str
@@ -162,36 +162,36 @@ class ClusterSteps:
         step_s = before + grid.total_s
         copies = np.full(len(before), copy * self.profile.total_bytes)
         best = best_rows(grid.total_s[:-1])
-        found = []
+        steps = []
         for number, base in enumerate(self.bases):
-            here = slice(number * self.width, (number + 1) * self.width)
+            span = slice(number * self.width, (number + 1) * self.width)
             if base.gpus == 1:  # nothing to reduce, and no bucket to copy into
-                found.append(self._row("DDP", number, *self._alone(here)))
+                steps.append(self._row("DDP", number, *self._alone(span)))
                 continue
-            chosen = best[here.start]
-            low, high = near_interval(rows, step_s[:-1, here.start], chosen)
+            chosen = best[span.start]
+            low, high = near_interval(rows, step_s[:-1, span.start], chosen)
             cap = rows[chosen].cap_mib
             row = self._row(
                 strategy="DDP",
                 number=number,
-                step_s=step_s[chosen, here],
-                local_s=local[here],
-                copies_s=copies[here],
-                slowed_s=grid.slowed_s[chosen, here],
-                exposed_s=grid.exposed_s[chosen, here],
+                step_s=step_s[chosen, span],
+                local_s=local[span],
+                copies_s=copies[span],
+                slowed_s=grid.slowed_s[chosen, span],
+                exposed_s=grid.exposed_s[chosen, span],
             )
-            found.append(
+            steps.append(
                 {
                     **row,
-                    **_banded("bucket_cap", "mib", np.array([rows[i].cap_mib for i in best[here]])),
+                    **_banded("bucket_cap", "mib", np.array([rows[i].cap_mib for i in best[span]])),
                     "num_buckets": len(rows[chosen].last),
                     "algorithm": self.networks[base.network].choice(cap * MIB),
                     "near_low_mib": low,
                     "near_high_mib": high,
-                    "default_step_s": step_s[-1, here.start],
+                    "default_step_s": step_s[-1, span.start],
                 }
             )
-        return found
+        return steps
 
     def fsdp(self, strategy: str) -> list[dict]:
         """Predicts the steps of FSDP under one strategy: a row per base."""
@@ -210,25 +210,25 @@ class ClusterSteps:
         copies = total - slowed - exposed - passes * self.straggler
         rows = []
         for number, base in enumerate(self.bases):
-            here = slice(number * self.width, (number + 1) * self.width)
+            span = slice(number * self.width, (number + 1) * self.width)
             if base.gpus == 1:
-                rows.append(self._row(strategy, number, *self._alone(here)))
+                rows.append(self._row(strategy, number, *self._alone(span)))
                 continue
             row = self._row(
                 strategy=strategy,
                 number=number,
-                step_s=step_s[here],
-                local_s=local[here],
-                copies_s=copies[here],
-                slowed_s=slowed[here],
-                exposed_s=exposed[here],
+                step_s=step_s[span],
+                local_s=local[span],
+                copies_s=copies[span],
+                slowed_s=slowed[span],
+                exposed_s=exposed[span],
             )
             rows.append(row)
         return rows
 
-    def _alone(self, here: slice) -> tuple[NDArray, ...]:
+    def _alone(self, span: slice) -> tuple[NDArray, ...]:
         """Returns the parts of one GPU's step: (step, local, copies, slowed, exposed), seconds."""
-        passes = (self.forward_s + self.profile.backward_s) * self.of_sequences[here]
+        passes = (self.forward_s + self.profile.backward_s) * self.of_sequences[span]
         local = passes + self.update_s
         nothing = np.zeros_like(local)
         return local, local, nothing, nothing, nothing
@@ -259,9 +259,10 @@ class ClusterSteps:
                 reduced += part.count * size if key[0] == "reduce_scatter" else 0
             update.append(ADAMW_BYTES * reduced / 4 / n / self.memory_bytes_per_s)
         collective_s = {
-            key: np.array(found)[self.index] * self.network_scale for key, found in times.items()
+            key: np.array(seconds)[self.index] * self.network_scale
+            for key, seconds in times.items()
         }
-        copy_s = {key: np.array(found)[self.index] for key, found in copies.items()}
+        copy_s = {key: np.array(seconds)[self.index] for key, seconds in copies.items()}
         return collective_s, copy_s, np.array(update)[self.index]
 
     def _row(
@@ -276,23 +277,23 @@ class ClusterSteps:
     ) -> dict:
         """Makes one row of the table; arrays are the prediction and its draws."""
         base = self.bases[number]
-        here = slice(number * self.width, (number + 1) * self.width)
+        span = slice(number * self.width, (number + 1) * self.width)
         tokens = base.global_sequences * self.workload.seq_len
-        straggler = local_s * (self.straggler[here] - 1)
+        straggler = local_s * (self.straggler[span] - 1)
         return {
             "scaling": base.scaling,
             "strategy": strategy,
             "gpus": base.gpus,
             "nodes": self.cluster.nodes(base.gpus),
             "sequences_per_gpu": base.sequences,
-            "micro_batches": int(self.micro_batches[here.start]),
+            "micro_batches": int(self.micro_batches[span.start]),
             **_banded("step", "s", step_s),
             "computation_s": local_s[0],
             "straggler_s": straggler[0],
             "copies_s": copies_s[0],
             "slowed_s": slowed_s[0],
             **_banded("exposed", "s", exposed_s),
-            **_banded("efficiency", "", self.one_gpu_s()[here] / step_s),
+            **_banded("efficiency", "", self.one_gpu_s()[span] / step_s),
             **_banded("tokens_per_s", "", tokens / step_s),
         }
 

@@ -63,10 +63,10 @@ class BestCap:
                 return candidate
         raise UserError(f"cap {cap_mib} MiB was not searched")
 
-    def matched_by(self, caps_mib: Iterable[float], tolerance: float = 1e-3) -> bool:
-        """Returns True if one of these caps is predicted as fast as b*, within ``tolerance``."""
+    def matched_by(self, caps_mib: Iterable[float]) -> bool:
+        """Returns True if one of these caps is predicted as fast as b*, within 0.1 %."""
         fastest_s = min(map(self.predicted_s, caps_mib))
-        return fastest_s <= self.total_s * (1 + tolerance)
+        return fastest_s <= self.total_s * 1.001
 
     def predicted_s(self, cap_mib: float) -> float:
         """Returns T, in seconds, of a cap that ``candidate`` knows."""
@@ -85,8 +85,8 @@ def fastest_cap(
     among ``caps_mib``; larger caps win ties.
 
     Args:
-        bucketings: the ones to choose from, by cap.
-        timelines: the backward pass of each.
+        bucketings: bucketings to choose from, by cap.
+        timelines: backward pass of each bucketing.
         caps_mib: caps to choose from; None takes any.
         tolerance: excess over the best time that counts as near, as a fraction of that time.
     """
@@ -101,8 +101,8 @@ def fastest_cap(
         for bucketing, timeline in zip(bucketings, timelines, strict=True)
     ]
     least_s = min(candidate.total_s for candidate in candidates)
-    alike = [c for c in candidates if c.total_s <= least_s * (1 + ROUNDING)]
-    best = max(alike, key=lambda candidate: candidate.low_mib)
+    fastest = [c for c in candidates if c.total_s <= least_s * (1 + ROUNDING)]
+    best = max(fastest, key=lambda candidate: candidate.low_mib)
     cap = float(np.sqrt(best.low_mib * best.high_mib))
     if caps_mib is not None:
         inside = [c for c in caps_mib if best.contains(c)]
@@ -125,3 +125,15 @@ def _near_intervals(
             intervals.append((candidate.low_mib, candidate.high_mib))
             extend = True
     return tuple(intervals)
+
+
+def regret(measured_s: dict[float, float], chosen_mib: float) -> float:
+    """Computes the excess of the measured time at the chosen cap over the best, as a fraction.
+
+    Args:
+        measured_s: measured time by cap (MiB).
+        chosen_mib: chosen cap, one of those measured.
+    """
+    if chosen_mib not in measured_s:
+        raise UserError(f"cap {chosen_mib} MiB was not measured")
+    return measured_s[chosen_mib] / min(measured_s.values()) - 1

@@ -1,4 +1,4 @@
-"""The buckets of a profile, and all distinct bucketings that caps can give it."""
+"""The buckets of a profile, all distinct bucketings that caps can give it, and a few of them."""
 
 from __future__ import annotations
 
@@ -50,21 +50,61 @@ def distinct_bucketings(
     """
     if caps_mib is None:
         if len(set(profile.kinds)) <= 1:
-            return tuple(_all_bucketings(profile))
+            return tuple(
+                Bucketing(low / MIB, high / MIB, tuple(map(tuple, buckets)))
+                for low, high, buckets in walk_bucketings(profile.sizes_bytes.tolist())
+            )
         caps_mib = np.geomspace(profile.sizes_bytes.min(), profile.total_bytes, GRID_CAPS) / MIB
     if not len(caps_mib):
         raise UserError("no caps to search")
     # A bucketing is known by the last gradient of each bucket. Caps ascend, so the first one that
     # gives it is its lowest, and the latest its highest.
-    found: dict[tuple[int, ...], Bucketing] = {}
+    bucketings: dict[tuple[int, ...], Bucketing] = {}
     for cap in sorted(set(map(float, caps_mib))):
         buckets = profile_buckets(profile, DdpOptions(cap))
         key = tuple(bucket[-1] for bucket in buckets)
-        low = found[key].low_mib if key in found else cap
-        found[key] = Bucketing(low, cap, tuple(map(tuple, buckets)))
-    return tuple(found.values())
+        low = bucketings[key].low_mib if key in bucketings else cap
+        bucketings[key] = Bucketing(low, cap, tuple(map(tuple, buckets)))
+    return tuple(bucketings.values())
 
 
-def _all_bucketings(profile: BackwardProfile) -> Iterator[Bucketing]:
-    for low, high, buckets in walk_bucketings(profile.sizes_bytes.tolist()):
-        yield Bucketing(low / MIB, high / MIB, tuple(map(tuple, buckets)))
+@dataclass(frozen=True)
+class DistinctCap:
+    """A cap in MiB, in the middle of those that give the same buckets, and the number of buckets.
+
+    A cap of None is DDP's default.
+    """
+
+    cap_mib: float | None
+    num_buckets: int
+
+
+def distinct_caps(sizes_bytes: Sequence[int]) -> Iterator[DistinctCap]:
+    """Yields a cap for each distinct bucketing of gradients of one dtype, ascending.
+
+    ``sizes_bytes`` are in gradient-ready order.
+    """
+    for low, high, buckets in walk_bucketings(sizes_bytes):
+        yield DistinctCap((low + high) // 2 / MIB, len(buckets))
+
+
+def choose_caps(
+    sizes_bytes: Sequence[int], count: int, max_buckets: int
+) -> tuple[DistinctCap, ...]:
+    """Chooses at most ``count`` bucketings, spread evenly by the logarithm of their bucket count.
+
+    The most buckets that ``max_buckets`` allows and the single bucket are always among them. By
+    ascending cap. Raises UserError where there are not two.
+    """
+    candidates = [cap for cap in distinct_caps(sizes_bytes) if cap.num_buckets <= max_buckets]
+    by_number = {cap.num_buckets: cap for cap in candidates}  # of equal numbers the largest cap
+    numbers = sorted(by_number)
+    if count < 2 or len(numbers) < 2:
+        raise UserError(f"{len(numbers)} distinct bucketings, {count} asked: at least 2 are needed")
+    # Not every number of buckets can be had: each wanted one takes the nearest that is still left.
+    chosen = {numbers[0], numbers[-1]}
+    for wanted in np.geomspace(numbers[0], numbers[-1], count)[1:-1]:
+        pool = [n for n in numbers if n not in chosen]
+        if pool:
+            chosen.add(min(pool, key=lambda n: abs(np.log(n / wanted))))
+    return tuple(by_number[number] for number in sorted(chosen, reverse=True))

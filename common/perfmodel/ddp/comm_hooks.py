@@ -80,7 +80,7 @@ class PowerSgdHook:
     PyTorch 2.15). One bucket is safe.
 
     Attributes:
-        shapes: of every parameter, in the profile's order.
+        shapes: shape of every parameter, in the profile's order.
         rank: r, ``matrix_approximation_rank``.
         min_compression_rate: a matrix is compressed if (n + m)·r times this is below n·m.
     """

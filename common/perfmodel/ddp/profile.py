@@ -21,7 +21,7 @@ class BackwardProfile:
         backward_s: seconds until the backward pass ends, at least the last ready time.
         kinds: dtype of each gradient; only equal ones share a bucket.
         registration: place of each parameter in ``module.parameters()``.
-        assumptions: what was not measured and had to be assumed, one sentence each.
+        assumptions: sentences on what was not measured and had to be assumed.
         rank_ready_s: float [ranks, gradients], each rank's own ready times where ranks differ;
             a bucket is then ready when its last gradient is on the last rank. Without it,
             ``ready_s`` is taken for the slowest rank's.
@@ -201,12 +201,12 @@ class DdpCosts:
         return duration, duration - lost
 
 
-def of_size(known: SecondsBySize, sizes_bytes: NDArray) -> NDArray:
+def of_size(curve: SecondsBySize, sizes_bytes: NDArray) -> NDArray:
     """Returns the seconds of all-reduces of these sizes, from those of the known sizes.
 
     Linear between the known sizes, the first below them and in proportion to the last beyond.
     """
-    known_bytes, known_s = known
+    known_bytes, known_s = curve
     beyond = known_s[-1] * np.asarray(sizes_bytes) / known_bytes[-1]
     within = np.interp(sizes_bytes, known_bytes, known_s)
     return np.where(sizes_bytes > known_bytes[-1], beyond, within)

@@ -30,9 +30,9 @@ class StepParts:
     Attributes:
         forward_s: the forward pass of one micro-batch.
         update_s: the optimizer, and whatever else follows the backward pass.
-        before_s: what precedes the first forward pass: data, ``zero_grad``.
-        local_backward_s: a backward pass that exchanges nothing, adding to the gradients of the
-            one before; None takes the profile's.
+        before_s: data, ``zero_grad`` and all else that precedes the first forward pass.
+        local_backward_s: a backward pass that exchanges nothing, adding to the gradients that
+            are there; None takes the profile's.
     """
 
     forward_s: float
@@ -41,8 +41,8 @@ class StepParts:
     local_backward_s: float | None = None
 
     def __post_init__(self) -> None:
-        known = (self.forward_s, self.update_s, self.before_s, self.local_backward_s or 0.0)
-        if not all(seconds >= 0 for seconds in known):
+        parts_s = (self.forward_s, self.update_s, self.before_s, self.local_backward_s or 0.0)
+        if not all(seconds >= 0 for seconds in parts_s):
             raise UserError("the parts of a step must not be negative")
 
 
@@ -88,12 +88,12 @@ class StepTimeline:
     """A predicted step.
 
     Attributes:
-        spans: its parts in order, without gaps: ``before``, ``forward``, ``backward``,
+        spans: parts of the step in order, without gaps: ``before``, ``forward``, ``backward``,
             ``exchange`` (a backward pass that exchanges) and ``update``.
         backward: the backward pass that exchanges, on its own clock, which starts with the
             ``exchange`` span.
-        exchanges: number of such backward passes in the step.
-        local_exchange_s: such a backward pass, had it exchanged nothing.
+        exchanges: number of backward passes that exchange in the step.
+        local_exchange_s: the exchanging backward pass, had it exchanged nothing.
     """
 
     spans: tuple[StepSpan, ...]
@@ -132,9 +132,9 @@ def step_timeline(
 
     Args:
         parts: the step without DDP.
-        options: how it is run.
+        options: settings of the step.
         backward: the backward pass that exchanges.
-        backward_alone_s: that pass, had it exchanged nothing.
+        backward_alone_s: the same backward pass, had it exchanged nothing.
     """
     local_s = backward_alone_s if parts.local_backward_s is None else parts.local_backward_s
     first_exchange = options.accumulation - options.exchanges

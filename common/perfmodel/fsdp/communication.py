@@ -44,11 +44,11 @@ class Collective:
     """Equal collectives of one step.
 
     Attributes:
-        operation: of ``OPERATIONS``.
-        unit: what it is for: ``bucket 0``, ``block`` (any of them), ``root``, ``parameter``.
+        operation: one of ``OPERATIONS``.
+        unit: tensors exchanged: ``bucket 0``, ``block`` (any of them), ``root``, ``parameter``.
         size_bytes: the whole message: the tensor that is reduced, gathered, sent to all, or about
             to be scattered, padding included.
-        count: number of them in a step.
+        count: number of these collectives in a step.
         group_size: ranks that take part.
     """
 
@@ -89,11 +89,11 @@ def step_collectives(
     Args:
         config: the model's sizes.
         strategy: one of ``STRATEGIES``.
-        ranks: of the whole job.
+        ranks: ranks of the whole job.
         accumulation: micro-batches a step.
         shard_size: ranks that share one copy; HYBRID_SHARD only.
-        parameter_bytes: of a block's parameter as it is gathered, 2 under FSDP's mixed precision.
-            The root's are gathered in float32, and gradients are reduced in it.
+        parameter_bytes: bytes of a block's parameter as it is gathered, 2 under FSDP's mixed
+            precision. The root's are gathered in float32, and gradients are reduced in it.
         bucket_cap_mb: DDP's argument, in MiB; None is its default.
 
     Raises:
@@ -104,31 +104,31 @@ def step_collectives(
     if strategy == "single":
         return []
     if strategy in ("DDP", "MY_ZERO1"):
-        found = _ddp_collectives(config, ranks, bucket_cap_mb)
-        return found + (_updated_parameters(config, ranks) if strategy == "MY_ZERO1" else [])
+        collectives = _ddp_collectives(config, ranks, bucket_cap_mb)
+        return collectives + (_updated_parameters(config, ranks) if strategy == "MY_ZERO1" else [])
     if strategy in ("MY_DDP", "MY_BUCKETS"):
         sizes = [FLOAT32_BYTES * size for size in reversed(config.parameter_sizes())]
-        places = [[place] for place in range(len(sizes))]
+        buckets = [[index] for index in range(len(sizes))]
         if strategy == "MY_BUCKETS":
-            places = _buckets(sizes, range(len(sizes)), bucket_cap_mb)
-        return _all_reduces(sizes, places, ranks)
+            buckets = _buckets(sizes, range(len(sizes)), bucket_cap_mb)
+        return _all_reduces(sizes, buckets, ranks)
     if strategy == "MY_FSDP":
         return _own_fsdp_collectives(config, ranks, accumulation, parameter_bytes)
     shards = shard_size or ranks
     gathers = 1 if strategy == "SHARD_GRAD_OP" else 2 * accumulation
-    found = []
+    collectives = []
     for unit, shapes, units, item_bytes, times in (
         ("block", config.block_shapes(), config.n_layer, parameter_bytes, gathers),
         ("root", config.root_shapes(), 1, FLOAT32_BYTES, 1),
     ):
         elements = padded_elements(shapes, shards)
         gathered, reduced = item_bytes * elements, FLOAT32_BYTES * elements
-        found.append(Collective("all_gather", unit, gathered, units * times, shards))
-        found.append(Collective("reduce_scatter", unit, reduced, units, shards))
+        collectives.append(Collective("all_gather", unit, gathered, units * times, shards))
+        collectives.append(Collective("reduce_scatter", unit, reduced, units, shards))
         if strategy == "HYBRID_SHARD":
             part = reduced // shards
-            found.append(Collective("all_reduce", unit, part, units, ranks // shards))
-    return found
+            collectives.append(Collective("all_reduce", unit, part, units, ranks // shards))
+    return collectives
 
 
 def gathered_item_bytes(strategy: str, precision: str) -> int:
@@ -199,7 +199,6 @@ def strategy_table(
     config: GPT2Config,
     ranks: int,
     accumulations: Sequence[int] = (1, 4),
-    backends: Sequence[str] = BACKENDS,
     shard_size: int | None = None,
 ) -> pd.DataFrame:
     """Tabulates the bytes that a rank sends in a step under each strategy.
@@ -211,7 +210,7 @@ def strategy_table(
     NaN for a single rank).
     """
     rows = []
-    for backend in backends:
+    for backend in BACKENDS:
         for accumulation in accumulations:
             for strategy in PYTORCHS[1:]:
                 hybrid = strategy == "HYBRID_SHARD"
@@ -239,7 +238,7 @@ def padded_elements(shapes: Sequence[tuple[int, ...]], shards: int) -> int:
 
     Source: ``_get_dim0_padded_size`` in _fsdp_common.py. A bias has its elements as rows.
     """
-    return sum(-(-rows // shards) * shards * prod(rest) for rows, *rest in shapes)
+    return sum(-(-rows // shards) * shards * prod(row_shape) for rows, *row_shape in shapes)
 
 
 def _ddp_collectives(
@@ -266,9 +265,9 @@ def _updated_parameters(config: GPT2Config, ranks: int) -> list[Collective]:
 
 def all_broadcasts(collectives: Sequence[Collective]) -> Collective:
     """Returns the broadcasts of a step as one of their size: they are under way together."""
-    of_all = [each for each in collectives if each.operation == "broadcast"]
-    size_bytes = sum(each.count * each.size_bytes for each in of_all)
-    return Collective("broadcast", "all parameters", size_bytes, 1, of_all[0].group_size)
+    broadcasts = [call for call in collectives if call.operation == "broadcast"]
+    size_bytes = sum(call.count * call.size_bytes for call in broadcasts)
+    return Collective("broadcast", "all parameters", size_bytes, 1, broadcasts[0].group_size)
 
 
 def _own_fsdp_collectives(
@@ -279,7 +278,7 @@ def _own_fsdp_collectives(
     A block is gathered for each of its passes. The root stays from the forward pass to the end of
     the backward pass.
     """
-    found = []
+    collectives = []
     for unit, shapes, norms, units, passes in (
         ("block", config.block_shapes(), 4, config.n_layer, 2),  # two norms have four tensors
         ("root", config.root_shapes(), 2, 1, 1),
@@ -288,12 +287,12 @@ def _own_fsdp_collectives(
         elements = sum(in_parts) - norms * (-(-config.n_embd // ranks) * ranks)
         replicated = norms * config.n_embd
         times = units * accumulation
-        found += [
+        collectives += [
             Collective("all_gather", unit, parameter_bytes * elements, passes * times, ranks),
             Collective("reduce_scatter", unit, FLOAT32_BYTES * elements, times, ranks),
             Collective("all_reduce", unit, FLOAT32_BYTES * replicated, times, ranks),
         ]
-    return found
+    return collectives
 
 
 def _ready_order(config: GPT2Config) -> list[int]:
@@ -305,7 +304,7 @@ def _ready_order(config: GPT2Config) -> list[int]:
     norm_1, attention, norm_2, mlp = [0, 1], [5, 4, 3, 2], [6, 7], [11, 10, 9, 8]
     block = [*mlp, *norm_2, *attention, *norm_1]
     first_of_blocks = range(2 + 12 * (config.n_layer - 1), 1, -12)
-    blocks = [first + place for first in first_of_blocks for place in block]
+    blocks = [first + offset for first in first_of_blocks for offset in block]
     last_norm = 2 + 12 * config.n_layer
     return [last_norm, last_norm + 1, *blocks, 1, 0]
 

@@ -1,21 +1,28 @@
-"""A step of FSDP2 on NCCL: the order of its collectives, and how much of them computation hides.
+"""The time of a step of FSDP2, from the order of its collectives, or from its measured parts.
 
-A unit is gathered while the one before it computes; in the backward pass the next unit is gathered
-and the last one's gradients are reduced beside the computation of the one between. Collectives run
-one after another in the order in which they are issued. So nothing hides the first gathers and the
-reduce-scatters of the last block and the root. Source of the order: ``_fsdp_state.py`` and
-``_fsdp_param_group.py`` in torch/distributed/fsdp/_fully_shard/ (implicit forward and explicit
-backward prefetch of one unit). How often a unit is gathered: ``communication.step_collectives``.
+On NCCL a unit is gathered while the one before it computes; in the backward pass the next unit is
+gathered and the last one's gradients are reduced beside the computation of the one between.
+Collectives run one after another in the order in which they are issued. So nothing hides the first
+gathers and the reduce-scatters of the last block and the root. Source of the order:
+``_fsdp_state.py`` and ``_fsdp_param_group.py`` in torch/distributed/fsdp/_fully_shard/ (implicit
+forward and explicit backward prefetch of one unit). How often a unit is gathered:
+``communication.step_collectives``.
+
+What ``predict_fsdp_step`` takes was measured apart: the step on a mesh of one rank, with its hooks
+and copies, beside the other ranks; and the time of each collective by itself. An all-gather is
+measured, not taken for half an all-reduce: between two hosts gloo's takes three quarters of one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.perfmodel.ddp.recurrence import Overlap, many_cases
+from common.perfmodel.fsdp.communication import Collective
 
 
 @dataclass(frozen=True)
@@ -73,11 +80,11 @@ def schedule(layers: int, exchange: Exchange) -> list[Issue]:
     first = head + 2  # where the last block's backward pass begins
     if exchange.backward:
         issues.append(Issue("all_gather", "block", head + 1, first))
-    for done in range(layers):  # blocks whose backward pass is over
-        if exchange.reduce and done:
-            issues.append(Issue("reduce_scatter", "block", first + done, None))
-        if exchange.backward and done + 1 < layers:
-            issues.append(Issue("all_gather", "block", first + done, first + done + 1))
+    for finished in range(layers):  # blocks whose backward pass is over
+        if exchange.reduce and finished:
+            issues.append(Issue("reduce_scatter", "block", first + finished, None))
+        if exchange.backward and finished + 1 < layers:
+            issues.append(Issue("all_gather", "block", first + finished, first + finished + 1))
     if exchange.reduce:
         issues.append(Issue("reduce_scatter", "block", end, None))
         issues.append(Issue("reduce_scatter", "root", end, None))
@@ -89,11 +96,11 @@ class ShardedModel:
     """A sharded model's computation and collectives in a micro-batch; arrays over cases, seconds.
 
     Attributes:
-        layers: blocks.
+        layers: number of blocks.
         block_s, head_s: forward pass of one block, of the head; the backward pass takes twice that.
-        collective_s: by (operation, unit), each collective alone.
-        copy_s: by (operation, unit), copying what was gathered out of the buffer, or what is to be
-            reduced into one.
+        collective_s: (operation, unit) → duration of the collective alone.
+        copy_s: (operation, unit) → duration of copying what was gathered out of the buffer, or
+            what is to be reduced into one.
     """
 
     layers: int
@@ -123,12 +130,12 @@ class ShardedModel:
         """Returns the seconds of each segment with the copies that belong to it, by case."""
         forward = [self.block_s] * self.layers + [self.head_s]
         backward = [2 * self.head_s] + [2 * self.block_s] * self.layers
-        found = np.array(np.broadcast_arrays(*forward, *backward), dtype=float)
+        seconds = np.array(np.broadcast_arrays(*forward, *backward), dtype=float)
         for issue in issues:
             copy = self.copy_s[issue.operation, issue.unit]
-            place = issue.limit if issue.operation == "all_gather" else issue.ready - 1
-            found[place] += copy
-        return found
+            segment = issue.limit if issue.operation == "all_gather" else issue.ready - 1
+            seconds[segment] += copy
+        return seconds
 
 
 def simulate_step(
@@ -141,7 +148,7 @@ def simulate_step(
     Args:
         model: a micro-batch of the step.
         strategy: ``FULL_SHARD`` or ``SHARD_GRAD_OP``.
-        micro_batch_counts: (cases,) of a step.
+        micro_batch_counts: (cases,) number of micro-batches of a step.
         compute_slowdown: (cases,) computation beside a collective takes this many times longer.
     """
     # Each kind of micro-batch is simulated once, for all cases, and counts as often as a case has
@@ -157,7 +164,53 @@ def simulate_step(
         if (micro_batch_counts > 2).any():
             kinds.append((np.maximum(micro_batch_counts - 2, 0), middle[1]))
     for count, kind in kinds:
-        found = model.simulate(kind, compute_slowdown)
-        for total, part in zip(sums, (found.total_s, found.slowed_s, found.exposed_s), strict=True):
+        overlap = model.simulate(kind, compute_slowdown)
+        for total, part in zip(
+            sums, (overlap.total_s, overlap.slowed_s, overlap.exposed_s), strict=True
+        ):
             total += count * part
     return sums[0], sums[1], sums[2]
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """A predicted step; what is not computation is exposed communication."""
+
+    strategy: str
+    total_s: float
+    computation_s: float
+
+    @property
+    def exposed_communication_s(self) -> float:
+        return self.total_s - self.computation_s
+
+
+def predict_fsdp_step(
+    strategy: str,
+    alone_s: float,
+    update_s: float,
+    collectives: Sequence[Collective],
+    time_s: Callable[[Collective], float],
+    backend: str,
+) -> StepPrediction:
+    """Predicts a step of FSDP2 with these collectives.
+
+    On gloo nothing overlaps: FSDP2 waits for each collective where it is called. On NCCL it
+    gathers ahead, and the prediction is a lower bound: only communication that does not fit beside
+    the computation is exposed.
+
+    Args:
+        strategy: name of the strategy.
+        alone_s: seconds of the step on a mesh of one rank, beside the other ranks: hooks and
+            copies, too.
+        update_s: seconds of clipping and optimizer, of which a rank does its part.
+        collectives: collectives of the step.
+        time_s: function that gives the seconds of one collective by itself.
+        backend: ``gloo`` or ``nccl``.
+    """
+    shards = max((c.group_size for c in collectives if c.operation == "all_gather"), default=1)
+    computation_s = alone_s - update_s * (1 - 1 / shards)
+    communication_s = sum(c.count * time_s(c) for c in collectives)
+    if backend == "nccl":
+        communication_s = max(0.0, communication_s - computation_s)
+    return StepPrediction(strategy, computation_s + communication_s, computation_s)

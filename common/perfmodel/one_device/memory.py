@@ -132,8 +132,8 @@ class _Step:
         base["communication"] = self.sharding.communication_bytes(
             self.config, phase, block, item_bytes=self.size
         )
-        found = base | named
-        return Moment(name, {key: found[key] for key in COMPONENTS if found.get(key)})
+        sizes = base | named
+        return Moment(name, {key: sizes[key] for key in COMPONENTS if sizes.get(key)})
 
     def held_gradients(self, gradients: int, phase: str, block: int) -> int:
         """Returns the bytes of a rank's gradients that are not in DDP's buckets.
@@ -296,8 +296,8 @@ class _Step:
         saved output is gone, beside the gradient of the residual stream; the head's gradient waits
         for the embedding's.
         """
-        done = self.config.n_layer - block
-        made = FLOAT32 * done * self.block_parameters
+        later_blocks = self.config.n_layer - block
+        made = FLOAT32 * later_blocks * self.block_parameters
         return self.moment(
             name=f"backward of block {block}",
             phase="backward",

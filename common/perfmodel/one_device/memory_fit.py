@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common.perfmodel.one_device.memory import predict_memory
-from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
 
 
-def largest_batch(
-    workload: Workload, capacity_bytes: float, sharding: Sharding | None = None
-) -> int:
+def largest_batch(workload: Workload, capacity_bytes: float) -> int:
     """Finds the largest batch size with a predicted peak within ``capacity_bytes``; 0 if none."""
 
     def fits(batch_size: int) -> bool:
         # A small batch has fewer tokens than its loss may be in pieces.
         chunks = min(workload.loss_chunks, batch_size * workload.seq_len)
         sized = replace(workload, batch_size=batch_size, loss_chunks=chunks)
-        return predict_memory(sized, sharding).peak_bytes <= capacity_bytes
+        return predict_memory(sized).peak_bytes <= capacity_bytes
 
     if not fits(1):
         return 0
@@ -49,5 +46,5 @@ def what_would_fit(workload: Workload, capacity_bytes: float) -> str:
     fits = {way: largest_batch(changed, capacity_bytes) for way, changed in ways.items()}
     if not fits[" with both"]:
         return "no batch is predicted to fit; use a smaller model, or shard it over several devices"
-    found = [f"{batch}{way}" for way, batch in fits.items() if batch]
-    return f"largest batch predicted to fit: {', '.join(found)}"
+    batches = [f"{batch}{way}" for way, batch in fits.items() if batch]
+    return f"largest batch predicted to fit: {', '.join(batches)}"

@@ -19,10 +19,11 @@ class DevicePeak:
     """The highest rates of a device.
 
     Attributes:
-        device: its name.
-        flops_per_s: by precision (of ``PRECISIONS``); one that the hardware lacks is absent.
+        device: name of the device.
+        flops_per_s: precision (of ``PRECISIONS``) → rate; a precision that the hardware lacks is
+            absent.
         memory_bytes_per_s: bandwidth of its memory, reading and writing together.
-        source: where the figures come from, for a caption.
+        source: origin of the figures, for a caption.
     """
 
     device: str

@@ -118,15 +118,15 @@ def roofline_table(operators: pd.DataFrame, costs: pd.DataFrame, roof: Roof | No
     """
     steps = operators["step"].nunique()
     keys = ["phase", "operator", "shapes"]
-    known = operators[operators["operator"].isin(costs["operator"])]
-    grouped = known.fillna({"shapes": ""}).groupby(keys, sort=False)
+    costed = operators[operators["operator"].isin(costs["operator"])]
+    grouped = costed.fillna({"shapes": ""}).groupby(keys, sort=False)
     # A step without the operator has no row; it counts as 0, so that the median is over all steps.
     times_us = grouped["time_us"].apply(lambda t: pd.Series([*t, *[0] * (steps - len(t))]).median())
     per_step = (grouped["calls"].sum() / steps).to_frame("calls").assign(time_us=times_us)
     per_call = CostPerCall(costs)
     rows = []
     for (phase, operator, shapes), calls, time_us in per_step.itertuples(name=None):
-        flops, moved_bytes = (calls * one for one in per_call.of(operator, shapes))
+        flops, moved_bytes = (calls * cost for cost in per_call.of(operator, shapes))
         if time_us <= 0 or flops + moved_bytes == 0:
             continue
         row = (phase, operator, shapes, calls, flops, moved_bytes, time_us / 1e3)

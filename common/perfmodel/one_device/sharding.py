@@ -81,8 +81,8 @@ class Sharding(Settings):
             phase: ``forward``, ``loss``, ``backward`` (of ``block``, counted from 1),
                 ``embedding`` (its backward pass) or ``update``.
             block: the block whose backward pass it is.
-            item_bytes: of a number in a gathered block. Those of the embeddings' unit and those of
-                gradients take 4.
+            item_bytes: bytes of a number in a gathered block. Numbers of the embeddings' unit and
+                of gradients take 4.
         """
         everything = FLOAT32 * config.num_parameters()
         if self.has_buckets:

@@ -81,14 +81,14 @@ class Workload(Settings):
     def of(cls, settings: Mapping[str, object], **other: object) -> Workload:
         """Returns the step among a run's settings, with ``other`` in place of its own."""
         names = {field.name for field in fields(Workload)}
-        own = {name: value for name, value in settings.items() if name in names}
-        return Workload(**own | other)
+        step_settings = {name: value for name, value in settings.items() if name in names}
+        return Workload(**step_settings | other)
 
     @property
     def unpadded(self) -> GPT2Config:
         """Returns the sizes of the model without padding, which is no token."""
-        own = GPT2Config.named(self.model)
-        return replace(own, vocab_size=self.vocab_size or own.vocab_size)
+        sizes = GPT2Config.named(self.model)
+        return replace(sizes, vocab_size=self.vocab_size or sizes.vocab_size)
 
     @property
     def config(self) -> GPT2Config:

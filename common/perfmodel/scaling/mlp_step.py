@@ -66,8 +66,8 @@ class Mlp:
     @property
     def backward_flops(self) -> tuple[int, ...]:
         """Counts the backward pass's operations per sample, by layer (the last one first)."""
-        first, *others = (2 * i * o for i, o in self.layers)
-        return (*(2 * flops for flops in reversed(others)), first)
+        first, *later = (2 * i * o for i, o in self.layers)
+        return (*(2 * flops for flops in reversed(later)), first)
 
     def profile(self, backward_s: float) -> BackwardProfile:
         """Returns a backward pass of this length, with gradients ready as the work proceeds.
@@ -76,19 +76,19 @@ class Mlp:
         itself, the weight behind a transposition (derivatives of addmm in PyTorch's
         tools/autograd/derivatives.yaml). Both are computed by then, so they share a time.
         """
-        done = np.cumsum(self.backward_flops) / sum(self.backward_flops) * backward_s
+        ready_s = np.cumsum(self.backward_flops) / sum(self.backward_flops) * backward_s
         last = len(self.layers) - 1
         names = tuple(
-            f"layer {last - place}.{kind}"
-            for place in range(len(self.layers))
+            f"layer {last - index}.{kind}"
+            for index in range(len(self.layers))
             for kind in ("bias", "weight")
         )
         sizes = [FLOAT32_BYTES * count for i, o in reversed(self.layers) for count in (o, i * o)]
         return BackwardProfile(
             names=names,
             sizes_bytes=np.array(sizes, dtype=np.int64),
-            ready_s=np.repeat(done, 2),
-            backward_s=float(done[-1]),
+            ready_s=np.repeat(ready_s, 2),
+            backward_s=float(ready_s[-1]),
             assumptions=("ready times follow from floating-point operations",),
         )
 
@@ -115,10 +115,10 @@ class OneDevice:
 
         The fixed part without the update is spread over them as their work is.
         """
-        both = self.step_s(batch) - self.update_s
+        passes = self.step_s(batch) - self.update_s
         backward = sum(self.mlp.backward_flops)
         share = backward / (self.mlp.forward_flops + backward)
-        return both * (1 - share), both * share
+        return passes * (1 - share), passes * share
 
 
 def fit_one_device(
@@ -147,7 +147,7 @@ def fit_one_device(
 class TwoGpuModel:
     """The step under DDP at any bandwidth, from one device's."""
 
-    one: OneDevice
+    device: OneDevice
     bucket_cap_mb: float = 50.0
     alpha_s: float = PLAUSIBLE_ALPHA_S
     memory_bytes_per_s: float = V100_MEMORY_BYTES_PER_S
@@ -158,9 +158,9 @@ class TwoGpuModel:
         Gradients are views of the buckets: nothing is copied, but each is divided by the number of
         ranks, which reads and writes it.
         """
-        _, backward_s = self.one.passes_s(batch)
+        _, backward_s = self.device.passes_s(batch)
         return calibrated_model(
-            profile=self.one.mlp.profile(backward_s),
+            profile=self.device.mlp.profile(backward_s),
             network=AlphaBeta(self.alpha_s, bandwidth_bytes_per_s),
             costs=DdpCosts(
                 copy_in_s_per_byte=2 / self.memory_bytes_per_s, compute_slowdown=slowdown
@@ -186,8 +186,8 @@ class TwoGpuModel:
             bandwidth_bytes_per_s: algorithm bandwidth; on two ranks also the bus bandwidth.
             slowdown: computation beside an all-reduce takes so many times longer.
         """
-        forward_s, _ = self.one.passes_s(batch)
-        parts = StepParts(forward_s=forward_s, update_s=self.one.update_s)
+        forward_s, _ = self.device.passes_s(batch)
+        parts = StepParts(forward_s=forward_s, update_s=self.device.update_s)
         model = self.model(batch, bandwidth_bytes_per_s, slowdown)
         return model.step(parts, StepOptions(self.ddp)).total_s
 

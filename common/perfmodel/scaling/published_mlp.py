@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import yaml
@@ -33,15 +32,16 @@ class Explanation:
     """One bandwidth for all published steps on two GPUs.
 
     Attributes:
-        bandwidth_bytes_per_s, slowdown: at which the largest error of any point is least.
+        bandwidth_bytes_per_s, slowdown: values with the least largest error of any point.
         low, high: bandwidths that explain every point within ``TOLERANCE``, with some slowdown
             between none and the largest published.
-        predicted_ms, published_ms: by batch, at ``bandwidth_bytes_per_s`` and ``slowdown``.
-        needed: by batch, the bandwidths that give the published time exactly: (with no
+        predicted_ms, published_ms: batch → time, predicted at ``bandwidth_bytes_per_s`` and
+            ``slowdown``.
+        needed: batch → bandwidths that give the published time exactly: (with no
             slowdown, with the largest); NaN where no bandwidth does.
         at_mean_slowdown: (bandwidth, largest error) with the published mean slowdown, so with the
             bandwidth alone free.
-        without_slowdown: the same with none.
+        without_slowdown: (bandwidth, largest error) with no slowdown.
     """
 
     model: TwoGpuModel
@@ -67,7 +67,7 @@ class Explanation:
         return self.bandwidth_bytes_per_s / PCIE3_X16_BYTES_PER_S
 
 
-def explain_published(folder: Path = PUBLISHED) -> Explanation:
+def explain_published() -> Explanation:
     """Finds one link bandwidth, with its range, for the published pair of steps on two V100s.
 
     At the small batch nearly all communication is exposed, so the time tells the bandwidth and
@@ -77,7 +77,7 @@ def explain_published(folder: Path = PUBLISHED) -> Explanation:
     be assumed matters little: any latency up to 100 µs, or memory from 700 GB/s to infinitely fast,
     moves the bandwidth by less than 1.5 %.
     """
-    times, source = read_published(folder)
+    times, source = read_published()
     settings = source["settings"]
     mlp = Mlp.of(
         input_dim=settings["input_dim"],
@@ -85,13 +85,13 @@ def explain_published(folder: Path = PUBLISHED) -> Explanation:
         num_layers=settings["num_layers"],
         output_dim=settings["output_dim"],
     )
-    one = fit_one_device(mlp, times[1])
-    return explain(TwoGpuModel(one, settings["bucket_cap_mb"]), times[2], times[1])
+    device = fit_one_device(mlp, times[1])
+    return explain(TwoGpuModel(device, settings["bucket_cap_mb"]), times[2], times[1])
 
 
-def read_published(folder: Path = PUBLISHED) -> tuple[dict[int, dict[int, float]], dict]:
+def read_published() -> tuple[dict[int, dict[int, float]], dict]:
     """Reads step times in seconds by world size and batch, and the source with the settings."""
-    path = folder / "mlp-step-times.csv"
+    path = PUBLISHED / "mlp-step-times.csv"
     table = read_table(path, ["world_size", "batch_per_rank", "step_time_ms"])
     table["step_time_ms"] = numbers(table, "step_time_ms", path, above=0)
     times: dict[int, dict[int, float]] = {}
@@ -100,7 +100,7 @@ def read_published(folder: Path = PUBLISHED) -> tuple[dict[int, dict[int, float]
     for world_size in (1, 2):
         if world_size not in times:
             raise UserError(f"{path}: no step on {world_size} GPU(s)")
-    return times, yaml.safe_load((folder / "source.yaml").read_text())
+    return times, yaml.safe_load((PUBLISHED / "source.yaml").read_text())
 
 
 def explain(

@@ -46,17 +46,17 @@ def needed_bandwidth(
 
     It is found by bisection of its logarithm, from the measured bandwidth to 10⁴ times that.
     """
-    asked = settings or model.settings
+    settings = settings or model.settings
     low, high = 1.0, 1e4
-    if predict(at_bandwidth(model, high), asked).exchange_efficiency < efficiency:
+    if predict(at_bandwidth(model, high), settings).exchange_efficiency < efficiency:
         return None
-    if predict(at_bandwidth(model, low), asked).exchange_efficiency >= efficiency:
+    if predict(at_bandwidth(model, low), settings).exchange_efficiency >= efficiency:
         high = low
     while high / low > 1.001:
         middle = float(np.sqrt(low * high))
-        reached = predict(at_bandwidth(model, middle), asked).exchange_efficiency >= efficiency
+        reached = predict(at_bandwidth(model, middle), settings).exchange_efficiency >= efficiency
         low, high = (low, middle) if reached else (middle, high)
-    wire = WIRE_TYPES[asked.compression]
+    wire = WIRE_TYPES[settings.compression]
     return as_alpha_beta(model.networks[wire]).bandwidth_bytes_per_s * high
 
 
@@ -66,10 +66,10 @@ def smallest_that_suffices(
     """Finds the smallest batch per rank, or accumulation, that reaches an exchange efficiency.
 
     Args:
-        model: of the step.
-        settings: those that are changed.
-        name: of the field that grows, ``batch_per_rank`` or ``accumulation``.
-        most: its largest value.
+        model: model of the step.
+        settings: settings to change.
+        name: field that grows, ``batch_per_rank`` or ``accumulation``.
+        most: largest value of the field.
         target: exchange efficiency to reach.
 
     Returns:
@@ -79,13 +79,13 @@ def smallest_that_suffices(
     def larger(value: int) -> StepSettings:
         return replace(settings, **{name: value})
 
-    found = first_reaching(
+    smallest = first_reaching(
         lambda value: predict(model, larger(value)).exchange_efficiency,
         getattr(settings, name) + 1,
         most,
         target,
     )
-    return None if found is None else larger(found)
+    return None if smallest is None else larger(smallest)
 
 
 def first_reaching(
@@ -101,7 +101,7 @@ def first_reaching(
     if any(after < before - ROUNDING for before, after in pairwise(values)):
         tried = _spread(least, most, MOST_TRIED)
         return next((number for number in tried if function(number) >= target), None)
-    reached = next((place for place, value in enumerate(values) if value >= target), None)
+    reached = next((index for index, value in enumerate(values) if value >= target), None)
     if not reached:
         return None if reached is None else least
     low, high = checked[reached - 1], checked[reached]
@@ -153,38 +153,28 @@ LEAST_GAIN = 0.03
 """Lower bound on a predicted gain: less cannot be told from the noise of a measurement."""
 
 
-def propose(
-    model: StepModel,
-    *,
-    factors: Sequence[int] = FACTORS,
-    target: float = TARGET_EFFICIENCY,
-    least_gain: float = LEAST_GAIN,
-) -> list[Proposal]:
+def propose(model: StepModel, *, factors: Sequence[int] = FACTORS) -> list[Proposal]:
     """Proposes changes that make N ranks scale better, one setting at a time.
 
     Of each kind the first is the one to take: the smallest change that reaches the target
     efficiency, or else the one that comes closest. Kinds come in the order of what this first one
     is predicted to reach, and ``network``, which no flag changes, comes last. Changes predicted to
-    gain less than ``least_gain`` are left out.
+    gain less than ``LEAST_GAIN`` are left out.
     """
     now = model.settings
     before = predict(model)
     kinds: list[list[Proposal]] = []
     for changes in _changes(model, factors):
-        found = [_proposal(model, changed, before) for changed in changes]
-        found = [each for each in found if each.gain >= least_gain]
+        kind = [_proposal(model, changed, before) for changed in changes]
+        kind = [proposal for proposal in kind if proposal.gain >= LEAST_GAIN]
         # Stable: those that reach the target stay in the order from small to large.
-        found.sort(
-            key=lambda each: (
-                (0, 0.0) if each.predicted_efficiency >= target else (1, -each.predicted_efficiency)
-            )
-        )
-        if found:
-            kinds.append(found)
-    kinds.sort(key=lambda found: -found[0].predicted_efficiency)
-    proposals = [each for found in kinds for each in found]
-    bandwidth = needed_bandwidth(model, target)
-    if bandwidth is not None and before.exchange_efficiency < target:
+        kind.sort(key=lambda proposal: -min(proposal.predicted_efficiency, TARGET_EFFICIENCY))
+        if kind:
+            kinds.append(kind)
+    kinds.sort(key=lambda kind: -kind[0].predicted_efficiency)
+    proposals = [proposal for kind in kinds for proposal in kind]
+    bandwidth = needed_bandwidth(model, TARGET_EFFICIENCY)
+    if bandwidth is not None and before.exchange_efficiency < TARGET_EFFICIENCY:
         wire = WIRE_TYPES[now.compression]
         factor = bandwidth / as_alpha_beta(model.networks[wire]).bandwidth_bytes_per_s
         bus = bandwidth * 2 * (model.ranks - 1) / model.ranks
@@ -192,14 +182,14 @@ def propose(
         if factor > 1:
             after = predict(at_bandwidth(model, factor))
             network = _filled(f"network={bus / 1e9:.3g} GB/s", now, after, before, now)
-            proposals += [network] if network.gain >= least_gain else []
+            proposals += [network] if network.gain >= LEAST_GAIN else []
     return proposals
 
 
 def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings]]:
     """Returns settings to try, by kind, from small to large changes."""
     now = model.settings
-    others = [
+    compressions = [
         name
         for name in WIRE_TYPES
         if name != now.compression and WIRE_TYPES[name] in model.networks
@@ -208,7 +198,7 @@ def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings
         [replace(now, exchanges=1)] if now.exchanges > 1 else [],
         [replace(now, accumulation=now.accumulation * factor, exchanges=1) for factor in factors],
         [replace(now, batch_per_rank=now.batch_per_rank * factor) for factor in factors],
-        [replace(now, compression=name) for name in others if name != "none"],
+        [replace(now, compression=name) for name in compressions if name != "none"],
         [replace(now, bucket_cap_mb=best_cap_mb(model, now))],
     ]
 
@@ -219,8 +209,8 @@ def best_cap_mb(model: StepModel, settings: StepSettings | None = None) -> float
     It is the middle of the caps that give it, and larger caps win ties: fewer messages depend less
     on the latency.
     """
-    asked = settings or model.settings
-    return ddp_model(model, asked).best_cap(hook=cast_hook(model, asked)).cap_mib
+    settings = settings or model.settings
+    return ddp_model(model, settings).best_cap(hook=cast_hook(model, settings)).cap_mib
 
 
 def _proposal(model: StepModel, changed: StepSettings, before: Prediction) -> Proposal:
@@ -252,8 +242,8 @@ def _filled(
 def to_frame(proposals: Sequence[Proposal]) -> pd.DataFrame:
     """Makes a row per proposal: kind, the fields of a proposal, and its settings."""
     rows = []
-    for each in proposals:
-        row = {"kind": each.kind} | asdict(each)
+    for proposal in proposals:
+        row = {"kind": proposal.kind} | asdict(proposal)
         row |= row.pop("settings")
         rows.append(row)
     columns = ["kind", *(f.name for f in fields(Proposal) if f.name != "settings")]

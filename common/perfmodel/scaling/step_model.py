@@ -19,7 +19,7 @@ the batch that one rank has; efficiency = speedup / N.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,7 +35,58 @@ from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts, SecondsBySiz
 from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.ddp.timeline import BackwardTimeline
 from common.perfmodel.model import DdpModel
-from common.perfmodel.scaling.pass_times import PassTimes
+
+
+@dataclass(frozen=True)
+class LinearTime:
+    """t(b) = fixed + per_sample · b, in seconds."""
+
+    fixed_s: float
+    per_sample_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.fixed_s >= 0 and self.per_sample_s >= 0):
+            raise UserError("a pass takes no negative time")
+
+    def time_s(self, batch: float) -> float:
+        """Computes the seconds for a batch of so many samples."""
+        return self.fixed_s + self.per_sample_s * batch
+
+    @classmethod
+    def fit(cls, batches: Sequence[float], times_s: Sequence[float]) -> LinearTime:
+        """Fits both parts by least squares of the relative error; neither is below 0.
+
+        One batch size alone gives a time in proportion to the batch.
+        Raises UserError for no times, or times that are not above 0.
+        """
+        sizes, times = np.asarray(batches, float), np.asarray(times_s, float)
+        if not len(times) or not (np.isfinite(times) & (times > 0) & (sizes > 0)).all():
+            raise UserError("times of passes and their batches must be above 0")
+        # Each row is divided by its time, (fixed + per_sample · b) / t = 1, so that residuals are
+        # relative errors. Where one part would be below 0, the other is fitted alone.
+        slope = float((sizes / times).sum() / ((sizes / times) ** 2).sum())
+        if len(set(sizes)) == 1:
+            return cls(0.0, slope)
+        columns = np.stack([1 / times, sizes / times], axis=1)
+        (fixed, per_sample), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
+        if fixed < 0:
+            return cls(0.0, slope)
+        if per_sample < 0:
+            return cls(float((1 / times).sum() / (1 / times**2).sum()), 0.0)
+        return cls(float(fixed), float(per_sample))
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Forward and backward pass of one micro-batch without any exchange."""
+
+    forward: LinearTime
+    backward: LinearTime
+
+    def time_s(self, batch: float) -> float:
+        """Computes the seconds of both."""
+        return self.forward.time_s(batch) + self.backward.time_s(batch)
+
 
 WIRE_TYPES = {"none": "float32"} | CASTS
 """Compression → the type on the wire, by which networks are known."""
@@ -90,19 +141,19 @@ class StepModel:
     """A step, measured in pieces.
 
     Attributes:
-        ranks: N.
-        settings: those under which it was measured.
+        ranks: number of ranks, N.
+        settings: settings of the measured step.
         together: passes while all ranks compute, the slowest rank's.
         alone: passes of one rank that has the machine to itself.
         profile: gradients in float32 and when they are ready, at any batch.
-        networks: all-reduces by the type on the wire.
-        costs: into a bucket and back (``copy``, ``fp16``, ``bf16``), by bytes in float32.
+        networks: type on the wire → its all-reduces.
+        costs: seconds into a bucket and back (``copy``, ``fp16``, ``bf16``), by bytes in float32.
         optimizer_s, data_s_per_sample: update, and loading of a sample.
         contention: κ, what an all-reduce takes longer in the step, and from computation beside it,
             as a share of its time.
         backend: decides how many all-reduces are in flight; one where it is not known.
-        gradient_as_bucket_view: as for DDP; gradients are not copied back. What a compression casts
-            it casts all the same.
+        gradient_as_bucket_view: DDP's argument; gradients are not copied back. What a compression
+            casts it casts all the same.
         shares_cores: True if the cores that compute also do the all-reduces (gloo within one
             machine): beside computation an all-reduce then takes from it all of its time.
     """
@@ -162,14 +213,14 @@ def predict(model: StepModel, settings: StepSettings | None = None) -> Predictio
 
     Raises UserError for a compression whose all-reduce was not measured.
     """
-    asked = settings or model.settings
-    batch, passes = asked.batch_per_rank, asked.accumulation
+    settings = settings or model.settings
+    batch, passes = settings.batch_per_rank, settings.accumulation
     parts = StepParts(
         forward_s=model.together.forward.time_s(batch),
         update_s=model.optimizer_s,
-        before_s=model.data_s_per_sample * asked.samples,
+        before_s=model.data_s_per_sample * settings.samples,
     )
-    step = ddp_model(model, asked).step(parts, asked.options(cast_hook(model, asked)))
+    step = ddp_model(model, settings).step(parts, settings.options(cast_hook(model, settings)))
     one_s = parts.before_s + passes * model.alone.time_s(batch) + model.optimizer_s
     return Prediction(
         ranks=model.ranks,

@@ -152,11 +152,11 @@ def time_all_reduces(
     """Times all-reduces of one size in one round: one after another, then several in flight.
 
     Args:
-        numel: elements of each, of ``dtype``.
-        round_: the round's number, for the rows.
-        timed: how many are timed.
+        numel: elements (of ``dtype``) of each message.
+        round_: number of the round, for the rows.
+        timed: numbers of calls to time.
         checked: check first that a sum is right.
-        launch_included: as in ``start_together``.
+        launch_included: see ``start_together``.
 
     Returns:
         this rank's rows of ALL_REDUCE_COLUMNS, but for the rank.

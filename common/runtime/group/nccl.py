@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -26,14 +26,14 @@ SHARING_SINCE = (2, 30)
 logger = logging.getLogger(__name__)
 
 
-def choose_group(env: MutableMapping[str, str] = os.environ) -> None:
+def choose_group() -> None:
     """Makes ``nccl`` the process group whose exchange DDP overlaps, unless the user chose.
 
     Must come before ``init_process_group``. No version of torch ends this: ``ddplab doctor`` tries
     both groups on a GPU, and says if the newer one overlaps as well. Until then, and after,
     ``TORCH_DIST_USE_NCCL2=1`` takes the newer one. Torch before 2.15 does not read the variable.
     """
-    env.setdefault(GROUP_CHOICE, "0")
+    os.environ.setdefault(GROUP_CHOICE, "0")
 
 
 def group_class(device: torch.device) -> str:
@@ -49,13 +49,13 @@ def group_class(device: torch.device) -> str:
     return type(getattr(backend, "wrapped_pg", backend)).__name__
 
 
-def warn_of_group(found: str, env: Mapping[str, str] = os.environ) -> None:
+def warn_of_group(group: str, env: Mapping[str, str] = os.environ) -> None:
     """Logs a line if the choice had no effect: ``nccl`` was in use before, or has no old group."""
-    if env.get(GROUP_CHOICE) == "0" and found not in (OLD_GROUP, UNKNOWN_GROUP):
+    if env.get(GROUP_CHOICE) == "0" and group not in (OLD_GROUP, UNKNOWN_GROUP):
         logger.warning(
             "NCCL's process group is %s in spite of %s=0: set it before torch first uses NCCL, or "
             "this torch has no other; DDP may not overlap, ddplab doctor tries it",
-            found,
+            group,
             GROUP_CHOICE,
         )
 
@@ -84,8 +84,8 @@ def shares_gpus(env: Mapping[str, str] = os.environ) -> bool:
 
 def sharing_advice() -> str:
     """Returns what makes NCCL accept several ranks on one GPU, and which version is loaded."""
-    found = loaded_version()
+    version = loaded_version()
     return (
         f"set {SHARING}=1 (NCCL {'.'.join(map(str, SHARING_SINCE))} or newer; here "
-        f"{'.'.join(map(str, found)) if found else 'of unknown version'})"
+        f"{'.'.join(map(str, version)) if version else 'of unknown version'})"
     )

@@ -29,12 +29,12 @@ def emulated_network(env: Mapping[str, str] = os.environ) -> dict | None:
     return json.loads(env[EMULATED_NETWORK]) if EMULATED_NETWORK in env else None
 
 
-def ranks_on_machine(ranks_on_host: int, env: Mapping[str, str] = os.environ) -> int:
+def ranks_on_machine(ranks_on_host: int) -> int:
     """Returns the number of ranks that share this machine's memory and cores.
 
     Emulated hosts are one machine.
     """
-    emulated = emulated_network(env)
+    emulated = emulated_network()
     return ranks_on_host * (emulated["hosts"] if emulated else 1)
 
 
@@ -111,8 +111,8 @@ def describe_network(
     """Returns the name of a network by what joins it; see ``network_name``.
 
     Args:
-        backend: as ``backend_name`` returns it.
-        ranks_per_gpu, device_name: as for ``network_name``.
+        backend: name that ``backend_name`` returns.
+        ranks_per_gpu, device_name: see ``network_name``.
         hosts: number of ranks on each host.
         env: variables of a rank, which say whether its network is emulated.
     """
@@ -134,7 +134,7 @@ def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
     Examples: ``NCCL, 2 hosts × 4 ranks``, ``NCCL, hosts with 4 + 2 ranks``, ``TCP over loopback``.
 
     Args:
-        backend: as ``backend_name`` returns it.
+        backend: name that ``backend_name`` returns.
         hosts: number of ranks on each host.
     """
     if backend is None or not backend.startswith(("gloo", "nccl")):
@@ -143,10 +143,10 @@ def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
         return OVER_LOOPBACK
     if sum(hosts) == 1:
         return None
-    shown = backend.replace("nccl", "NCCL")
+    library = backend.replace("nccl", "NCCL")
     if len(set(hosts)) > 1:
-        return f"{shown}, hosts with {' + '.join(map(str, hosts))} ranks"
-    return f"{shown}, {counted(len(hosts), 'host')} × {counted(hosts[0], 'rank')}"
+        return f"{library}, hosts with {' + '.join(map(str, hosts))} ranks"
+    return f"{library}, {counted(len(hosts), 'host')} × {counted(hosts[0], 'rank')}"
 
 
 def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ()) -> tuple[int, ...]:
@@ -164,8 +164,8 @@ def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ())
     ranks = current_ranks()
     if ranks.world_size == 1:
         return (world_size or 1,)
-    hosts, rest = divmod(ranks.world_size, ranks.local_world_size)
-    return (ranks.local_world_size,) * hosts + ((rest,) if rest else ())
+    hosts, remainder = divmod(ranks.world_size, ranks.local_world_size)
+    return (ranks.local_world_size,) * hosts + ((remainder,) if remainder else ())
 
 
 def describe_rates(rates_bit_per_s: Sequence[float]) -> str:

@@ -48,20 +48,20 @@ def try_group(choice: str | None = None) -> Tried:
     Raises:
         RunFailed: the child failed, or did not end; with its reason.
     """
-    said: list[str] = []
+    lines: list[str] = []
     environment = os.environ | ({} if choice is None else {GROUP_CHOICE: choice})
     with tempfile.TemporaryDirectory() as folder:
         ended = run_child(
             "common.runtime.group.overlap_probe",
             [],
             Path(folder) / "log",
-            said.append,
+            lines.append,
             environment=environment,
             timeout_s=TIMEOUT_S,
         )
         if ended.reason:
             raise RunFailed(ended.reason)
-    return Tried(**json.loads(said[-1]))
+    return Tried(**json.loads(lines[-1]))
 
 
 def get_future_waits(device: torch.device) -> bool:

@@ -114,7 +114,7 @@ class Worker:
             yield
         except UserError as error:
             problem = str(error)
-        problems = [found for found in self.gather(problem) if found]
+        problems = [message for message in self.gather(problem) if message]
         if problems:
             raise UserError(problems[0])
 
@@ -171,9 +171,9 @@ def process_group(
     if dist.is_initialized() and dist.group.WORLD is _left_behind.get():
         private.abort_default_group()
     if dist.is_initialized():
-        found = around or Worker(ranks, torch.device("cpu"), backend)
+        worker = around or Worker(ranks, torch.device("cpu"), backend)
         chosen = _choose_device(ranks, device_type, backend)
-        yield dataclasses.replace(found, device=chosen, backend=backend)
+        yield dataclasses.replace(worker, device=chosen, backend=backend)
         return
     store = _rendezvous(ranks)
     chosen, ranks_per_gpu = torch.device("cpu"), 1
@@ -326,16 +326,16 @@ def _agree_on_gpus(ranks: Ranks, backend: str, store: dist.Store) -> tuple[torch
         device = _choose_device(ranks, "cuda", backend)
         uuid = torch.cuda.get_device_properties(device).uuid
         may_share = backend != "nccl" or nccl.shares_gpus()
-        said = {"gpu": f"{socket.gethostname()} GPU {uuid}", "may_share": may_share}
+        answer = {"gpu": f"{socket.gethostname()} GPU {uuid}", "may_share": may_share}
     except UserError as refused:
-        said = {"problem": str(refused)}
-    store.set(f"gpu/{ranks.rank}", json.dumps(said))
-    found = [json.loads(store.get(f"gpu/{rank}")) for rank in range(ranks.world_size)]
-    problem = next((one["problem"] for one in found if "problem" in one), None)
+        answer = {"problem": str(refused)}
+    store.set(f"gpu/{ranks.rank}", json.dumps(answer))
+    answers = [json.loads(store.get(f"gpu/{rank}")) for rank in range(ranks.world_size)]
+    problem = next((answer["problem"] for answer in answers if "problem" in answer), None)
     if problem is None:
-        names = [one["gpu"] for one in found]
+        names = [answer["gpu"] for answer in answers]
         shared = find_shared_device(names)
-        if not shared or all(one["may_share"] for one in found):
+        if not shared or all(answer["may_share"] for answer in answers):
             return device, max(Counter(names).values())
         problem = (
             f"ranks {shared[0]} and {shared[1]} share one GPU ({names[shared[0]]}), which NCCL "

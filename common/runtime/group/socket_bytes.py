@@ -76,13 +76,13 @@ def _total(count) -> int | None:
 
 def _tcp_infos() -> Iterator[bytes]:
     """Yields ``struct tcp_info`` of every TCP socket, once even if it has several descriptors."""
-    seen: set[int] = set()
+    inodes: set[int] = set()
     for name in os.listdir(DESCRIPTORS):
         try:
             status = os.fstat(int(name))
-            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:
+            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in inodes:
                 continue
-            seen.add(status.st_ino)
+            inodes.add(status.st_ino)
             # A copy, because the object closes what it holds: the original belongs to others.
             with socket.socket(fileno=os.dup(int(name))) as copy:
                 is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)

@@ -122,8 +122,8 @@ def driver_version(root: Path = Path("/")) -> str | None:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:
         return None
-    found = re.search(r"Kernel Module.*?\s(\d+(\.\d+)+)", text)
-    return found[1] if found else None
+    match = re.search(r"Kernel Module.*?\s(\d+(\.\d+)+)", text)
+    return match[1] if match else None
 
 
 def refused_by_gpu(error: BaseException) -> UserError | None:

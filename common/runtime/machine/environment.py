@@ -71,16 +71,17 @@ def describe_environment(
     agree.
 
     Args:
-        backend: the one that joins the ranks; None for a single device.
+        backend: backend that joins the ranks; None for a single device.
         device: ``cpu`` or ``cuda``; by default GPUs are described where there are any.
-        world_size: of the job that this process starts; by default of the job it is a rank of.
+        world_size: ranks of the job that this process starts; by default of its own job.
         note: text for every caption.
         group: the ranks and their network, where this process is one of them.
     """
     group = group or RankGroup()
     ranks = current_ranks()
     devices = cuda_devices() if device != "cpu" else []
-    found = read_gpu_facts(devices) if devices else GpuFacts()
+    facts = read_gpu_facts(devices) if devices else GpuFacts()
+    driver = {"driver": facts.driver, "driver_cuda": facts.driver_cuda}
     device_name = name_of_device([gpu.name for gpu in devices])
     hosts = ranks_by_host(world_size, group.hosts)
     network = group.network or network_name(
@@ -104,9 +105,9 @@ def describe_environment(
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": {"model": cpu_model(), "cores": usable_cores()},
-        "cuda": _cuda(found) if devices else None,
-        "gpus": [asdict(gpu) for gpu in found.gpus],
-        "gpu_pairs": [asdict(pair) for pair in found.pairs],
+        "cuda": driver | build_versions() if devices else None,
+        "gpus": [asdict(gpu) for gpu in facts.gpus],
+        "gpu_pairs": [asdict(pair) for pair in facts.pairs],
         "interconnect": _interconnect(network if backend else None),
         "network": network,
         "backend": backend,
@@ -170,8 +171,8 @@ def cpu_model() -> str:
 def _command() -> str:
     """Returns the command line, with paths below the project made relative to it."""
     root = str(project_root())
-    shown = (text.replace(f"{root}{os.sep}", "").replace(root, ".") for text in sys.argv)
-    return " ".join(["python", *shown])
+    words = (text.replace(f"{root}{os.sep}", "").replace(root, ".") for text in sys.argv)
+    return " ".join(["python", *words])
 
 
 def _git() -> dict:
@@ -179,10 +180,10 @@ def _git() -> dict:
 
     def ask(*arguments: str) -> str | None:
         try:
-            done = git(project_root(), *arguments, timeout_s=10)
+            process = git(project_root(), *arguments, timeout_s=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return process.stdout.strip() if process.returncode == 0 else None
 
     status = ask("status", "--porcelain")
     commit = ask("rev-parse", "HEAD") or os.environ.get(COMMIT)
@@ -199,10 +200,6 @@ def _versions() -> dict[str, str | None]:
     return versions
 
 
-def _cuda(found: GpuFacts) -> dict[str, str | None]:
-    return {"driver": found.driver, "driver_cuda": found.driver_cuda} | build_versions()
-
-
 def _host_names(rank_hosts: Sequence[str], count: int) -> list[str] | None:
     """Returns the names of the job's hosts; None if only their number is known."""
     if rank_hosts:
@@ -215,16 +212,16 @@ def _host_names(rank_hosts: Sequence[str], count: int) -> list[str] | None:
 
 def _interconnect(transport: str | None) -> dict:
     """Describes the links between hosts: InfiniBand devices and speeds of cards, where readable."""
-    found: dict = {}
+    links: dict = {}
     emulated = emulated_network()
     if emulated:
-        return found | {"emulated": emulated, "transport": "TCP over emulated links"}
+        return links | {"emulated": emulated, "transport": "TCP over emulated links"}
     infiniband = Path("/sys/class/infiniband")
-    found["infiniband"] = (
+    links["infiniband"] = (
         sorted(p.name for p in infiniband.iterdir()) if infiniband.is_dir() else []
     )
     speeds = {card.name: card.speed_mbit for card in interfaces() if card.speed_mbit}
-    found["network_mbit_per_s"] = speeds
+    links["network_mbit_per_s"] = speeds
     if transport:
-        found["transport"] = transport
-    return found
+        links["transport"] = transport
+    return links

@@ -62,12 +62,13 @@ class Gpu:
     Attributes:
         memory_bytes: memory of the MIG slice, if this is one, else of the GPU.
         memory_used_bytes: memory used by all processes and by the driver itself.
-        power_limit_w, power_draw_w: in watts.
+        power_limit_w, power_draw_w: watts allowed, and drawn now.
         mig_mode: True if the GPU is split into MIG slices.
         mig_slice: True if the device that this process sees is such a slice.
         compute_mode: DEFAULT lets several processes use it, EXCLUSIVE_PROCESS one.
-        pcie_generation, pcie_width: now (an idle link may be slower); with ``_max``, at most.
-        local_cores: those of its NUMA node, as Linux writes them.
+        pcie_generation, pcie_width: present values (an idle link may be slower); with ``_max``, the
+            largest.
+        local_cores: cores of its NUMA node, as Linux writes them.
     """
 
     name: str
@@ -136,8 +137,8 @@ def cuda_devices() -> list[CudaDevice]:
 
     if not torch.cuda.is_available():
         return []
-    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [CudaDevice(one.name, str(one.uuid), one.total_memory) for one in found]
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [CudaDevice(gpu.name, str(gpu.uuid), gpu.total_memory) for gpu in properties]
 
 
 def build_versions() -> dict[str, str | None]:
@@ -165,8 +166,8 @@ def read_gpu_facts(
     """Reads the facts of these devices from NVML and sysfs, in the order of the devices.
 
     Args:
-        devices: those that CUDA shows; None for all that the driver lists, for machines where CUDA
-            cannot be used.
+        devices: devices that CUDA shows; None for all that the driver lists, for machines where
+            CUDA cannot be used.
         nvml: the module that speaks to the driver; by default pynvml.
         root: the root of the file system.
     """
@@ -175,20 +176,23 @@ def read_gpu_facts(
         if devices is None:
             count = listed or 0
             handles = [driver.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
-            shown: Sequence[CudaDevice | None] = [None] * count
+            cuda_gpus: Sequence[CudaDevice | None] = [None] * count
         else:
             handles = [driver.handle_of(device.uuid) for device in devices]
-            shown = devices
-        known = [Device(driver, handle) for handle in handles]
+            cuda_gpus = devices
+        nvml_devices = [Device(driver, handle) for handle in handles]
         version = driver.ask("nvmlSystemGetCudaDriverVersion_v2")
         return GpuFacts(
             driver=text(driver.ask("nvmlSystemGetDriverVersion")),
             driver_cuda=f"{version // 1000}.{version % 1000 // 10}" if version else None,
             listed=listed,
-            gpus=tuple(_gpu(device, cuda, root) for device, cuda in zip(known, shown, strict=True)),
+            gpus=tuple(
+                _gpu(device, cuda, root)
+                for device, cuda in zip(nvml_devices, cuda_gpus, strict=True)
+            ),
             pairs=tuple(
-                _pair(driver, known, first, second)
-                for second in range(len(known) if listed else 0)
+                _pair(driver, nvml_devices, first, second)
+                for second in range(len(nvml_devices) if listed else 0)
                 for first in range(second)
             ),
         )
@@ -196,11 +200,11 @@ def read_gpu_facts(
 
 def _gpu(device: Device, cuda: CudaDevice | None, root: Path) -> Gpu:
     """Reads one GPU; ``cuda`` is what CUDA says of it, where CUDA was asked."""
-    ask, whole, facts = device.ask, device.whole, device.facts(root)
+    ask, gpu, facts = device.ask, device.whole, device.facts(root)
     memory = ask("nvmlDeviceGetMemoryInfo", device.handle)
-    capability = ask("nvmlDeviceGetCudaComputeCapability", whole)
-    ecc = ask("nvmlDeviceGetEccMode", whole)
-    persistence = ask("nvmlDeviceGetPersistenceMode", whole)
+    capability = ask("nvmlDeviceGetCudaComputeCapability", gpu)
+    ecc = ask("nvmlDeviceGetEccMode", gpu)
+    persistence = ask("nvmlDeviceGetPersistenceMode", gpu)
     bus_id, is_split = facts.get("gpu_bus_id"), facts.get("gpu_mig")
     return Gpu(
         name=cuda.name if cuda else facts.get("gpu_name") or "",
@@ -212,7 +216,7 @@ def _gpu(device: Device, cuda: CudaDevice | None, root: Path) -> Gpu:
         sm_clock=_clock(device, SM_CLOCK),
         memory_clock=_clock(device, MEMORY_CLOCK),
         power_limit_w=facts.get("gpu_power_limit_w"),
-        power_draw_w=watts(ask("nvmlDeviceGetPowerUsage", whole)),
+        power_draw_w=watts(ask("nvmlDeviceGetPowerUsage", gpu)),
         ecc=None if ecc is None else bool(ecc[0]),  # the present mode, and the pending one
         mig_mode=is_split,
         # CUDA may give a slice the UUID of its GPU, but never computes on a GPU that is split.
@@ -250,25 +254,25 @@ def _pair(driver: Driver, devices: Sequence[Device], first: int, second: int) ->
     )
 
 
-def _nvlinks(one: Device, other: Device) -> int | None:
+def _nvlinks(first: Device, second: Device) -> int | None:
     """Returns the number of NVLinks between two GPUs; if a switch joins them, the smaller one.
 
     None if a handle is unknown.
     """
-    if one.whole is None or other.whole is None:
+    if first.whole is None or second.whole is None:
         return None
-    ends = _far_ends(one), _far_ends(other)
-    bus_id = other.bus_id()
+    ends = _far_ends(first), _far_ends(second)
+    bus_id = second.bus_id()
     direct = ends[0].count(bus_id) if bus_id is not None else 0
-    if direct or one.ask("nvmlDeviceGetP2PStatus", one.whole, other.whole, P2P_NVLINK) != 0:
+    if direct or first.ask("nvmlDeviceGetP2PStatus", first.whole, second.whole, P2P_NVLINK) != 0:
         return direct
     return min(map(len, ends))
 
 
 def _far_ends(device: Device) -> list[str | None]:
     """Returns the PCI bus id at the far end of each active NVLink of a GPU."""
-    ask, whole = device.ask, device.whole
+    ask, gpu = device.ask, device.whole
     links = range(device.driver.nvml.NVML_NVLINK_MAX_LINKS)
-    active = [link for link in links if ask("nvmlDeviceGetNvLinkState", whole, link) == 1]
-    found = [ask("nvmlDeviceGetNvLinkRemotePciInfo", whole, link) for link in active]
-    return [None if pci is None else text(pci.busId) for pci in found]
+    active = [link for link in links if ask("nvmlDeviceGetNvLinkState", gpu, link) == 1]
+    ends = [ask("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link) for link in active]
+    return [None if pci is None else text(pci.busId) for pci in ends]

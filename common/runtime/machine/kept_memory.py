@@ -52,7 +52,8 @@ def settle_heap(gradient_bytes: int) -> None:
     it 7 to 10 % longer than the passes that DDP makes.
 
     Args:
-        gradient_bytes: of the model, of which DDP's first bucket but one takes 25 MiB at most.
+        gradient_bytes: bytes of the model's gradients, of which DDP's first bucket but one takes
+            25 MiB at most.
     """
     block = torch.empty(min(gradient_bytes, 25 * MIB), dtype=torch.uint8)
     del block

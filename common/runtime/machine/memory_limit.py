@@ -77,8 +77,8 @@ def available_memory_bytes(root: Path = ROOT) -> int:
     A job or a container has a limit of its own, set on its own cgroup or on any above it, by
     version 2 or 1 of cgroups.
     """
-    left = map(_left_in_group, own_groups("memory", root))
-    return min([psutil.virtual_memory().available, *(b for b in left if b is not None)])
+    limits = map(_left_in_group, own_groups("memory", root))
+    return min([psutil.virtual_memory().available, *(b for b in limits if b is not None)])
 
 
 def writable_bytes() -> int:
@@ -124,10 +124,10 @@ def _status_bytes(field: str) -> int:
     Raises OSError or LookupError where there is no such file or field.
     """
     status = Path("/proc/self/status").read_text()
-    found = re.search(rf"^{field}:\s+(\d+) kB", status, flags=re.M)
-    if not found:
+    match = re.search(rf"^{field}:\s+(\d+) kB", status, flags=re.M)
+    if not match:
         raise LookupError(f"/proc/self/status has no {field}")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024
 
 
 def _left_in_group(folder: Path) -> int | None:

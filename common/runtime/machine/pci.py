@@ -39,12 +39,12 @@ def nearest_card(bus_id: str, kind: str, root: Path = ROOT) -> Nearest | None:
         kind: a class of sysfs: ``net`` (network interfaces) or ``infiniband`` (its adapters).
     """
     folder = pci_folder(bus_id, root)
-    own = _path(folder, root)
+    device_path = _path(folder, root)
     cards = {
         link.parent.name: _path(link, root)
         for link in sorted((root / "sys/class" / kind).glob("*/device"))  # virtual ones have none
     }
-    shared = {name: _common_length(own, path) for name, path in cards.items()}
+    shared = {name: _common_length(device_path, path) for name, path in cards.items()}
     longest = max(shared.values(), default=0)
     if longest:
         return Nearest(tuple(name for name, length in shared.items() if length == longest), "PCIe")
@@ -63,9 +63,9 @@ def _path(link: Path, root: Path) -> tuple[str, ...]:
     return parts if parts and parts[0].startswith("pci") else ()
 
 
-def _common_length(one: Sequence[str], other: Sequence[str]) -> int:
+def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
     length = 0
-    for mine, its in zip(one, other, strict=False):
+    for mine, its in zip(first, second, strict=False):
         if mine != its:
             break
         length += 1

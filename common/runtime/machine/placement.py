@@ -57,7 +57,7 @@ def own_placement(
     if ranks_per_gpu > 1 and devices:
         turn %= len(devices)
     device = _device(devices, turn)
-    own = 0 if len(gpus) == 1 else turn
+    index = 0 if len(gpus) == 1 else turn
     torchrun = ranks.launcher == "torchrun"
     in_step = "SLURM_STEP_ID" in env or "SLURM_STEP_NUM_TASKS" in env
     granted = env.get("SLURM_GPUS_ON_NODE")
@@ -66,7 +66,7 @@ def own_placement(
         host=env.get("SLURMD_NODENAME") or socket.gethostname(),
         local_rank=ranks.local_rank,
         device=device,
-        identity=gpus[own] if own < len(gpus) else device,
+        identity=gpus[index] if index < len(gpus) else device,
         visible=visible,
         launchers_on_host=tasks_on_this_node(env) if torchrun and in_step else 1,
         ranks_per_launcher=ranks.local_world_size,
@@ -87,24 +87,24 @@ def _device(devices: Sequence[str], local_rank: int) -> str:
     return f"GPU {devices[local_rank]}" if local_rank < len(devices) else "none"
 
 
-def too_many_workers(place: Placement, ranks_per_gpu: int = 1) -> list[str]:
+def too_many_workers(placement: Placement, ranks_per_gpu: int = 1) -> list[str]:
     """Returns a sentence if more workers run on the host than its GPUs allow, else nothing.
 
     All ranks of a host find the same. The check exchanges nothing with other ranks: if there are
     too many launchers, they cannot reach each other.
     """
-    workers = place.launchers_on_host * place.ranks_per_launcher
-    if not place.granted_gpus or workers <= place.granted_gpus * ranks_per_gpu:
+    workers = placement.launchers_on_host * placement.ranks_per_launcher
+    if not placement.granted_gpus or workers <= placement.granted_gpus * ranks_per_gpu:
         return []
     how = ""
-    if place.launchers_on_host > 1:
+    if placement.launchers_on_host > 1:
         how = (
-            f" ({place.launchers_on_host} srun tasks, each with a torchrun that starts "
-            f"{place.ranks_per_launcher})"
+            f" ({placement.launchers_on_host} srun tasks, each with a torchrun that starts "
+            f"{placement.ranks_per_launcher})"
         )
     return [
-        f"{place.host}: {workers} workers for {place.granted_gpus} GPUs{how}; start one torchrun "
-        "on each node (srun --ntasks-per-node=1), or one rank per GPU without torchrun"
+        f"{placement.host}: {workers} workers for {placement.granted_gpus} GPUs{how}; start one "
+        "torchrun on each node (srun --ntasks-per-node=1), or one rank per GPU without torchrun"
     ]
 
 
@@ -115,25 +115,27 @@ def placement_problems(placements: Sequence[Placement], ranks_per_gpu: int = 1) 
     GPUs on purpose.
     """
     problems = []
-    for host in dict.fromkeys(place.host for place in placements):
-        here = [place for place in placements if place.host == host]
-        problems += too_many_workers(here[0], ranks_per_gpu)
+    for host in dict.fromkeys(placement.host for placement in placements):
+        on_host = [placement for placement in placements if placement.host == host]
+        problems += too_many_workers(on_host[0], ranks_per_gpu)
         problems += [
-            f"{host}: local rank {place.local_rank} has no device (CUDA_VISIBLE_DEVICES="
-            f"{place.visible}); start one rank per GPU"
-            for place in here
-            if place.device == "none"
+            f"{host}: local rank {placement.local_rank} has no device (CUDA_VISIBLE_DEVICES="
+            f"{placement.visible}); start one rank per GPU"
+            for placement in on_host
+            if placement.device == "none"
         ]
         used: dict[str, list[int]] = {}
-        for place in here:
-            if place.device in ("cpu", "none"):
+        for placement in on_host:
+            if placement.device in ("cpu", "none"):
                 continue
-            sharing = used.setdefault(place.identity, [])
-            sharing.append(place.rank)
+            sharing = used.setdefault(placement.identity, [])
+            sharing.append(placement.rank)
             if len(sharing) > ranks_per_gpu:
                 ranks = " and ".join(map(str, sharing))
                 rule = "one rank" if ranks_per_gpu == 1 else f"{ranks_per_gpu} ranks"
-                problems.append(f"{host}: ranks {ranks} share {place.device}; start {rule} per GPU")
+                problems.append(
+                    f"{host}: ranks {ranks} share {placement.device}; start {rule} per GPU"
+                )
     return problems
 
 
@@ -141,8 +143,8 @@ def split_groups(hosts: Sequence[str], size: int) -> list[str]:
     """Returns a sentence for each group of ranks on several hosts, though one host has as many.
 
     Args:
-        hosts: of every rank, in rank order.
-        size: of a group, whose ranks follow each other.
+        hosts: host of every rank, in rank order.
+        size: ranks of a group, which follow each other.
     """
     if size > max(Counter(hosts).values()):
         return []  # as was asked for

@@ -29,9 +29,9 @@ class ChildExit:
     """The end of a child.
 
     Attributes:
-        status: as subprocess gives it, negative after a signal.
+        status: exit status, negative after a signal.
         log: file of the child's standard error.
-        timeout_s: after which it was ended; None where it ended by itself.
+        timeout_s: seconds after which it was ended; None where it ended by itself.
     """
 
     status: int
@@ -51,8 +51,8 @@ class ChildExit:
             return f"killed by {name}{guess}"
         lines = self.log.read_text().splitlines()
         raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception|Exit)\b", line)]
-        said = raised or [line for line in lines if line.strip()]
-        return said[-1].strip() if said else f"exit status {self.status}"
+        lines = raised or [line for line in lines if line.strip()]
+        return lines[-1].strip() if lines else f"exit status {self.status}"
 
 
 def run_child(
@@ -75,8 +75,8 @@ def run_child(
     Raises:
         UserError: the log cannot be written.
     """
-    given = os.environ if environment is None else environment
-    variables = {k: v for k, v in given.items() if not RANK_VARIABLES.fullmatch(k)}
+    environment = os.environ if environment is None else environment
+    variables = {k: v for k, v in environment.items() if not RANK_VARIABLES.fullmatch(k)}
     try:
         errors = log.open("w")
     except OSError as error:

@@ -95,8 +95,8 @@ def node_address(node: str) -> str:
     try:
         socket.getaddrinfo(node, None)
     except OSError:
-        found = re.search(r"\bNodeAddr=(\S+)", _ask_scontrol("node", node))
-        return found[1] if found else node
+        match = re.search(r"\bNodeAddr=(\S+)", _ask_scontrol("node", node))
+        return match[1] if match else node
     return node
 
 
@@ -183,9 +183,9 @@ def _first_host(hosts: str) -> str:
 def _ask_scontrol(*what: str) -> str:
     """Returns the output of ``scontrol show``; empty if there is no Slurm."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["scontrol", "show", *what], capture_output=True, text=True, check=True, timeout=30
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout
+    return process.stdout

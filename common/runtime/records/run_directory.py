@@ -159,8 +159,8 @@ def read_environment(path: Path) -> dict:
     except (OSError, ValueError):
         return {"status": "failed", "reason": "its environment.json cannot be read"}
     if record.get("status") == "running":
-        known = [record.get(name) for name in ("process", "launched_by")]
-        if any(has_ended(identity) for identity in known if identity):
+        identities = [record.get(name) for name in ("process", "launched_by")]
+        if any(has_ended(identity) for identity in identities if identity):
             record.update(status="failed", reason="its process was killed")
     return record
 

@@ -15,7 +15,7 @@ def sample_rows(
     """Returns the rows of ``samples.csv`` (SAMPLE_COLUMNS) of an epoch, one per rank.
 
     Args:
-        everyone: by rank, the identities of its samples in their order.
+        everyone: identities of each rank's samples in their order, by rank.
         arm, epoch: keys of the rows.
         data_samples: size of the data set, None where it is endless.
     """

@@ -40,7 +40,7 @@ from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapA
 from common.benchmarks.steps import FixedBatchStep
 from common.perfmodel.buckets import DdpOptions, assign_buckets, cap_label
 from common.perfmodel.calibration import Calibration
-from common.perfmodel.ddp.distinct_caps import DistinctCap, choose_caps
+from common.perfmodel.ddp.bucketings import DistinctCap, choose_caps
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
 from common.perfmodel.uncertainty import prediction_bands
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces

@@ -1,1 +1,0 @@
-"""What ``ddplab doctor`` checks beyond its own rows: GPUs, and the self-test."""
