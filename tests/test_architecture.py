@@ -75,7 +75,7 @@ ALLOWED = {
     },
     "course": {"errors", "samples", "exercises", "runtime", "perfmodel", "cluster"},
     "cluster": {"errors", "runtime"},
-    "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
+    "report": {"errors", "settings", "runtime", "cluster", "perfmodel", "analysis"},
     "tuning": {
         "errors",
         "settings",
