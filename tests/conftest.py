@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +15,7 @@ from company import Room
 from hypothesis import settings
 from rank_support import ASSIGNMENT2, RankServer
 
-from common.runtime.processes.bytecode import compiled_anew, keep_bytecode
+from common.runtime.processes.bytecode import keep_bytecode
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -38,8 +39,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keeps what is compiled in pytest's cache, where every process would compile torch anew."""
-    if compiled_anew() and hasattr(config, "cache"):
+    """Keeps what is compiled in pytest's cache, where every process would compile it anew."""
+    if sys.dont_write_bytecode and hasattr(config, "cache"):
         keep_bytecode(config.cache.mkdir("bytecode"))
     if "TEST_DURATIONS" in os.environ:
         from durations import TestDurations  # not in a student's tree

@@ -90,9 +90,10 @@ class StepRunOptions(RankOptions):
     data/, a run directory or a gradient-ready-times.csv. Model, batch, sequence, dtype, optimizer
     and seed then mean nothing."""
     replay_factor: float = 1.0
-    """Divide the recording's sizes by this; links as much slower then give the same picture."""
+    """Divide the gradient sizes of the recording (--replay) by this; links as much slower
+    then give the same picture."""
     replay_time_factor: float = 1.0
-    """Divide the recording's times by this."""
+    """Divide the times of the recording (--replay) by this."""
     seed: int = 42
     """Seed of the initial weights and of the random inputs."""
     output_dir: str = "outputs/assignment2"

@@ -33,7 +33,8 @@ class TuneSettings(RankOptions):
     folder: str = "."
     """Folder in which MODULE is looked for, besides the installed packages."""
     share: Annotated[float, Positive] = 0.2
-    """Time for tuning, as a share of an exhaustive sweep's; few bucketings may need more."""
+    """Time that tuning may take, as a share of that of measuring every bucketing; where there are
+    few of them it takes more."""
     seed: int = 42
     """Seed that is set before FUNCTION is called, the same on all ranks."""
     output_dir: str = "outputs/tune"

@@ -143,9 +143,9 @@ class ScalingBenchmark(RankOptions):
     replay: str = "umd-2x4-a100"
     """Recorded backward pass of the workload replay."""
     replay_factor: float = 64
-    """Factor that a replay's gradient sizes are divided by."""
+    """Divide the gradient sizes of the recording (--replay) by this."""
     replay_time_factor: float = 1.0
-    """Factor that a replay's times are divided by."""
+    """Divide the times of the recording (--replay) by this."""
     seed: Annotated[int, NonNegative] = 42
     """Seed of the initial weights and of the synthetic data."""
     output_dir: str = "outputs/assignment4"

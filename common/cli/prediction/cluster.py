@@ -56,15 +56,19 @@ class ClusterQuestion:
     tf32: bool = False
     """Let float32 products use TensorFloat-32."""
     mfu: tuple[float, ...] = ()
-    """Share of the GPU's peak that computation reaches, by default 0.4 0.3 0.5."""
+    """Likeliest, lowest and highest share of the GPU's peak that computation reaches; by default
+    0.4 0.3 0.5. One number is a value that is known."""
     network_speed: tuple[float, ...] = ()
-    """Speed of collectives relative to the model of NCCL, by default 1 0.5 1.1."""
+    """Likeliest, lowest and highest speed of collectives relative to the model of NCCL; by default
+    1 0.5 1.1."""
     straggler_spread: tuple[float, ...] = ()
-    """Standard deviation of a GPU's computation, as a share, by default 0.02 0.005 0.055."""
+    """Likeliest, lowest and highest standard deviation of a GPU's computation, as a share of it; by
+    default 0.02 0.005 0.055."""
     straggler_distribution: str | None = None
     """lognormal (the default), normal or exponential."""
     overlap_slowdown: tuple[float, ...] = ()
-    """Slowdown of computation beside communication, by default 1.19 1 1.4."""
+    """Likeliest, lowest and highest factor by which communication slows computation down; by
+    default 1.19 1 1.4."""
     draws: int | None = None
     """Number of draws that the bands come from, by default 64."""
     seed: int | None = None

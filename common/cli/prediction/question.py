@@ -10,19 +10,19 @@ class TableQuestion:
     """The tables that a prediction is made from, and what it is to say."""
 
     layer_sizes: str | None = None
-    """layer-sizes.csv: parameters of each layer."""
+    """Path of a table like layer-sizes.csv of assignment 2: parameters of each layer."""
     layer_times: str | None = None
-    """layer-times.csv: seconds of each layer's gradient."""
+    """Path of a table like layer-times.csv of assignment 2: seconds of each layer's gradient."""
     ready_times: str | None = None
-    """gradient-ready-times.csv, in place of the two layer tables."""
+    """Path of a gradient-ready-times.csv, in place of the two layer tables."""
     allreduce: str | None = None
-    """allreduce-times.csv or allreduce-samples.csv."""
+    """Path of an allreduce-times.csv or allreduce-samples.csv."""
     overlap: str | None = None
-    """overlap-times.csv: DDP's bookkeeping and contention; without it both are left out."""
+    """Path of an overlap-times.csv: DDP's bookkeeping and contention, left out without it."""
     bucket_cap_mb: tuple[str, ...] = ()
     """Caps in MiB (None is DDP's default); by default a few from 0.25 MiB to the whole model."""
     measured: str | None = None
-    """ddp-times.csv to compare with."""
+    """Path of a ddp-times.csv to compare with."""
     run_dir: str | None = None
     """Run directory whose tables are used where no other table is given."""
     alpha_us: float | None = None

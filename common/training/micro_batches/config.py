@@ -58,7 +58,7 @@ class TextSettings(RankOptions):
     max_local_batch_cap: Annotated[int, NonNegative] = 0
     """Most texts of a micro-batch; 0 to probe what memory holds."""
     probe_max_batch: Annotated[int, Positive] = 64
-    """Largest micro-batch that the probe of memory tries."""
+    """Most texts of a micro-batch that is tried to see what memory holds."""
     speed_tolerance: Annotated[float, NonNegative] = 0.1
     """Ranks whose calibrated speeds differ by less are planned for as if they were alike."""
     refine_every: Annotated[int, Positive] = 10
@@ -113,7 +113,8 @@ class MicroBatchConfig(TextSettings):
     """
 
     mode: Annotated[str, OneOf(MODES)] = "static"
-    """static, dynamic, karmarkar_karp, length_grouped or token_budget."""
+    """How the texts of a step are put into micro-batches, as above: static, dynamic,
+    karmarkar_karp, length_grouped or token_budget."""
     cost_type: Annotated[str, OneOf(COST_TYPES)] = "tokens"
     """Cost of a micro-batch under dynamic: tokens, tokens_sq or calibrated (measured at the start,
     and corrected as steps are measured)."""

@@ -82,7 +82,7 @@ class TextScalingConfig(RankOptions):
     epochs: Annotated[int, Positive] = 20
     """Epochs of a run."""
     batch_size: Annotated[int, Positive] = 32
-    """Texts of a micro-batch, per rank; batch_size_per_rank in files."""
+    """Texts of a micro-batch, per rank; configuration files call it batch_size_per_rank."""
     accumulation: Annotated[int, Positive] = 1
     """Micro-batches per step; gradients are exchanged after the last one."""
     total_batch_size: Annotated[int, NonNegative] = 0
