@@ -61,9 +61,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "benchmark_run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.two_ranks)
             item.add_marker(pytest.mark.xdist_group(BENCHMARK_RUNS))
-        elif item.get_closest_marker("alone") and not item.get_closest_marker("xdist_group"):
+        elif item.get_closest_marker("xdist_group"):
+            continue
+        elif item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.xdist_group(LAST))
+        elif shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=_place)
+
+
+def shares_a_fixture(item: pytest.Item) -> bool:
+    """Returns True for a test whose file makes something once; two workers would make it twice."""
+    definitions = getattr(item, "_fixtureinfo", None)  # as pytest keeps them, 9.1 at the latest
+    return definitions is not None and any(
+        choices[-1].scope == "module" for choices in definitions.name2fixturedefs.values()
+    )
 
 
 def _place(item: pytest.Item) -> int:

@@ -40,7 +40,8 @@ class TestDurations:
         own = time.process_time()
         # Looking at all processes takes milliseconds: after a short phase this one alone is read.
         now = busy_s(self._ranks()) if report.duration > SHORT_S else self._last + own - self._own
-        report.cpu_s, self._last, self._own = now - self._last, now, own
+        # What is below another process now, and was below this one, does not count.
+        report.cpu_s, self._last, self._own = max(0.0, now - self._last), now, own
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -27,8 +27,6 @@ from common.perfmodel.model import BY_HAND, CURVE, FULL, SEVERAL, SLOWEST
 from common.perfmodel.uncertainty import prediction_bands
 from common.runtime.paths import project_root
 
-pytestmark = pytest.mark.xdist_group("ablation")  # its tables are made once
-
 
 @pytest.fixture(scope="module")
 def run():

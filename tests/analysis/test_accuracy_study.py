@@ -35,8 +35,6 @@ from common.perfmodel.model import FULL, LINE, SEVERAL
 from common.perfmodel.simulator import simulate_backward
 from common.runtime.paths import project_root
 
-pytestmark = pytest.mark.xdist_group("accuracy_study")  # its tables are made once
-
 COPY_S_PER_BYTE = 5e-10
 CAPS = (0.25, 2.0, 6.0)
 COUNT, SIZE, COMPUTE_S = 40, 256 * 1024, 0.1

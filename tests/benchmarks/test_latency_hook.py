@@ -18,8 +18,6 @@ from refusal_support import refused_line
 from common.benchmarks.buckets.latency_hook import LatencyHook, added_latency, latency_note
 from common.errors import UserError
 
-pytestmark = pytest.mark.xdist_group("latency_hook")
-
 CPU = torch.device("cpu")
 
 

@@ -13,8 +13,6 @@ from common.benchmarks.one_device.memory import MemoryAnalysis, largest_batches
 from common.errors import UserError
 from common.runtime.records.run_directory import read_environment
 
-pytestmark = pytest.mark.xdist_group("memory_analysis")
-
 SCRIPT = Path(__file__).parents[2] / "assignments" / "assignment0" / "memory_analysis.py"
 TINY = ("--model", "gpt2-nano", "--batch_size", 2, "--seq_len", 32)
 

@@ -26,8 +26,6 @@ from common.errors import UserError
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.records.run_directory import read_environment
 
-pytestmark = pytest.mark.xdist_group("options")
-
 CPU = torch.device("cpu")
 TINY = OptionsBenchmark(
     model="gpt2-pico",

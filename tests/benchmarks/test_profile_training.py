@@ -23,8 +23,6 @@ from common.benchmarks.one_device.operator_costs import count_costs
 from common.perfmodel.one_device.workload import Workload
 from common.training.step import build_model
 
-pytestmark = pytest.mark.xdist_group("profile_training")
-
 SCRIPT = Path(__file__).resolve().parents[2] / "assignments" / "assignment0" / "profile_training.py"
 STEPS = 3
 BATCH, LENGTH, WIDTH, BLOCKS, VOCABULARY = 2, 32, 256, 6, 8192

@@ -18,8 +18,6 @@ from common.errors import UserError
 from common.models.mlp import MLP
 from common.tables import ARM_COLUMNS, SAMPLE_COLUMNS, STEP_COLUMNS
 
-pytestmark = pytest.mark.xdist_group("scaling_benchmark")
-
 ASSIGNMENT4 = Path(__file__).resolve().parents[2] / "assignments" / "assignment4"
 TINY = (
     *("--device", "cpu", "--input-dim", 64, "--hidden-dim", 64, "--output-dim", 16),

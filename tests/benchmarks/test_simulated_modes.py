@@ -25,8 +25,6 @@ from common.scheduling.cost import CalibratedCost
 from common.scheduling.modes import MODES, SAME_BATCH
 from common.scheduling.partition import bounded_plan
 
-pytestmark = pytest.mark.xdist_group("simulated_modes")
-
 SMALL = ModeSimulation(
     datasets=("sst2", "imdb"),
     world_sizes=(4, 16),

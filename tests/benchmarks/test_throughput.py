@@ -36,8 +36,6 @@ from common.runtime.paths import project_root
 from common.runtime.processes.child import ChildExit
 from common.runtime.records.run_directory import read_environment
 
-pytestmark = pytest.mark.xdist_group("throughput")
-
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory")
 TINY = ThroughputBenchmark(
     model="gpt2-nano",

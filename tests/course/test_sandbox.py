@@ -32,8 +32,6 @@ from common.course.tasks import EXERCISES
 from common.errors import RunFailed, UserError
 from common.runtime.paths import project_root
 
-pytestmark = pytest.mark.xdist_group("sandbox")  # each worker would start its own
-
 ROOT = project_root()
 ANSWER_S = 60.0
 ENDLESS_S = 1.5

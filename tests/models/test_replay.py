@@ -18,8 +18,6 @@ from common.models.replay import ReplayModel
 from common.perfmodel.buckets import DdpOptions, assign_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
 
-pytestmark = pytest.mark.xdist_group("replay")  # its ranks are started once
-
 
 @pytest.fixture(scope="module")
 def ranks(rank_server, tmp_path_factory) -> list[dict]:

@@ -24,8 +24,6 @@ from common.perfmodel.one_device.architecture import GPT2Config
 from common.traces.profiler_trace import read_records
 from common.traces.step_overlap import collectives_of, read_step_overlap
 
-pytestmark = pytest.mark.xdist_group("communication")  # its ranks are started once
-
 WORKER = Path(__file__).with_name("communication_worker.py")
 CONFIG = GPT2Config.named(  # the worker's
     "gpt2-nano", n_layer=2, vocab_size=1001, n_embd=64, n_positions=32, n_head=4

@@ -35,8 +35,6 @@ from common.scheduling.memory_probe import (
 )
 from common.training.recording.tracing import silence_profiler
 
-pytestmark = pytest.mark.xdist_group("memory_probe")  # its ranks are started once
-
 ALONE = Worker(current_ranks({}), torch.device("cpu"), "gloo")
 OUT_OF_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
 

@@ -26,8 +26,6 @@ from common.runtime.group.process_group import process_group
 from common.training.config import BaselineConfig
 from common.training.trainer import train
 
-pytestmark = pytest.mark.xdist_group("checkpoint")
-
 WORKER = Path(__file__).with_name("resume_worker.py")
 slow = partial(pytest.param, marks=pytest.mark.slow)
 STEPS = 6

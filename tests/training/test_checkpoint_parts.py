@@ -17,8 +17,6 @@ from common.runtime.group.process_group import process_group
 from common.training.checkpoints import checkpoint
 from common.training.checkpoints.checkpoint import Checkpoints
 
-pytestmark = pytest.mark.xdist_group("checkpoint_parts")
-
 WORKER = Path(__file__).with_name("checkpoint_parts_worker.py")
 STRATEGIES = ("DDP", "HYBRID_SHARD")
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from common.training import step
 from common.training.step import limit_in_few_launches
 
-pytestmark = pytest.mark.xdist_group("clipping")
-
 WORKER = Path(__file__).with_name("clipping_worker.py")
 STRATEGIES = ("FULL_SHARD", "HYBRID_SHARD")
 

@@ -10,8 +10,6 @@ import pytest
 from common.errors import UserError
 from common.training.scaling.data_parallel_step import StepOptions
 
-pytestmark = pytest.mark.xdist_group("data_parallel_step")
-
 CASES = (
     *("as it is", "accumulation", "static graph, accumulation", "clipped", "small buckets"),
     *("no bucket view", "fp16", "bf16"),

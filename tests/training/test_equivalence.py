@@ -20,10 +20,7 @@ from common.data.shard_files import write_shard
 from common.models.gpt2 import CONFIGS, GPT2
 from common.training.trainer import train
 
-pytestmark = [
-    pytest.mark.two_ranks,
-    pytest.mark.xdist_group("equivalence"),
-]
+pytestmark = pytest.mark.two_ranks
 WORKER = Path(__file__).with_name("equivalence_worker.py")
 
 

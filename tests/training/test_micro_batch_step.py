@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("micro_batch_step")  # its ranks are started once
-
 PLANS = ("equal", "unequal", "sorted")
 
 

@@ -21,8 +21,6 @@ from common.training.config import BaselineConfig
 from common.training.recording.step_log import STEP_COLUMNS
 from common.training.trainer import learning_rate, train
 
-pytestmark = pytest.mark.xdist_group("reference_curves")
-
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 VOCABULARY = SHARED / "vocab" / "gpt2"
 SHAKESPEARE = SHARED / "datasets" / "text" / "tinyshakespeare.txt"

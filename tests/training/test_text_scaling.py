@@ -29,8 +29,6 @@ from common.training.texts.data import (
 )
 from common.training.texts.files import FOLDER, known_experiments, parse_experiment
 
-pytestmark = pytest.mark.xdist_group("text_scaling")
-
 CPU = torch.device("cpu")
 STEPS = 67 // 8
 """Of an epoch of 67 texts in global batches of 8; three texts are left out."""

@@ -18,8 +18,6 @@ import pytest
 from common.data.token_shards import write_shard
 from common.runtime.records.run_directory import read_environment
 
-pytestmark = pytest.mark.xdist_group("training_stops")
-
 SCRIPTS = Path(__file__).resolve().parents[2] / "assignments" / "assignment1"
 STOPPED = Path(__file__).with_name("stopped_worker.py")
 REFUSED = Path(__file__).with_name("refused_worker.py")

@@ -25,7 +25,9 @@ from common.tuning.ddp_setting import DEFAULT
 from common.tuning.results.figure import plot_recommendation
 from common.tuning.results.recommendation import Recommendation, read_recommendation
 
-pytestmark = [pytest.mark.two_ranks, pytest.mark.xdist_group("tune_two_ranks")]
+pytestmark = [
+    pytest.mark.two_ranks,
+]
 
 HERE = Path(__file__).parent
 COMMON = HERE.parents[1] / "common"
