@@ -35,7 +35,6 @@ from common.runtime.paths import project_root
 ROOT = project_root()
 RECORDED = ROOT / "data" / "epyc-2-cores" / "assignment3"
 TASKS = {name: task for name, task in read_tasks().items() if task.assignment == 3}
-in_one_place = pytest.mark.xdist_group("graded")
 
 try:
     ISOLATION = strongest_isolation()
@@ -112,7 +111,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> GradedClass:
     return GradedClass(*grades, folder / "grades")
 
 
-@in_one_place
+@pytest.mark.slow
 def test_the_reference_gets_all(graded: GradedClass) -> None:
     best = graded.best
     assert best.score == best.maximum, [mark for mark in best.marks if mark.score == 0]
@@ -122,7 +121,7 @@ def test_the_reference_gets_all(graded: GradedClass) -> None:
     assert all(test["status"] == "passed" for test in results["tests"])
 
 
-@in_one_place
+@pytest.mark.slow
 def test_a_class_has_a_table_and_a_sheet_of_texts(graded: GradedClass) -> None:
     table = (graded.folder / "grades.csv").read_text().splitlines()
     assert table[0].startswith("submission,score,maximum,not_judged,A3.1,A3.2,A3.3,Q3.1")
@@ -130,7 +129,7 @@ def test_a_class_has_a_table_and_a_sheet_of_texts(graded: GradedClass) -> None:
     assert "Because." in (graded.folder / "reading.html").read_text()
 
 
-@in_one_place
+@pytest.mark.slow
 def test_what_is_not_written_gets_nothing(graded: GradedClass) -> None:
     assert len(graded.best.marks) == len(graded.other.marks)
     assert graded.other.maximum >= graded.best.maximum  # a text without an answer is judged
@@ -138,14 +137,14 @@ def test_what_is_not_written_gets_nothing(graded: GradedClass) -> None:
     assert all("task A3.3 is not written yet" in mark.why for mark in graded.marks("A3.3"))
 
 
-@in_one_place
+@pytest.mark.slow
 def test_a_crash_costs_the_points_of_its_task_alone(graded: GradedClass) -> None:
     assert all(mark.score == mark.points for mark in graded.marks("A3.1"))
     ended, _ = graded.marks("A3.2")
     assert (ended.score, ended.why) == (0.0, "Ended: its process has ended")
 
 
-@in_one_place
+@pytest.mark.slow
 def test_what_a_student_says_is_no_fault_of_the_grader(graded: GradedClass) -> None:
     _, said = graded.marks("A3.2")
     assert said.score == 0
