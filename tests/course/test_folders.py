@@ -27,7 +27,6 @@ RING = Path("common") / "exercises" / "ring_all_reduce.py"
 LINKED = "behind a link, with spaces, quotes and umlauts"
 PLACES = {
     "below /tmp": ("/tmp", "ddplab-"),
-    "below /mnt": ("/mnt", "ddplab-"),
     LINKED: ("/home", 'it\'s my "schönes" Übungs $HOME '),
 }
 NOT_COPIED = (

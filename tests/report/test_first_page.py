@@ -278,7 +278,7 @@ def test_questions_of_a_run_that_shows_recorded_data_are_marked() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("moment", ["… memory of a step", "… throughput", "… 3 notebooks"])
+@pytest.mark.parametrize("moment", ["… memory of a step", "… 3 notebooks"])
 def test_an_interrupted_run_leaves_a_page_that_opens(moment: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "common.cli.main", "run", "assignment0", "--preset", "smoke"]
     with start_interruptible(
