@@ -32,7 +32,7 @@ class Export:
     solved: tuple[str, ...] = ()
     """Tasks that are solved all the same, such as A1.3."""
     overlay: Path | None = None
-    """Folder with files of the staff that take the place of the project's."""
+    """Folder of the staff's files, laid out as in the project; they replace its own."""
 
     def run(self) -> None:
         """Writes the tree and says what is solved in it."""
@@ -112,7 +112,7 @@ class Grade:
     variant: int = 0
     """Seed of the numbers that checks draw; take another one each term."""
     overlay: Path | None = None
-    """Folder with files of the staff that take the place of the project's."""
+    """Folder of the staff's files, laid out as in the project; they replace its own."""
 
     def run(self) -> None:
         """Grades, and prints a line for each submission."""
@@ -169,7 +169,7 @@ class Autograder:
     variant: int = 0
     """Seed of the numbers that checks draw; take another one each term."""
     overlay: Path | None = None
-    """Folder with files of the staff that take the place of the project's."""
+    """Folder of the staff's files, laid out as in the project; they replace its own."""
 
     def run(self) -> None:
         """Writes the bundle and says what is in it."""

@@ -28,7 +28,7 @@ class Record:
     run_dir: Annotated[str, tyro.conf.Positional]
     """Run directory to record."""
     machine: str
-    """Name of the machine's folder, like h100-8."""
+    """Name of a folder of data/, made if it is not there; any name of yours, such as h100-8."""
     assignment: str = ""
     """Name of the run's folder there, like study-accuracy; by default the assignment it is of."""
 

@@ -93,15 +93,16 @@ class TrainingConfig(RankOptions):
     profile_active: Annotated[int, Positive] = 6
     """Steps that are traced."""
     measure_memory: bool = False
-    """On a CPU, follow the allocations of the third step, and trace after it; on a GPU the
-    allocator's peak is always known."""
+    """On a CPU, measure the peak by following the allocations of the third step; traced steps come
+    after it. On a GPU the allocator's peak is always known."""
     save_every: Annotated[int, NonNegative] = 0
     """Make a checkpoint each so many steps and at the end; 0 for none."""
     keep_checkpoints: Annotated[int, Positive] = 2
     """Newest checkpoints that are kept."""
     checkpoint_dir: str = ""
-    """Folder of the checkpoints, from which an interrupted run resumes; naming it turns them on.
-    By default a folder of the strategy's (or of --run_id's) name below output_dir."""
+    """Folder of the checkpoints, from which an interrupted run resumes. Naming it turns checkpoints
+    on, as --save_every does, whose default is a folder of the strategy's (or --run_id's) name below
+    output_dir."""
     async_checkpoints: Annotated[str, OneOf(ASYNCHRONOUS)] = "auto"
     """Write checkpoints while training goes on: on, off, or auto (on a GPU)."""
     seed: int = 42

@@ -94,7 +94,7 @@ class DdpBenchmark(UpdatedStepOptions):
     warmup_steps: Annotated[int, AtLeast(3, "DDP forms its buckets in the first two")] = 3
     """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
     initial_steps: Annotated[int, NonNegative] = 10
-    """Steps before the first round, after which the machine runs at its usual speed."""
+    """Warm-up steps before the first round, until the machine runs at its usual speed."""
     timeline_steps: Annotated[int, NonNegative] = 3
     """Passes per cap that are watched after the rounds; 0 leaves bucket-timeline.csv out."""
     static_graph: bool = False

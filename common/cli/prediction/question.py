@@ -18,7 +18,8 @@ class TableQuestion:
     allreduce: str | None = None
     """Path of an allreduce-times.csv or allreduce-samples.csv."""
     overlap: str | None = None
-    """Path of an overlap-times.csv: DDP's bookkeeping and contention, left out without it."""
+    """Path of an overlap-times.csv (overlap_benchmark.py writes it): DDP's bookkeeping and
+    contention, left out without it."""
     bucket_cap_mb: tuple[str, ...] = ()
     """Caps in MiB (None is DDP's default); by default a few from 0.25 MiB to the whole model."""
     measured: str | None = None
