@@ -144,6 +144,7 @@ def test_ranks_share_the_cores_and_each_has_at_least_one_thread(ranks, cores, th
     assert threads_per_rank(ranks, cores) == threads
 
 
+@pytest.mark.slow
 def test_two_launches_at_once_each_run_their_script_on_every_rank(tmp_path, write, alive):
     script = write(REPORT)
     folders = [tmp_path / "a", tmp_path / "b"]

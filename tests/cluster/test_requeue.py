@@ -108,6 +108,7 @@ def test_a_job_that_is_requeued_and_then_signalled_ends_with_the_losses_of_an_un
     assert not (output / "checkpoints" / "ddp" / "stopped").exists()
 
 
+@pytest.mark.slow
 def test_slurm_starts_a_job_again_that_asks_for_it_unless_that_is_forbidden(slurm, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "uv").write_text(FAKE_UV)

@@ -28,22 +28,26 @@ def found(rank_server) -> dict:
     return json.loads(done.stdout[0].splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_bucket_is_under_way_while_the_next_becomes_ready(found):
     assert found["overlaps"]["over"]
     assert not any(found["overlaps"]["over"])
 
 
+@pytest.mark.slow
 def test_where_get_future_waits_every_bucket_is_over_before_the_next(found):
     assert found["stalls"]["over"]
     assert all(found["stalls"]["over"])
 
 
+@pytest.mark.slow
 def test_ddp_takes_sums_that_are_there_at_the_end_and_a_hasty_reader_does_not(found):
     assert found["overlaps"]["exact"]
     assert found["stalls"]["exact"]
     assert not found["hasty"]
 
 
+@pytest.mark.slow
 def test_a_group_that_nobody_has_connected_takes_no_time(found):
     assert found["unconnected"]
 

@@ -54,6 +54,7 @@ def test_nothing_of_this_project_is_there(python: Path, tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in run(python, "-c", "import common", cwd=tmp_path).stderr
 
 
+@pytest.mark.slow
 def test_a_bundle_made_there_beside_a_package_common_is_diagnosed_here(
     python: Path, tmp_path: Path
 ) -> None:
