@@ -285,9 +285,17 @@ def test_no_module_hides_one_of_the_standard_library_from_a_script() -> None:
     assert names & sys.stdlib_module_names <= {"__init__"}
 
 
-def test_no_circles_large_packages_or_docstrings_that_point() -> None:
+def test_the_house_keeps_its_shape() -> None:
     path = ROOT / "tests" / "guard" / "counts.py"
     counted = runpy.run_path(str(path))["counts"](ROOT)
-    assert counted["circles of modules"] == 0
-    assert counted["packages over 15 files"] <= 3
-    assert counted["docstrings that point"] == 0
+    most = {
+        "circles of modules": 0,
+        "packages over 15 files": 3,
+        "docstrings that point": 0,
+        "pronouns as names": 100,
+        "DdpModel( sites": 2,
+        "functions of 8 arguments or more": 3,
+        "group-bys of the slowest rank": 3,
+        "functions …_shown, _facts, _table, _text": 80,
+    }
+    assert {name: counted[name] for name, limit in most.items() if counted[name] > limit} == {}
