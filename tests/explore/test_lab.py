@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,6 +47,8 @@ def lab(tmp_path: Path) -> Iterator[str]:
 
 
 def test_figures_show_the_system_that_it_starts_from(lab: str, chromium: Browser) -> None:
+    from playwright.sync_api import expect
+
     with open_page(chromium, lab, width=1500, height=1100) as (page, _):
         page.set_default_timeout(90_000)
         page.wait_for_selector(".jp-Notebook")
@@ -55,4 +58,4 @@ def test_figures_show_the_system_that_it_starts_from(lab: str, chromium: Browser
         page.get_by_role("menuitem", name="Run", exact=True).first.click()
         page.get_by_text("Run All Cells", exact=True).first.click()
         page.wait_for_function(POINTS)
-        assert "predict" in page.get_by_label("as a command").input_value()
+        expect(page.get_by_label("as a command")).to_have_value(re.compile("predict"))
