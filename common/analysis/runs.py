@@ -19,6 +19,7 @@ import pandas as pd
 import yaml
 
 from common.errors import UserError
+from common.judged import NOT_WITNESSED
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.records.run_directory import find_table, newest_complete_run, read_environment
@@ -54,6 +55,11 @@ class Run:
     def environment(self) -> dict:
         """Returns the environment record, with the status as it really is."""
         return read_environment(self.folder)
+
+    @property
+    def machine_state(self) -> str:
+        """Returns the state of the machine meanwhile, as ``judged.Judged`` takes it."""
+        return str(self.environment.get("machine_state", NOT_WITNESSED))
 
     @property
     def recorded(self) -> bool:

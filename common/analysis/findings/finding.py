@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.runs import Run
+from common.judged import MOST_ROUNDS, Judged, Verdict
 
 MEASURED, PREDICTED = "measured", "predicted"
 UNREADABLE = (LookupError, ValueError, TypeError, ArithmeticError)
@@ -22,25 +23,51 @@ class Answer:
 
     Attributes:
         value: the number with its unit.
-        spread: its interval, quartiles or range, and of what; or what it is compared with.
+        spread: its interval and of what; or what it is compared with.
         kind: MEASURED or PREDICTED.
         runs: the runs that the number comes from.
-        hidden: what noise hides, by the verdict of the number's section; empty where it hides
-            nothing. It is said in place of the number.
+        judged: the same number as its section judges it; None for a prediction, and for a name or a
+            count, which has no interval.
+        hidden: what is open where the number is not settled; it is said in place of the number.
         doubt: another reason not to rely on the number; empty where there is none.
+        settle: the command that repeats the measurement, without its number of rounds.
     """
 
     value: str
     spread: str
     kind: str
     runs: tuple[Run, ...]
+    judged: Judged | None = None
     hidden: str = ""
     doubt: str = ""
+    settle: str = ""
+
+    @property
+    def is_settled(self) -> bool:
+        """Returns True if the number may be said."""
+        return self.judged.is_settled if self.judged else not self.hidden
 
     @property
     def text(self) -> str:
-        """Returns the number, or what noise hides in its place."""
-        return hidden_by_noise(self.hidden) if self.hidden else self.value
+        """Returns the number, or what is open in its place."""
+        if self.is_settled:
+            return self.value
+        verdict = self.judged.verdict if self.judged else Verdict.HIDDEN
+        return f"{verdict}: {self.hidden}"
+
+    @property
+    def to_settle(self) -> str:
+        """Returns how the number could be settled, in words; empty where it is, or nobody knows."""
+        if self.is_settled or self.judged is None or not self.settle:
+            return ""
+        if self.judged.verdict is Verdict.DISTURBED:
+            return f"measure again while the machine is quiet: {self.settle}"
+        rounds = self.judged.rounds_to_settle
+        if rounds:
+            return f"about {rounds} rounds would settle it: {self.settle} --rounds {rounds}"
+        if self.judged.rounds < self.judged.least_rounds:
+            return f"more rounds may: {self.settle} --rounds {self.judged.least_rounds}"
+        return f"more than {MOST_ROUNDS} rounds would be needed: the difference is that small"
 
 
 @dataclass(frozen=True)

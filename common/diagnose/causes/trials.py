@@ -20,7 +20,7 @@ import pandas as pd
 from common.diagnose.causes.communication import cap_change
 from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
 from common.diagnose.evidence.evidence import PLACEMENT, TRIALS
-from common.samples import CONFIDENCE, Interval, paired_gain, per_round
+from common.samples import Interval, paired_gain, per_round
 
 AS_IT_IS, AS_IT_LOADS = "as it is", "as it loads"
 """Settings of the script itself, without its loading and with it."""
@@ -48,6 +48,8 @@ CHANGED = {
 }
 """What a kind of change shortens, where that is more than passes: a rank that has its cores for
 itself loads and updates in less time, too."""
+LEAST_ROUNDS = 6
+"""Least number of rounds of trials that decide on a cause."""
 LEAST_GAIN = 0.05
 """Least share of a step saved, at the lower end of the interval. Some ten changes are tried, so
 that now and then one of them gains a little by chance."""
@@ -187,7 +189,7 @@ def borne_out(case: Case, tried: Sequence[Tried], verdicts: Sequence[Verdict]) -
 
 def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | None:
     is_judged = trial is not None and trial.passes is None and verdict.cause in JUDGED
-    if not is_judged or trial.gain.confidence < CONFIDENCE:  # of fewer than six rounds
+    if not is_judged or trial.gain.rounds < LEAST_ROUNDS:
         return verdict
     low, high = (percent(saved * trial.share) for saved in (trial.gain.low, trial.gain.high))
     reason = f"tried in {trial.gain.rounds} rounds: a step then takes {low} to {high} less"
@@ -276,7 +278,7 @@ def _more_threads_than_cores(case: Case) -> bool:
 
 
 def _gains(tried: Tried) -> bool:
-    return tried.gain.confidence >= CONFIDENCE and tried.gain.low * tried.share > LEAST_GAIN
+    return tried.gain.rounds >= LEAST_ROUNDS and tried.gain.low * tried.share > LEAST_GAIN
 
 
 def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:

@@ -1,0 +1,196 @@
+"""What may be said of a measurement: an estimate with its interval, and a verdict.
+
+Everything that is called faster, slower or best is judged here, from medians of rounds
+(``samples.per_round``), and every number that a reader meets comes with the verdict:
+
+- *settled*: the interval does not hold the value of two things that do not differ;
+- *hidden by noise*: it does, or there were too few rounds to have one;
+- *disturbed*: the machine had other work meanwhile, so the rounds are no repetitions;
+- *not measured*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pandas as pd
+
+from common.samples import LEAST_ROUNDS, Interval, paired_ratio, student_quantile
+
+QUIET, DRIFTING, DISTURBED = "quiet", "drifting", "disturbed"
+NOT_WITNESSED = "not witnessed"
+"""States of the machine during a measurement; the last one where nothing watched it."""
+MOST_ROUNDS = 200
+"""Number of rounds above which a difference is called too small to be settled."""
+PAIRED = "paired by round"
+
+
+class Verdict(StrEnum):
+    """What a number is worth."""
+
+    SETTLED = "settled"
+    HIDDEN = "hidden by noise"
+    DISTURBED = "disturbed"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A number with all that decides whether it may be said.
+
+    Attributes:
+        interval: estimate, interval and number of rounds.
+        null: the value where nothing differs: 1 for a ratio, 0 for a gain; None for a level, such
+            as tokens per second, which is not compared with anything.
+        scope: what it was measured of: model and gradient bytes, ranks, network, precision.
+        population: which steps it is of, and how they were compared.
+        machine: state of the machine: QUIET, DRIFTING, DISTURBED or NOT_WITNESSED.
+        least_rounds: number of rounds below which nothing is settled.
+    """
+
+    interval: Interval
+    null: float | None = 1.0
+    scope: str = ""
+    population: str = PAIRED
+    machine: str = NOT_WITNESSED
+    least_rounds: int = LEAST_ROUNDS
+
+    @property
+    def estimate(self) -> float:
+        """Returns the estimate; NaN where nothing was measured."""
+        return self.interval.estimate
+
+    @property
+    def rounds(self) -> int:
+        """Returns the number of rounds that the interval rests on."""
+        return self.interval.rounds or 0
+
+    @property
+    def verdict(self) -> Verdict:
+        """Returns what the number is worth."""
+        if math.isnan(self.estimate):
+            return Verdict.NOT_MEASURED
+        if self.machine == DISTURBED:
+            return Verdict.DISTURBED
+        low, high = self.interval.low, self.interval.high
+        is_open = math.isnan(low) or (self.null is not None and low <= self.null <= high)
+        return Verdict.HIDDEN if is_open or self.rounds < self.least_rounds else Verdict.SETTLED
+
+    @property
+    def is_settled(self) -> bool:
+        """Returns True if the number may be said."""
+        return self.verdict is Verdict.SETTLED
+
+    @property
+    def reason(self) -> str:
+        """Returns why the number is not settled, in words; empty where it is."""
+        match self.verdict:
+            case Verdict.SETTLED:
+                return ""
+            case Verdict.NOT_MEASURED:
+                return "not measured"
+            case Verdict.DISTURBED:
+                return "the machine had other work meanwhile"
+        if self.rounds < self.least_rounds:
+            return f"{self.rounds or 'no'} round{'s' * (self.rounds != 1)} of {self.least_rounds}"
+        return f"within noise over {self.rounds} rounds"
+
+    @property
+    def rounds_to_settle(self) -> int | None:
+        """Returns about how many rounds would settle the number if the estimate is right.
+
+        None where it is settled or has no interval, or where more than ``MOST_ROUNDS`` would be
+        needed.
+        """
+        half_width = self.interval.half_width
+        if self.is_settled or self.null is None or not half_width > 0:
+            return None
+        # The half-width is a quantile times the deviation of a round over the root of the rounds.
+        # Intervals of ratios are those of logarithms, about the same where they are narrow.
+        difference = abs(self.estimate - self.null)
+        deviation = half_width * math.sqrt(self.rounds) / student_quantile(self.rounds - 1)
+        for rounds in range(max(self.rounds, self.least_rounds), MOST_ROUNDS + 1):
+            if student_quantile(rounds - 1) * deviation / math.sqrt(rounds) < difference:
+                return rounds
+        return None
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """Which of several arms takes the least time.
+
+    Attributes:
+        arm: the arm that looks fastest.
+        rival: the arm that is told from it the least.
+        lead: the rival's time over the fastest's; settled only where every other arm is slower.
+        tied: arms that are not told from the fastest, itself among them, in the table's order.
+    """
+
+    arm: Hashable
+    rival: Hashable
+    lead: Judged
+    tied: tuple[Hashable, ...]
+
+
+def compared(
+    times: pd.DataFrame, base: Hashable, *, claims: int | None = None, **known: object
+) -> dict[Hashable, Judged]:
+    """Judges each arm's time over that of one arm.
+
+    Args:
+        times: a row per round, a column per arm (``samples.per_round``); any unit.
+        base: the arm that the others are compared with.
+        claims: number of comparisons that a reader is shown together, whose intervals hold all at
+            once; by default as many as there are other arms.
+        known: further fields of ``Judged``.
+
+    Returns:
+        The ratios by arm, without the base.
+    """
+    others = [arm for arm in times.columns if not _same(arm, base)]
+    count = max(1, len(others)) if claims is None else claims
+    base_times = times[base]
+    return {
+        arm: Judged(paired_ratio(times[arm], base_times, claims=count), **known) for arm in others
+    }
+
+
+def fastest(times: pd.DataFrame, **known: object) -> Fastest | None:
+    """Finds the fastest arm, and whether it is told from every other one.
+
+    The arm that looks best is compared with each other arm at the confidence of a single
+    comparison. That is enough: it is called best only if it beats all of them, and where arms are
+    equal this happens by chance in at most 5 % of tables, whatever their number (Gutmann and
+    Maymin, Is the selected population the best?, Annals of Statistics 15, 1987).
+
+    Args:
+        times: a row per round, a column per arm; any unit.
+        known: further fields of ``Judged``.
+
+    Returns:
+        None where fewer than two arms were measured.
+    """
+    times = times.dropna(axis=1, how="all")
+    if times.shape[1] < 2:
+        return None
+    # Rounds that lack an arm would favour arms that were visited in fast rounds only.
+    whole = times.dropna() if len(times.dropna()) else times
+    arm = np.log(whole).mean().idxmin()
+    against = compared(times, arm, claims=1, **known)
+    rival = min(against, key=lambda other: _low(against[other]))
+    tied = [other for other in times.columns if _same(other, arm) or not against[other].is_settled]
+    return Fastest(arm, rival, against[rival], tuple(tied))
+
+
+def _low(judged: Judged) -> float:
+    """Returns the lower end; below all others where there is none."""
+    return -math.inf if math.isnan(judged.interval.low) else judged.interval.low
+
+
+def _same(first: Hashable, second: Hashable) -> bool:
+    """Returns True for one arm; NaN, the cap of DDP's default, is one as well."""
+    return first == second or (first != first and second != second)
