@@ -9,9 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.analysis.findings.collect import QUESTIONS, findings_of
+from common.analysis.findings.collect import (
+    QUESTIONS,
+    findings_of,
+    machine_line,
+    machine_states,
+)
 from common.analysis.findings.figures import SmallFigure, figure_of
 from common.analysis.findings.finding import Finding
+from common.analysis.findings.invariants import violations
 from common.report import first_page
 from common.report.document import Document, Part, render, write_page, write_pdf
 from common.report.first_page import FirstPage
@@ -34,6 +40,7 @@ class RunPage:
         self._folders: dict[str, Path] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._figures: dict[str, SmallFigure | None] = {}
+        self._violations: dict[str, tuple[str, ...]] = {}
         self._parts: dict[str, Part] = {}
         self._documents: dict[str, Document] = {}
         self.state, self.reason = first_page.RUNNING, ""
@@ -49,6 +56,7 @@ class RunPage:
         self._findings[assignment] = findings_of(assignment, folder, earlier)
         if self._figures.get(assignment) is None:
             self._figures[assignment] = figure_of(assignment, folder)
+        self._violations[assignment] = violations(folder)
 
     def add(self, document: Document) -> None:
         """Adds the executed notebooks of an assignment, all of whose stages are over.
@@ -68,10 +76,19 @@ class RunPage:
         names = [name for name in self._folders if only in (None, name)]
         record = next(map(_environment, [self._folders[name] for name in reversed(names)]), None)
         machine = first_page.machine_lines(record) if record else NOTHING_YET
+        states = {
+            f"{name}/{stage}": state
+            for name in names
+            for stage, state in machine_states(self._folders[name]).items()
+        }
         return FirstPage(
             machine=machine,
             findings=tuple(finding for name in names for finding in self._findings.get(name, ())),
             figures=tuple(figure for name in names if (figure := self._figures.get(name))),
+            machine_state=machine_line(states),
+            violations=tuple(
+                sentence for name in names for sentence in self._violations.get(name, ())
+            ),
             not_run=() if only else tuple(sorted(set(QUESTIONS) - self._planned())),
             state=first_page.COMPLETE if only else self.state,
             reason=self.reason,

@@ -79,12 +79,15 @@ class Question:
         meaning: one fixed sentence that says what the number means.
         anchor: anchor of the report's section with the evidence: notebook, then heading.
         find: looks for the number in a run directory; raises UserError where it is not there.
+        priority: order among settled findings, of which the first page has room for a few; the
+            lowest comes first.
     """
 
     title: str
     meaning: str
     anchor: str
     find: Callable[[Path], Answer]
+    priority: int = 9
 
 
 @dataclass(frozen=True)
