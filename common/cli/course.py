@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -14,6 +14,13 @@ from common.cli.help import Subcommands
 from common.errors import RunFailed, UserError
 from common.runtime.wording import counted
 
+if TYPE_CHECKING:
+    from common.analysis.show import Table
+
+POOLED = (1, 2, 3, 4)
+"""Assignments whose runs have quantities that a class can pool."""
+WIDTH = 132
+"""Least number of columns of a printed table."""
 STAFFS = "this is a student's tree; it is exported, checked and graded where the staff works"
 
 
@@ -181,6 +188,59 @@ class Autograder:
         print(f"{self.out}: {count} files")
 
 
+@dataclass(frozen=True)
+class Pool:
+    """Pool what the students of a class measured: one interval for each quantity, over students.
+
+    Half of a class with two rounds each finds the opposite order; together they tell. It also says
+    which student differs from the others, and who would have named the opposite order. It writes
+    pool.md, pool.csv, students.csv, left-out.csv and a figure for each quantity. For example:
+    ddplab course pool submissions
+    """
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Hand-ins (tarballs, or unpacked), run directories of ddplab run, or folders of many. A
+    student is the name of the hand-in, else that of the folder around the runs."""
+    assignment: int | None = None
+    """Assignment whose quantities are pooled, 1 to 4; by default all that were measured."""
+    output: Path = Path("outputs/pool")
+    """Folder of the tables and figures."""
+
+    def run(self) -> None:
+        """Pools, prints the table and what was left out, and says where the files are."""
+        with staffs():
+            from common.course.pooling.page import left_out_lines, quantity_table, write_pool
+            from common.course.pooling.pool import pool_folders
+        if not self.folders:
+            raise UserError("no folder was given; like ddplab course pool submissions")
+        if self.assignment not in (None, *POOLED):
+            raise UserError(
+                f"--assignment {self.assignment}: nothing of it is pooled; one of "
+                f"{', '.join(map(str, POOLED))}"
+            )
+        pool = pool_folders(self.folders, self.assignment)
+        names = write_pool(pool, self.output)
+        print_table(quantity_table(pool))
+        for line in left_out_lines(pool):
+            print(f"not pooled: {line}")
+        print(f"{self.output}: {counted(len(names), 'file')}; {self.output / 'pool.md'}")
+
+
+def print_table(table: Table) -> None:
+    """Prints a table of the analysis on the terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for title in table.columns:
+        grid.add_column(title)
+    for row in table.cells:
+        grid.add_row(*row)
+    console = Console()
+    Console(width=max(console.width, WIDTH)).print(grid)
+
+
 @contextmanager
 def staffs() -> Iterator[None]:
     """Says that a student's tree has not what is imported inside the block."""
@@ -202,6 +262,7 @@ SUBCOMMANDS = Subcommands(
             "export": (Export, "write the tree that students of an assignment get"),
             "check": (Check, "prove that such a tree shows no solution, imports, and starts"),
             "grade": (Grade, "grade submissions of an assignment, in a sandbox"),
+            "pool": (Pool, "pool what a class measured into one interval over students"),
             "faults": (Faults, "plant fresh faults for A4.4 and measure them on this machine"),
             "autograder": (Autograder, "write the bundle for Gradescope"),
         },
