@@ -59,7 +59,7 @@ TITLES = {
     "computation_ms": "computation (ms)",
     "needed_bytes_per_s": ("to hide it (GB/s)", "{:.2f}"),
 }
-"""Titles of ``speedup_table``: a verdict stands before its number."""
+"""Titles of ``tabulate_speedups``: a verdict stands before its number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ def find_speedups(folders: Iterable[Path], ranks: int | None = None) -> list[Ran
     return [row for row in rows if ranks in (None, row.ranks)]
 
 
-def speedup_table(speedups: Sequence[RankSpeedup]) -> pd.DataFrame:
+def tabulate_speedups(speedups: Sequence[RankSpeedup]) -> pd.DataFrame:
     """Returns a row per speedup, by network and then by the rate that the exchange needs.
 
     Columns as in ``TITLES``; ``speedup_low`` and ``speedup_high`` are a 95 % interval.

@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from common.cli.help import Subcommands
+from common.cli.printed import print_grid
 from common.errors import RunFailed, UserError
 from common.runtime.wording import counted
-
-if TYPE_CHECKING:
-    from common.analysis.show import Table
 
 POOLED = (1, 2, 3, 4)
 """Assignments whose runs have quantities that a class can pool."""
@@ -209,7 +207,7 @@ class Pool:
     def run(self) -> None:
         """Pools, prints the table and what was left out, and says where the files are."""
         with staffs():
-            from common.course.pooling.page import left_out_lines, quantity_table, write_pool
+            from common.course.pooling.page import left_out_lines, tabulate, write_pool
             from common.course.pooling.pool import pool_folders
         if not self.folders:
             raise UserError("no folder was given; like ddplab course pool submissions")
@@ -220,25 +218,10 @@ class Pool:
             )
         pool = pool_folders(self.folders, self.assignment)
         names = write_pool(pool, self.output)
-        print_table(quantity_table(pool))
+        print_grid(tabulate(pool), WIDTH)
         for line in left_out_lines(pool):
             print(f"not pooled: {line}")
         print(f"{self.output}: {counted(len(names), 'file')}; {self.output / 'pool.md'}")
-
-
-def print_table(table: Table) -> None:
-    """Prints a table of the analysis on the terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as Grid
-
-    grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for title in table.columns:
-        grid.add_column(title)
-    for row in table.cells:
-        grid.add_row(*row)
-    console = Console()
-    Console(width=max(console.width, WIDTH)).print(grid)
 
 
 @contextmanager

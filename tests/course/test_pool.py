@@ -147,6 +147,7 @@ def test_a_share_that_is_saved_keeps_its_ends_in_order() -> None:
     row = pooled(a_class([0.8, 0.9], wording=SAVED)).row()
     assert row["value"] == pytest.approx(1 - np.sqrt(0.72))
     assert row["low"] < row["value"] < row["high"]
+    assert (row["above"], row["below"]) == (2, 0)  # both save something
 
 
 def test_the_interval_holds_the_truth_in_95_of_100_classes() -> None:
@@ -335,6 +336,21 @@ def test_what_cannot_be_pooled_is_said_by_name_and_reason(tmp_path: Path) -> Non
     for name, words in expected.items():
         assert words in reasons[name], name
         assert name in text
+
+
+def test_words_of_a_hand_in_stay_words(tmp_path: Path) -> None:
+    class_ = write_class(tmp_path / "class", {"a-a": 1.5, "b-b": 1.6, "[red]c-c": 9.0})
+    write_student(
+        tmp_path / "runs" / "d-d", {"single": [98.5], "DDP": [48.5]}, model="\x1b[31mred\nline"
+    )
+    hand_in(class_, HandedIn("doe-jane", 1, 2), tmp_path / "runs" / "d-d")
+    (tmp_path / "runs" / "d-d" / "compare_strategies" / "strategy-times.csv").write_text("a\n1\n")
+    hand_in(class_, HandedIn("roe-max", 1, 2), tmp_path / "runs" / "d-d")
+    printed = answered("course", "pool", class_, "--output", tmp_path / "pool")
+    assert "\x1b" not in printed
+    assert "roe-max, roe-max-assign1-part2.tar.gz: strategy-times.csv cannot be used: " in printed
+    assert "used: compare_strategies/strategy-times.csv: no column" in printed  # as it is in there
+    assert "doe-jane" in printed
 
 
 def test_an_assignment_leaves_hand_ins_of_others_out(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.cli.prediction.cluster import WIDTH, check_csv, write_csv
+from common.cli.prediction.cluster import check_csv, write_csv
+from common.cli.printed import print_grid
 from common.errors import UserError
 
 
@@ -22,9 +23,7 @@ def print_gains(
     Raises UserError for sizes, runs or numbers that are none.
     """
     import pandas as pd
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from common.analysis.buckets.cap_gains import (
         GPUS,
@@ -48,21 +47,14 @@ def print_gains(
     gains: pd.DataFrame = cap_gains(where, gradient_mib)
     matrix = gain_matrix(gains)
     networks = {name: (name, "{:+.1%}") for name in gains["network"].unique()}
-    cells = show(matrix, GRADIENTS | networks)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for number, title in enumerate(cells.columns):
-        table.add_column(title, justify="right" if number else "left", no_wrap=True)
-    for row in cells.cells:
-        table.add_row(*row)
     console = Console()
-    console = Console(width=max(console.width, WIDTH))
     console.print(
         "What the best bucket cap takes off the backward pass with DDP's default (1 MiB, then 25), "
         "predicted, not measured; buckets: the default's",
         highlight=False,
         soft_wrap=True,
     )
-    console.print(table)
+    print_grid(show(matrix, GRADIENTS | networks))
     lines = [
         f"clusters: {numbers[0]:,} GPUs, {WORKLOAD.batch_size} sequences of {WORKLOAD.seq_len:,} "
         f"tokens a GPU, {WORKLOAD.precision}, MFU {MFU.value:.0%}, all-reduces by a model of NCCL; "

@@ -34,6 +34,7 @@ from common.analysis.speedups import (
     strategy_settings,
     text_speedups,
 )
+from common.course.pooling.hand_ins import in_a_line
 from common.errors import UserError
 from common.judged import Judged
 from common.runtime.wording import counted
@@ -73,7 +74,7 @@ class Estimate:
     @property
     def hardware(self) -> str:
         """Returns what the run says that it ran on."""
-        return str(self.record.get("hardware") or "not recorded")
+        return in_a_line(str(self.record.get("hardware") or "not recorded"))
 
     @property
     def start_time(self) -> str:
@@ -254,7 +255,7 @@ def _estimate(
     digest = hashlib.sha256((stage.folder / table).read_bytes()).hexdigest()
     return Estimate(
         assignment=assignment,
-        quantity=quantity,
+        quantity=in_a_line(quantity),
         wording=wording,
         ratio=ratio,
         settings=settings,

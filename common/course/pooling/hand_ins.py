@@ -65,6 +65,15 @@ class LeftOut:
     what: str
     reason: str
 
+    def __post_init__(self) -> None:
+        for name in ("student", "what", "reason"):
+            object.__setattr__(self, name, in_a_line(getattr(self, name)))
+
+
+def in_a_line(text: str) -> str:
+    """Returns words of somebody else's in a line of letters that a terminal only shows."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
 
 def find_hand_ins(folders: list[Path], left_out: list[LeftOut]) -> list[HandIn]:
     """Finds the hand-ins and run directories of a class, each once.

@@ -40,16 +40,17 @@ QUANTITIES = {
 NOTES = (
     "A student counts once, whatever the number of rounds. All intervals hold at once with 95 %; "
     f"fewer than {LEAST_STUDENTS} students settle nothing.",
-    "Above / below: students whose own ratio is above 1 or below. Opposite order: those who would "
-    "have named the other order than the class from their own data; of them settled: those whose "
-    "own interval says so. Without a settled class there is no order.",
+    "Above / below: students whose own number is above no difference (a ratio of 1, a share of 0) or "
+    "below. Opposite order: those who would have named the other order than the class from their "
+    "own data; of them settled: those whose own interval says so. Without a settled class there is "
+    "no order.",
     "Who differs lies outside of the interval in which the other students lead to expect a further "
     "one. All such comparisons hold at once with 95 %, so the page names somebody by chance in at "
     "most 5 % of classes. It may be a machine, a mistake, or other work meanwhile.",
 )
 
 
-def quantity_table(pool: Pool) -> Table:
+def tabulate(pool: Pool) -> Table:
     """Returns a row per quantity."""
     table = pool.quantities
     form = [_form(wording) for wording in table["wording"]]
@@ -71,7 +72,7 @@ def page(pool: Pool) -> str:
     machines = pd.DataFrame({"student": hardware.index, "hardware": hardware.to_numpy()})
     parts = [
         f"# What {counted(len(hardware), 'student')} measured",
-        quantity_table(pool)._repr_markdown_(),
+        tabulate(pool)._repr_markdown_(),
         "\n".join(f"- {note}" for note in NOTES),
         "## Machines",
         "Ratios are pooled over machines that differ; each is a student's own.",
@@ -128,8 +129,10 @@ def forest(pooled: Pooled) -> Figure:
     scale = 1.0 if first.wording == RATIO else 100.0
     differing = set(pooled.differing)
     row = pooled.row()
-    caption = f"Assignment {first.assignment}; a student's own 95 % interval over rounds, the "
-    caption += "class's over students"
+    caption = (
+        f"Assignment {first.assignment}; a student's own 95 % interval over rounds, none of a "
+        "single one; the class's over students"
+    )
     height = 0.26 * len(rows) + 1.7
     with figure(caption, figsize=(7.2, height)) as (fig, axes):
         for number, student in enumerate(rows):
@@ -147,7 +150,7 @@ def forest(pooled: Pooled) -> Figure:
         axes.set_yticks([*range(len(rows)), bottom], [*names, f"class ({len(rows)})"], fontsize=8)
         axes.set_ylim(bottom + 0.7, -0.7)
         _limit(axes, rows, row, scale, first.wording)
-        axes.set_xlabel(AXES[first.wording])
+        axes.set_xlabel(f"{AXES[first.wording]}; dashed: no difference")
         axes.set_title(f"{first.quantity}\n{pooled.verdict}", fontsize=9, loc="left")
     return fig
 

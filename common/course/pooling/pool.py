@@ -37,8 +37,8 @@ PER_QUANTITY = (
     *("assignment", "quantity", "wording", "students", "value", "low", "high", "verdict"),
     *("above", "below", "opposite", "settled_opposite", "differ"),
 )
-"""Columns of ``Pool.quantities``. ``above`` and ``below`` count students whose ratio is above 1 or
-below; ``opposite`` those on the other side than the class, ``settled_opposite`` those whose own
+"""Columns of ``Pool.quantities``. ``above`` and ``below`` count students whose own number is above
+no difference or below; ``opposite`` those on the other side than the class, ``settled_opposite`` those whose own
 interval says so; blank where the class does not tell. ``differ`` names those who differ."""
 
 
@@ -99,7 +99,10 @@ class Pooled:
     def row(self) -> dict[str, object]:
         """Returns the row of ``Pool.quantities``."""
         first, opposite = self.first, self.opposite
-        ratios = [estimate.ratio.estimate for estimate in self.estimates.values()]
+        null = worded(first.wording, 1.0)
+        values = [
+            worded(first.wording, estimate.ratio.estimate) for estimate in self.estimates.values()
+        ]
         settled = [name for name in opposite or () if self.estimates[name].ratio.is_settled]
         return {
             "assignment": first.assignment,
@@ -108,8 +111,8 @@ class Pooled:
             "students": len(self.estimates),
             **in_words(first.wording, self.ratio.interval),
             "verdict": self.verdict,
-            "above": sum(ratio > 1 for ratio in ratios),
-            "below": sum(ratio < 1 for ratio in ratios),
+            "above": sum(value > null for value in values),
+            "below": sum(value < null for value in values),
             "opposite": np.nan if opposite is None else len(opposite),
             "settled_opposite": np.nan if opposite is None else len(settled),
             "differ": ", ".join(self.differing),
@@ -208,6 +211,7 @@ def _read(
     try:
         with hand_in.opened() as folder:
             estimates = estimates_of(folder, problems)
+            problems = [problem.replace(f"{folder}/", "") for problem in problems]
     except UserError as error:
         left_out.append(LeftOut(name, where, str(error)))
         return []
