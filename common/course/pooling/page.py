@@ -40,9 +40,9 @@ QUANTITIES = {
 NOTES = (
     "A student counts once, whatever the number of rounds. All intervals hold at once with 95 %; "
     f"fewer than {LEAST_STUDENTS} students settle nothing.",
-    "Above / below: students whose own number is above no difference (a ratio of 1, a share of 0) or "
-    "below. Opposite order: those who would have named the other order than the class from their "
-    "own data; of them settled: those whose own interval says so. Without a settled class there is "
+    "Above / below: students whose own number is above no difference (a ratio of 1, a share of 0) "
+    "or below. Opposite order: those who would have named the other order than the class from "
+    "their own data; of them settled: those whose own interval says so. Without a settled class there is "
     "no order.",
     "Who differs lies outside of the interval in which the other students lead to expect a further "
     "one. All such comparisons hold at once with 95 %, so the page names somebody by chance in at "

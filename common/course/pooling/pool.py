@@ -38,8 +38,9 @@ PER_QUANTITY = (
     *("above", "below", "opposite", "settled_opposite", "differ"),
 )
 """Columns of ``Pool.quantities``. ``above`` and ``below`` count students whose own number is above
-no difference or below; ``opposite`` those on the other side than the class, ``settled_opposite`` those whose own
-interval says so; blank where the class does not tell. ``differ`` names those who differ."""
+no difference or below; ``opposite`` those on the other side than the class, ``settled_opposite``
+those whose own interval says so; blank where the class does not tell. ``differ`` names those who
+differ."""
 
 
 @dataclass(frozen=True)
