@@ -42,11 +42,13 @@ NOTES = (
     f"fewer than {LEAST_STUDENTS} students settle nothing.",
     "Above / below: students whose own number is above no difference (a ratio of 1, a share of 0) "
     "or below. Opposite order: those who would have named the other order than the class from "
-    "their own data; of them settled: those whose own interval says so. Without a settled class there is "
-    "no order.",
+    "their own data; of them settled: those whose own interval says so. Without a settled class "
+    "there is no order.",
     "Who differs lies outside of the interval in which the other students lead to expect a further "
     "one. All such comparisons hold at once with 95 %, so the page names somebody by chance in at "
     "most 5 % of classes. It may be a machine, a mistake, or other work meanwhile.",
+    "A regret is held against the cap that is the fastest in the other rounds, as the fastest of the "
+    "same round is so by luck. So a regret of nothing may come out below 0.",
 )
 
 
