@@ -47,8 +47,8 @@ NOTES = (
     "Who differs lies outside of the interval in which the other students lead to expect a further "
     "one. All such comparisons hold at once with 95 %, so the page names somebody by chance in at "
     "most 5 % of classes. It may be a machine, a mistake, or other work meanwhile.",
-    "A regret is held against the cap that is the fastest in the other rounds, as the fastest of the "
-    "same round is so by luck. So a regret of nothing may come out below 0.",
+    "A regret is held against the cap that is the fastest in the other rounds, as the fastest of "
+    "the same round is so by luck. So a regret of nothing may come out below 0.",
 )
 
 
