@@ -8,8 +8,9 @@ just hide it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,9 @@ from common.analysis.step_parts import decompose
 from common.analysis.sweep_speedups import NO_CHANGE, baseline_of, step_times_by_round
 from common.csv_tables import read_table
 from common.errors import UserError
-from common.judged import Judged
+from common.judged import PAIRED, Judged
 from common.runtime.wording import counted
-from common.samples import Interval, paired_ratio, per_round
+from common.samples import LEAST_ROUNDS, Interval, paired_ratio, per_round
 from common.tables import ARM_COLUMNS, FACT_COLUMNS, STEP_COLUMNS
 
 SAME_GLOBAL_BATCH, SAME_BATCH_PER_RANK = "same global batch", "same batch per rank"
@@ -53,13 +54,17 @@ TITLES = {
     "regime": "batch",
     "ranks": "ranks",
     "speedup": "speedup",
-    ("speedup_low", "speedup_high"): ("95 % interval", "{:.2f} to {:.2f}"),
+    ("speedup_low", "speedup_high", "rounds"): (
+        "95 % interval",
+        lambda low, high, rounds: f"{low:.2f} to {high:.2f}" if rounds >= LEAST_ROUNDS else "–",
+    ),
     "rounds": ("rounds", "{:.0f}"),
     "exchanged_bytes": ("exchanged (MB)", "{:,.1f}"),
     "computation_ms": "computation (ms)",
     "needed_bytes_per_s": ("to hide it (GB/s)", "{:.2f}"),
 }
-"""Titles of ``tabulate_speedups``: a verdict stands before its number."""
+"""Titles of ``tabulate_speedups``: a verdict stands before its number. An interval of two or three
+rounds, which may reach from nothing to thousands, is not shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +78,13 @@ class RankSpeedup:
         gradient_bytes: bytes of all gradients.
         regime: SAME_GLOBAL_BATCH or SAME_BATCH_PER_RANK.
         ranks: number of ranks.
-        speedup: the speedup, paired by round where both were measured in turns.
+        estimate: returns the speedup, paired by round where both were measured in turns; of how
+            many that hold at once is its argument ``claims``.
         exchanged_bytes: bytes that the exchange of a step carries, of one rank; NaN if not counted.
         computation_ms: a step of these ranks without its exchange, in ms; NaN if not measured.
         settings: what must be the same before two of these are called the same measurement.
+        population: how the two were compared.
+        claims: number of speedups that a reader is shown together.
     """
 
     run: Run
@@ -85,10 +93,18 @@ class RankSpeedup:
     gradient_bytes: float
     regime: str
     ranks: int
-    speedup: Judged
+    estimate: Callable[..., Interval]
     exchanged_bytes: float
     computation_ms: float
     settings: Mapping[str, object]
+    population: str = PAIRED
+    claims: int = 1
+
+    @cached_property
+    def speedup(self) -> Judged:
+        """Returns the speedup and what it is worth."""
+        interval = self.estimate(claims=self.claims)
+        return Judged(interval, population=self.population, machine=self.run.machine_state)
 
     @property
     def network(self) -> str:
@@ -108,25 +124,31 @@ class RankSpeedup:
         return "faster" if self.speedup.estimate > 1 else "slower"
 
 
-def find_speedups(folders: Iterable[Path], ranks: int | None = None) -> list[RankSpeedup]:
+def find_speedups(
+    folders: Iterable[Path], ranks: int | None = None, claims: int | None = None
+) -> list[RankSpeedup]:
     """Finds every speedup of several ranks over one that runs have measured.
 
     Args:
         folders: run directories, each with a folder per stage.
         ranks: number of ranks whose speedups are looked for; by default any.
+        claims: number of speedups whose intervals hold all at once; by default as many as there
+            are, so that where nothing differs a table calls one settled in at most 5 % of runs.
 
     Raises UserError for a table that cannot be read.
     """
     rows = [row for folder in folders for row in _of_run(folder)]
-    return [row for row in rows if ranks in (None, row.ranks)]
+    rows = [row for row in rows if ranks in (None, row.ranks)]
+    return [replace(row, claims=claims or len(rows)) for row in rows]
 
 
 def tabulate_speedups(speedups: Sequence[RankSpeedup]) -> pd.DataFrame:
     """Returns a row per speedup, by network and then by the rate that the exchange needs.
 
-    Columns as in ``TITLES``; ``speedup_low`` and ``speedup_high`` are a 95 % interval.
+    Columns as in ``TITLES``; ``speedup_low`` to ``speedup_high`` hold all at once with 95 %.
     """
-    columns = [name for key in TITLES for name in (key if isinstance(key, tuple) else (key,))]
+    names = [name for key in TITLES for name in (key if isinstance(key, tuple) else (key,))]
+    columns = [*dict.fromkeys(names)]
     rows = []
     for row in speedups:
         interval = row.speedup.interval
@@ -171,9 +193,7 @@ def _strategy_speedups(strategies: StrategyTimes, opened: Run) -> Iterator[RankS
                 gradient_bytes=4.0 * strategies.config.num_parameters(),
                 regime=SAME_GLOBAL_BATCH,
                 ranks=strategies.ranks,
-                speedup=Judged(
-                    paired_ratio(rounds[SINGLE], rounds[strategy]), machine=opened.machine_state
-                ),
+                estimate=partial(paired_ratio, rounds[SINGLE], rounds[strategy]),
                 exchanged_bytes=float(exchanged),
                 computation_ms=computation_ms,
                 settings=strategy_settings(strategies),
@@ -201,8 +221,7 @@ def arm_speedups(opened: Run) -> Iterator[RankSpeedup]:
     for arm, base in pairs:
         if missing := {base["arm"], arm["arm"]} - set(rounds.columns):
             raise UserError(f"{opened.folder / STEPS}: no measured step of arm {min(missing)}")
-        samples_ratio = arm["global_batch"] / base["global_batch"]
-        ratio = paired_ratio(rounds[base["arm"]], rounds[arm["arm"]])
+        per_sample = [rounds[side["arm"]] / side["global_batch"] for side in (base, arm)]
         exchanged_bytes, computation_ms = _exchange(steps, int(arm["arm"]))
         yield RankSpeedup(
             run=opened,
@@ -211,10 +230,7 @@ def arm_speedups(opened: Run) -> Iterator[RankSpeedup]:
             gradient_bytes=gradient_bytes,
             regime=SAME_GLOBAL_BATCH if arm["regime"] == STRONG else SAME_BATCH_PER_RANK,
             ranks=int(arm["world_size"]),
-            speedup=Judged(
-                ratio.map(lambda value, scale=samples_ratio: value * scale),
-                machine=opened.machine_state,
-            ),
+            estimate=partial(paired_ratio, *per_sample),
             exchanged_bytes=exchanged_bytes,
             computation_ms=computation_ms,
             settings={"model": model, "backend": opened.environment.get("backend")}
@@ -262,11 +278,8 @@ def _text_speedup(case: Compared, folder: Path) -> RankSpeedup:
         gradient_bytes=gradient_bytes,
         regime=SAME_GLOBAL_BATCH if regime == STRONG else SAME_BATCH_PER_RANK,
         ranks=run.identity.world_size,
-        speedup=Judged(
-            Interval(speedup.value, *ends, rounds=repeats),
-            population="runs one after another",
-            machine=opened.machine_state,
-        ),
+        estimate=lambda claims: Interval(speedup.value, *ends, rounds=repeats),
+        population="runs one after another",
         exchanged_bytes=exchanged_bytes,
         computation_ms=computation_ms,
         settings={

@@ -69,7 +69,7 @@ def test_a_speedup_is_paired_by_round_and_stands_beside_what_explains_it(tmp_pat
     strategies(tmp_path / "compare_strategies", times, {"DDP": 31_000_000})
     table = tabulate_speedups(find_speedups([tmp_path])).set_index("what")
     logs = np.log(np.divide(times["single"], times["DDP"]))
-    off = stats.t.ppf(0.975, 3) * logs.std(ddof=1) / 2
+    off = stats.t.ppf(1 - 0.025 / 2, 3) * logs.std(ddof=1) / 2  # of two speedups at once
     row = table.loc["DDP"]
     assert row["speedup"] == pytest.approx(np.exp(logs.mean()))
     assert row["speedup_low"] == pytest.approx(np.exp(logs.mean() - off))
@@ -120,6 +120,17 @@ def test_a_noisy_speedup_is_not_called_one(tmp_path: Path) -> None:
     strategies(tmp_path / "compare", times, {})
     [row] = find_speedups([tmp_path])
     assert row.verdict == "within noise over 5 rounds"
+
+
+def test_where_nothing_differs_a_table_rarely_calls_a_speedup_settled(tmp_path: Path) -> None:
+    draws, alarms = np.random.default_rng(0), 0
+    names = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
+    for number in range(80):
+        times = {name: (100 * np.exp(draws.normal(0, 0.05, 5))).tolist() for name in names}
+        strategies(tmp_path / str(number) / "compare", times, {})
+        rows = find_speedups([tmp_path / str(number)])
+        alarms += any(row.speedup.is_settled for row in rows)
+    assert alarms / 80 <= 0.1  # 0.05 and two standard errors
 
 
 def test_the_recorded_runs_have_every_speedup_once() -> None:
