@@ -162,9 +162,7 @@ def compared(
     others = [arm for arm in times.columns if not _same(arm, base)]
     count = max(1, len(others)) if claims is None else claims
     base_times = times[base]
-    return {
-        arm: Judged(ratio(times[arm], base_times, claims=count), **known) for arm in others
-    }
+    return {arm: Judged(ratio(times[arm], base_times, claims=count), **known) for arm in others}
 
 
 def fastest(
@@ -177,9 +175,10 @@ def fastest(
     """Finds the fastest arm, and whether it is told from every other one.
 
     The arm that looks best is compared with each other arm, by default at the confidence of a
-    single comparison. To name the best of one table that is enough: it is called best only if it beats all of them, and where arms are
-    equal this happens by chance in at most 5 % of tables, whatever their number (Gutmann and
-    Maymin, Is the selected population the best?, Annals of Statistics 15, 1987).
+    single comparison. To name the best of one table that is enough: it is called best only if it
+    beats all of them, and where arms are equal this happens by chance in at most 5 % of tables,
+    whatever their number (Gutmann and Maymin, Is the selected population the best?, Annals of
+    Statistics 15, 1987).
 
     Args:
         times: a row per round, a column per arm; any unit.
