@@ -18,6 +18,8 @@ from common.runtime.group.network import OVER_LOOPBACK
 from common.runtime.wording import counted
 from common.samples import per_round
 
+DEPTHS = ("", "*/", "*/*/")
+"""Where stages lie below a run directory; those on emulated hosts are one folder deeper."""
 PARTS = {
     "computation_ms": ("computation", BLUE),
     "exchange_ms": ("exposed exchange", ORANGE),
@@ -48,7 +50,7 @@ def step_bars(run_dir: Path) -> pd.DataFrame:
 
 
 def _strategies(run_dir: Path) -> Iterator[dict]:
-    for run in complete_runs(run_dir, "strategy-times.csv", places=("*/", "*/*/")):
+    for run in complete_runs(run_dir, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
         times = strategies.times
         fewest = times[times["accumulation"] == times["accumulation"].min()]
@@ -66,7 +68,7 @@ def _strategies(run_dir: Path) -> Iterator[dict]:
             devices = "1 device" if name == "single" else f"{strategies.ranks} ranks"
             yield {
                 "configuration": f"{what}, {_named(name)}, {devices}",
-                "network": _network(run),
+                "network": network_name(run),
                 "step_ms": step_ms,
                 "computation_ms": step_ms - max(0.0, exchange),
                 "exchange_ms": max(0.0, exchange),
@@ -81,7 +83,7 @@ def _named(strategy: str) -> str:
 
 
 def _arms(run_dir: Path) -> Iterator[dict]:
-    for run in complete_runs(run_dir, "arms.csv", places=("*/", "*/*/")):
+    for run in complete_runs(run_dir, "arms.csv", DEPTHS):
         arms, steps = run.table("arms.csv"), run.table("steps.csv")
         if run.has("proposals.csv") or TIMED not in set(steps["kind"]):
             continue
@@ -93,7 +95,7 @@ def _arms(run_dir: Path) -> Iterator[dict]:
                     f"{model}, {row.batch_per_rank:g} samples on each of "
                     f"{counted(row.world_size, 'rank')}"
                 ),
-                "network": _network(run),
+                "network": network_name(run),
                 "step_ms": row.step_ms,
                 "computation_ms": computation_ms,
                 "exchange_ms": row.communication_ms,
@@ -103,7 +105,8 @@ def _arms(run_dir: Path) -> Iterator[dict]:
             }
 
 
-def _network(run: Run) -> str:
+def network_name(run: Run) -> str:
+    """Returns the network between a run's ranks, in words."""
     network = network_of(run.environment)
     return "loopback" if network in (None, OVER_LOOPBACK) else str(network)
 
