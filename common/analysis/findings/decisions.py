@@ -71,9 +71,8 @@ class Decision:
 
     @property
     def verdict(self) -> str:
-        """Returns the verdict, and why it is open."""
-        reason = self.judged.reason
-        return f"{self.judged.verdict} ({reason})" if reason else str(self.judged.verdict)
+        """Returns the verdict in words."""
+        return str(self.judged.verdict)
 
     @property
     def speedup(self) -> float:
@@ -131,7 +130,7 @@ def strategies(run_dir: Path) -> Iterator[Decision]:
         for count in more:
             longer = measured.rounds[count]["DDP"] * (fewest / count)
             judged = Judged(paired_ratio(times["DDP"], longer), **measured.conditions)
-            change = f"{count} micro-batches a step in place of {fewest}"
+            change = f"accumulation of {count} in place of {fewest}"
             yield Decision(change, where, judged, *CONSEQUENCES["accumulation"])
 
 
@@ -144,7 +143,7 @@ def caps(run_dir: Path) -> Iterator[Decision]:
         gradient_mib = network.model.profile.total_bytes / 2**20
         yield Decision(
             change=f"a cap of {cap_mib:g} MiB in place of DDP's default",
-            where=f"the backward pass, {gradient_mib:.0f} MiB of gradients, {network.name}",
+            where=f"backward pass, {gradient_mib:.0f} MiB, {network.link}",
             judged=replace(gain, interval=faster, null=1.0),
             costs="nothing",
             training=ROUNDED,
