@@ -14,6 +14,7 @@ from common.analysis.buckets import networks
 from common.analysis.buckets.figures import bucket_times_by_network
 from common.analysis.buckets.networks import GAIN, Networks, open_networks
 from common.analysis.clusters.figures import efficiency
+from common.analysis.findings.decisions import DECISIONS, decisions
 from common.analysis.findings.your_step import BARS, step_bars, step_bars_figure
 from common.analysis.runs import (
     Run,
@@ -84,6 +85,11 @@ class Summary:
     def step_figure(self) -> Figure | None:
         """Draws ``bars``."""
         return step_bars_figure(self.bars, self.caption) if len(self.bars) else None
+
+    def decisions_table(self) -> Table:
+        """Returns a row per change that was tried, of all assignments."""
+        made = [decision for folder in self.folders.values() for decision in decisions(folder)]
+        return show(made, DECISIONS)
 
     @cached_property
     def networks(self) -> Networks | None:
