@@ -27,14 +27,6 @@ PARTS = {
     "rest_ms": ("rest", GREY),
 }
 """Columns of ``step_bars``, with their titles and colours."""
-BARS = {
-    "configuration": "configuration",
-    "network": "network",
-    "step_ms": "step (ms)",
-    **{column: f"{title} (ms)" for column, (title, _) in PARTS.items()},
-    "exchange": "exchange",
-}
-"""Titles of ``step_bars``."""
 
 
 def step_bars(run_dir: Path) -> pd.DataFrame:
@@ -109,7 +101,7 @@ def network_name(run: Run) -> str:
 
 def step_bars_figure(bars: pd.DataFrame, caption: str) -> Figure:
     """Draws a bar per configuration, its parts from the left; an unsettled exchange is hatched."""
-    with figure(caption, figsize=(7.2, 0.24 * len(bars) + 1.3)) as (fig, axes):
+    with figure(caption, figsize=(7.2, 0.21 * len(bars) + 1.2)) as (fig, axes):
         start = pd.Series(0.0, index=bars.index)
         for column, (title, colour) in PARTS.items():
             drawn = axes.barh(bars.index, bars[column], left=start, color=colour, label=title)
