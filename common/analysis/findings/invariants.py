@@ -17,6 +17,8 @@ from common.errors import UserError
 from common.judged import compared
 from common.samples import per_round, student
 
+DEPTHS = ("", "*/", "*/*/")
+"""Where stages lie below a run directory; those on emulated hosts are one folder deeper."""
 PEAKS_APART = 0.05
 """Largest relative difference between two peaks of one device."""
 STAGES_APART = 0.10
@@ -41,7 +43,7 @@ def violations(folder: Path) -> tuple[str, ...]:
 
 def exchange_that_gains(folder: Path) -> Iterator[str]:
     """Yields where steps with an exchange are surely shorter than the same without one."""
-    for run in complete_runs(folder, "strategy-times.csv"):
+    for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
         for accumulation, times in strategies.times.groupby("accumulation"):
             rounds = per_round(times, "step_time_ms", "strategy")
@@ -59,13 +61,13 @@ def exchange_that_gains(folder: Path) -> Iterator[str]:
 
 def more_than_ideal(folder: Path) -> Iterator[str]:
     """Yields where ranks are surely faster than as many single devices."""
-    for run in complete_runs(folder, "strategy-times.csv"):
+    for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
         for _, times in strategies.times.groupby("accumulation"):
             rounds = per_round(times, "step_time_ms", "strategy")
             if "single" in rounds:
                 yield from _too_fast(run.folder, folder, strategies.ranks, _over_single(rounds))
-    for run in complete_runs(folder, "arms.csv"):
+    for run in complete_runs(folder, "arms.csv", DEPTHS):
         for row in sweep_speedups(run.table("arms.csv"), run.table("steps.csv")).itertuples():
             over = {f"arm {row.arm}": (row.speedup, row.speedup_low, row.speedup_high)}
             yield from _too_fast(run.folder, folder, row.world_size, over)
@@ -91,7 +93,7 @@ def _too_fast(stage: Path, folder: Path, ranks: int, speedups: dict) -> Iterator
 
 def parts_beyond_the_step(folder: Path) -> Iterator[str]:
     """Yields arms whose parts add up to more than the step that they were measured in."""
-    for run in complete_runs(folder, "arms.csv"):
+    for run in complete_runs(folder, "arms.csv", DEPTHS):
         steps = run.table("steps.csv")
         if TIMED not in set(steps["kind"]):
             continue
