@@ -21,6 +21,9 @@ class Run:
     """Folder of the run directories and the report."""
     run_dir: str | None = None
     """Measure nothing: write the report of the measurements in this folder (of cluster jobs)."""
+    answers: bool = False
+    """Show the staff's answers after each notebook, and what this run says of their conclusions. A
+    student's project has none."""
 
     def run(self) -> None:
         """Runs the benchmarks, or only reports, and says where the results are."""
@@ -29,11 +32,15 @@ class Run:
         from common.runtime.stage_progress import StageProgress
 
         if self.run_dir:
-            report_measured(self.what, self.run_dir, StageProgress())
+            report_measured(self.what, self.run_dir, StageProgress(), with_answers=self.answers)
             return
         with shared_bytecode():
             run_assignments(
-                self.what, self.preset or default_preset(), self.output_dir, StageProgress()
+                self.what,
+                self.preset or default_preset(),
+                self.output_dir,
+                StageProgress(),
+                with_answers=self.answers,
             )
 
 

@@ -38,7 +38,14 @@ from common.runtime.stage_progress import StageProgress
 from common.runtime.wording import counted
 
 
-def run_assignments(what: str, label: str, output_dir: str, progress: StageProgress) -> Path:
+def run_assignments(
+    what: str,
+    label: str,
+    output_dir: str,
+    progress: StageProgress,
+    *,
+    with_answers: bool = False,
+) -> Path:
     """Runs one assignment or ``all``; returns the folder with report.pdf and index.html.
 
     index.html is there from the beginning and grows. Each run directory keeps its own report.
@@ -48,6 +55,7 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
         label: Name of the presets: smoke, laptop or gpu.
         output_dir: Folder of all runs.
         progress: Display of the terminal.
+        with_answers: Whether the notebooks show the staff's answers.
     """
     assignments = known_assignments()
     if what != "all" and what not in assignments:
@@ -68,7 +76,11 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
     with watch.until_the_end(), KeptRanks() as kept:
         watch.announce()
         for number, preset in enumerate(presets, start=1):
-            folders.append(_run_assignment(preset, label, output, watch, measured, kept))
+            folders.append(
+                _run_assignment(
+                    preset, label, output, watch, measured, kept, with_answers=with_answers
+                )
+            )
             kept.end_all_but(_places(presets[number:]))
     last = timetable.entries[-1]
     with watch.stage(last.assignment, last.key):
@@ -111,6 +123,8 @@ def _run_assignment(
     watch: RunWatch,
     measured: Measured,
     kept: KeptRanks,
+    *,
+    with_answers: bool,
 ) -> Path:
     """Measures, executes the notebooks, writes one assignment's report; returns its folder."""
     device = None if label == "gpu" else "cpu"
@@ -137,15 +151,22 @@ def _run_assignment(
         complete = [stage for stage in new if measuring.is_complete(stage)]
         for stage in complete:
             measured.add(stage, preset, run.path)
-        _write_up(preset, run.path, watch, is_partial=len(complete) < len(new))
+        is_partial = len(complete) < len(new)
+        _write_up(preset, run.path, watch, is_partial=is_partial, with_answers=with_answers)
     return run.path
 
 
-def _write_up(preset: Preset, folder: Path, watch: RunWatch, *, is_partial: bool) -> None:
+def _write_up(
+    preset: Preset, folder: Path, watch: RunWatch, *, is_partial: bool, with_answers: bool
+) -> None:
     """Executes the notebooks on the measurements in ``folder`` and writes the report there."""
     with watch.stage(preset.assignment, NOTEBOOKS) as update:
         executed, errors = execute_notebooks(
-            preset.notebooks, folder / "notebooks", {"run_dir": str(folder)}, update
+            preset.notebooks,
+            folder / "notebooks",
+            {"run_dir": str(folder)},
+            update,
+            with_answers=with_answers,
         )
     _say_left_out(executed, errors, watch.progress, is_partial=is_partial)
     with watch.stage(preset.assignment, REPORT):
@@ -169,10 +190,13 @@ def _say_left_out(
         raise errors[0]
 
 
-def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> Path:
+def report_measured(
+    assignment: str, run_dir: str, progress: StageProgress, *, with_answers: bool = False
+) -> Path:
     """Writes notebooks and report from measurements that are there, such as those of cluster jobs.
 
-    They go into ``run_dir``, which holds the runs of the benchmarks; returns its path.
+    They show the staff's answers only ``with_answers``. They go into ``run_dir``, which holds the
+    runs of the benchmarks; returns its path.
 
     Raises:
         UserError: there is no such assignment or folder, or nothing was measured there.
@@ -193,7 +217,11 @@ def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> P
     try:
         with progress.stage(counted(len(preset.notebooks), "notebook")) as update:
             executed, errors = execute_notebooks(
-                preset.notebooks, folder / "notebooks", {"run_dir": str(folder)}, update
+                preset.notebooks,
+                folder / "notebooks",
+                {"run_dir": str(folder)},
+                update,
+                with_answers=with_answers,
             )
         _say_left_out(executed, errors, progress, is_partial=False)
         with progress.stage("report"):

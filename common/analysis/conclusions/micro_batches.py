@@ -1,0 +1,250 @@
+"""Conclusions of assignment 3: what dynamic micro-batches gain, and where they do not."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.conclusions.conclusion import Look, Seen, above, below, counted, numbered
+from common.analysis.micro_batches import calibration
+from common.analysis.micro_batches.lab import open_assignment3
+from common.analysis.micro_batches.mode_comparison import (
+    CONTROL,
+    PAYS_FROM,
+    STATIC,
+    ModeComparison,
+    static_imbalance,
+)
+from common.analysis.micro_batches.summary import SAME_CURVE, loss_agreement, training_measures
+from common.errors import UserError
+from common.judged import Judged, compared
+from common.samples import student
+
+DYNAMIC, TOKENS_SQ, EQUAL_COUNTS = "dynamic", "dynamic_tokens_sq", "karmarkar_karp"
+
+_lab = cache(open_assignment3)
+
+
+def _comparison(run_dir: str, like: str = "") -> ModeComparison:
+    """Returns the comparison on texts of a data set's lengths; by default the main one."""
+    for comparison in _lab(run_dir).comparisons:
+        if comparison.like == like or not like:
+            return comparison
+    raise UserError(f"no comparison on {like}")
+
+
+def _step(comparison: ModeComparison, mode: str) -> Judged:
+    """Judges steps over static's on the same global batches, each of which is a round."""
+    if mode not in comparison.modes:
+        raise UserError(f"mode {mode} was not measured")
+    return compared(comparison.slowest(), STATIC)[mode]
+
+
+def _shorter(mode: str, like: str = "") -> Look:
+    return lambda run_dir: below(_step(_comparison(run_dir, like), mode))
+
+
+def _waits(run_dir: str) -> Seen:
+    """Says whether ranks wait less than the padded tokens alone would make them."""
+    static = static_imbalance(_comparison(run_dir))
+    ranks = _comparison(run_dir).ranks
+    if ranks != 2:
+        raise UserError(f"{ranks} ranks: the estimate is for two")
+    guess = (static["fullest"] - static["emptiest"]) / 2 / static["fullest"]
+    return counted(static["waiting"] < guess, f"{static['waiting']:.1%} against {guess:.1%}")
+
+
+def _above_promise(run_dir: str) -> Seen:
+    row = _row(run_dir, DYNAMIC)
+    judged = _step(_comparison(run_dir), DYNAMIC)
+    seen = above(Judged(judged.interval, null=row["padded_ratio"]))
+    return Seen(seen.status, f"{seen.number}; {row['padded_ratio']:.2f} promised")
+
+
+def _row(run_dir: str, mode: str) -> pd.Series:
+    comparison = _comparison(run_dir)
+    if mode not in comparison.modes:
+        raise UserError(f"mode {mode} was not measured")
+    return comparison.summary.loc[mode]
+
+
+def _worse_plan(run_dir: str) -> Seen:
+    slowest = _comparison(run_dir).slowest()
+    _row(run_dir, TOKENS_SQ), _row(run_dir, DYNAMIC)
+    return above(compared(slowest, DYNAMIC)[TOKENS_SQ])
+
+
+def _equal_counts(run_dir: str) -> Seen:
+    judged = _step(_comparison(run_dir), EQUAL_COUNTS)
+    return above(Judged(judged.interval, null=0.98))
+
+
+def _own_batches(mode: str) -> Look:
+    def look(run_dir: str) -> Seen:
+        table = _comparison(run_dir).per_sample
+        if mode not in table.index:
+            raise UserError(f"mode {mode} was not measured")
+        own, dynamic = table.loc[mode], table.loc[DYNAMIC]
+        number = f"{own['ratio']:.2f} ({own['ratio_low']:.2f} to {own['ratio_high']:.2f})"
+        number += f" of static's, dynamic {dynamic['ratio']:.2f}"
+        return counted(own["ratio_high"] < dynamic["ratio_low"], number)
+
+    return look
+
+
+def _pays(like: str, pays: bool) -> Look:
+    def look(run_dir: str) -> Seen:
+        judged = _step(_comparison(run_dir, like), DYNAMIC)
+        null = Judged(judged.interval, null=PAYS_FROM)
+        return below(null) if pays else above(null)
+
+    return look
+
+
+def _same_losses(run_dir: str) -> Seen:
+    table = loss_agreement(_lab(run_dir).training)
+    if table.empty:
+        raise UserError(_lab(run_dir).left_out or "no losses were recorded")
+    row = table.iloc[0]
+    number = f"{row['largest difference']:.1g} of the loss in {row['steps']} steps"
+    return counted(row["largest difference"] <= SAME_CURVE, number)
+
+
+def _measure(run_dir: str, name: str) -> pd.Series:
+    table = training_measures(_lab(run_dir).training)
+    if table.empty:
+        raise UserError(_lab(run_dir).left_out)
+    return table.loc[name]
+
+
+def _steps_alike(run_dir: str) -> Seen:
+    steps, compute = (
+        _measure(run_dir, f"{name}_time_std_ms")[STATIC] for name in ("step", "compute")
+    )
+    return counted(steps < compute, f"{steps:.1f} against {compute:.1f} ms")
+
+
+def _balances(run_dir: str) -> Seen:
+    row = _measure(run_dir, "compute_time_std_ms")
+    return counted(row[DYNAMIC] < row[STATIC], f"{row[STATIC]:.1f} → {row[DYNAMIC]:.1f} ms")
+
+
+def _little_left(run_dir: str) -> Seen:
+    waiting = _comparison(run_dir).waiting
+    if CONTROL not in waiting:
+        raise UserError("no control was measured")
+    points = (waiting[DYNAMIC] - waiting[CONTROL]) * 100
+    of_static = (waiting[STATIC] - waiting[CONTROL]) * 100
+    return counted(points < of_static / 4, f"{points:.1f} points, static {of_static:.1f}")
+
+
+def _waits_more(run_dir: str) -> Seen:
+    waiting = _comparison(run_dir).waiting
+    number = f"{waiting[TOKENS_SQ]:.1%} against {waiting[STATIC]:.1%}"
+    return counted(waiting[TOKENS_SQ] > waiting[STATIC], number)
+
+
+def _calibrated_gains_little(run_dir: str) -> Seen:
+    _row(run_dir, calibration.CALIBRATED)
+    judged = compared(_comparison(run_dir).slowest(), DYNAMIC)[calibration.CALIBRATED]
+    return above(Judged(judged.interval, null=0.95))
+
+
+def _slow_steps(run_dir: str) -> pd.DataFrame:
+    table = _comparison(run_dir).slow_rank
+    if table is None:
+        raise UserError("no rank was slowed")
+    return table
+
+
+def _untold(run_dir: str) -> Seen:
+    table = _slow_steps(run_dir)
+    if calibration.NOT_TOLD not in set(table["mode"]):
+        raise UserError("no plan was left untold")
+    ratios = calibration.slow_steps(table, calibration.NOT_TOLD)
+    seen = above(Judged(student(np.log(ratios)).map(np.exp), null=1.0))
+    expected = _expected(run_dir)
+    return Seen(seen.status, f"{seen.number}; {expected:.2f} by the factor alone")
+
+
+def _expected(run_dir: str) -> float:
+    """Returns what equal parts take over parts by speed: one rank slower by the factor."""
+    factor, ranks = (
+        calibration.slow_summary(_slow_steps(run_dir)).factor,
+        _comparison(run_dir).ranks,
+    )
+    return factor / ranks * (ranks - 1 + 1 / factor)
+
+
+def _rank_found(run_dir: str) -> Seen:
+    slowed = calibration.slow_summary(_slow_steps(run_dir))
+    number = f"{slowed.estimate:.2f} for {slowed.factor:g}, from step {slowed.found_at}"
+    return counted(slowed.found_at is not None, number)
+
+
+def _as_told(run_dir: str) -> Seen:
+    after = calibration.slow_summary(_slow_steps(run_dir)).after
+    return counted(after < 1.1, f"{after:.2f}")
+
+
+def _simulated(run_dir: str) -> pd.DataFrame:
+    simulation = _lab(run_dir).simulation
+    if simulation is None:
+        raise UserError("no simulation in this run")
+    return simulation.extremes().set_index(["data set", "mode"])
+
+
+def _approaches_bound(run_dir: str) -> Seen:
+    dynamic = _simulated(run_dir).xs(DYNAMIC, level="mode")
+    few, most = dynamic.iloc[:, 0], dynamic.iloc[:, 1]
+    return counted(
+        bool((most < few).all()), f"{few.max():.2f} → {most.max():.2f} times the bound at most"
+    )
+
+
+def _far_from_bound(run_dir: str) -> Seen:
+    table = _simulated(run_dir)
+    ratios = table.xs(STATIC, level="mode").iloc[:, 1]
+    number = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    return counted(ratios["imdb"] < 1.5 < ratios.drop("imdb").min(), number)
+
+
+def _plans_fast(run_dir: str) -> Seen:
+    simulation = _lab(run_dir).simulation
+    if simulation is None or simulation.planning is None:
+        raise UserError("planning was not timed")
+    longest_ms = simulation.plan_times()["time_ms"].max()
+    return counted(longest_ms < 10, f"{longest_ms:.2f} ms")
+
+
+CONCLUSIONS = {
+    "assignment3_dynamic_batches": numbered(
+        [
+            (2, "ranks wait less than padded tokens alone would say", _waits),
+            (4, "dynamic takes less than static", _shorter(DYNAMIC)),
+            (4, "but more than its plan promises", _above_promise),
+            (4, "the plan for tokens² is worse than dynamic's", _worse_plan),
+            (4, "equal counts gain less than 2 % (Karmarkar–Karp)", _equal_counts),
+            (5, "token budget takes less per text than dynamic", _own_batches("token_budget")),
+            (5, "so does length-grouped", _own_batches("length_grouped")),
+            (6, "dynamic pays on SST-2", _pays("sst2", True)),
+            (6, "dynamic pays on AG News", _pays("ag_news", True)),
+            (6, "on IMDB it gains something", _shorter(DYNAMIC, "imdb")),
+            (6, "but does not pay there", _pays("imdb", False)),
+            (7, "the losses of static and dynamic differ by rounding only", _same_losses),
+            (8, "under static whole steps differ less than computation", _steps_alike),
+            (8, "dynamic makes ranks compute more equally long", _balances),
+            (9, "dynamic leaves less than a quarter of static's avoidable wait", _little_left),
+            (9, "ranks wait more under tokens² than under static", _waits_more),
+            (10, "the calibrated plan gains less than 5 % more", _calibrated_gains_little),
+            (11, "a plan that is not told of a slow rank takes longer", _untold),
+            (11, "the calibrated mode finds the slow rank", _rank_found),
+            (11, "and then takes less than 10 % more than one that was told", _as_told),
+            (12, "with more ranks dynamic comes closer to the bound", _approaches_bound),
+            (12, "static stays far from it, but on IMDB", _far_from_bound),
+            (12, "a plan takes less than 10 ms", _plans_fast),
+        ]
+    ),
+}
