@@ -28,6 +28,7 @@ from common.csv_tables import read_table
 from common.errors import UserError
 from common.judged import Judged, compared, fastest
 from common.perfmodel import uncertainty, whatif
+from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.cluster import published_sweep
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.scale_out import (
@@ -38,7 +39,7 @@ from common.perfmodel.cluster.scale_out import (
 )
 from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, AlphaBeta, as_alpha_beta, with_latency
 from common.perfmodel.ddp.closed_form import closed_form
-from common.perfmodel.model import COMPUTE, CURVE, FULL, DdpModel
+from common.perfmodel.model import COMPUTE, CURVE, FULL
 from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.published import UMD_A100, load_recorded
 from common.runtime.records.run_directory import find_table
@@ -57,10 +58,10 @@ _models = cache(lambda run_dir: ablation.compare(_run(run_dir)))
 
 @cache
 def _networks(run_dir: str) -> networks.Networks:
-    found = networks.open_networks(run_dir)
-    if found.left_out:
-        raise UserError(found.left_out)
-    return found
+    opened = networks.open_networks(run_dir)
+    if opened.left_out:
+        raise UserError(opened.left_out)
+    return opened
 
 
 def _rounds(sweep: BucketSweep) -> pd.DataFrame:
@@ -69,10 +70,10 @@ def _rounds(sweep: BucketSweep) -> pd.DataFrame:
 
 
 def _best(rounds: pd.DataFrame) -> float:
-    found = fastest(rounds)
-    if found is None:
+    first = fastest(rounds)
+    if first is None:
         raise UserError("a single bucketing was measured")
-    return found.arm
+    return first.arm
 
 
 # Part 1: the model.
@@ -164,13 +165,13 @@ def _single_chosen(run_dir: str) -> Seen:
 
 def _published_band(_: str) -> Seen:
     system = load_recorded(UMD_A100)
-    low, high = whatif.near_interval(DdpModel(system.profile, system.all_reduce).best_cap())
+    low, high = whatif.near_interval(calibrated_model(system.profile, system.all_reduce).best_cap())
     return counted(high / low > 10, f"a factor of {high / low:.0f}")
 
 
 def _published_default(_: str) -> Seen:
     system = load_recorded(UMD_A100)
-    model = DdpModel(system.profile, system.all_reduce)
+    model = calibrated_model(system.profile, system.all_reduce)
     longer = model.backward_s(None) / model.best_cap().total_s - 1
     return counted(longer < 0.01, f"{longer:+.1%}, predicted")
 
@@ -182,15 +183,15 @@ def _told_from_perfect(sweep: BucketSweep, accuracy: Accuracy) -> Seen:
     """Says whether the prediction of a bucketing lies outside of its measurement's interval."""
     rounds = _rounds(sweep)
     predicted = accuracy.table.set_index("bucket_cap_mib")["predicted_ms"]
-    found = [
+    errors = [
         Judged(
             paired_ratio(rounds[cap] / predicted[cap], rounds[cap] * 0 + 1, claims=len(predicted))
         )
         for cap in predicted.index
     ]
-    off = sum(judged.is_settled for judged in found)
-    number = f"{off} of {len(found)} bucketings; {accuracy.median_error:.1%} in the median"
-    return counted(True, number) if off else unsettled(f"{number}, {found[0].reason}")
+    off = sum(judged.is_settled for judged in errors)
+    number = f"{off} of {len(errors)} bucketings; {accuracy.median_error:.1%} in the median"
+    return counted(True, number) if off else unsettled(f"{number}, {errors[0].reason}")
 
 
 def _imperfect(run_dir: str) -> Seen:
@@ -207,9 +208,9 @@ def _choice_not_worse(run_dir: str) -> Seen:
     best = _best(rounds)
     if chosen == best:
         return counted(True, f"{chosen:g} MiB is the best measured")
-    seen = above(compared(rounds, best, claims=1)[chosen])
-    number = f"{chosen:g} MiB over {best:g}: {seen.number}"
-    return unsettled(number) if seen.status is Status.OPEN else counted(False, number)
+    outcome = above(compared(rounds, best, claims=1)[chosen])
+    number = f"{chosen:g} MiB over {best:g}: {outcome.number}"
+    return unsettled(number) if outcome.status is Status.OPEN else counted(False, number)
 
 
 def _slower_than_best(sweep: BucketSweep, place: int) -> Seen:
@@ -372,7 +373,7 @@ def _latency_moves(run_dir: str) -> Seen:
 @cache
 def _there() -> pd.DataFrame:
     system = load_recorded(UMD_A100)
-    model = DdpModel(system.profile, with_latency(system.all_reduce, PLAUSIBLE_ALPHA_S))
+    model = calibrated_model(system.profile, with_latency(system.all_reduce, PLAUSIBLE_ALPHA_S))
     cases = whatif.cases(model, system.world_size, FACTORS)
     return choice.moves(whatif.best_caps(cases), *FACTORS).set_index("quantity")
 

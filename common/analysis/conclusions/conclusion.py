@@ -135,11 +135,14 @@ def conclusions(notebook: str, run_dir: str = "") -> Table:
             second column.
     """
     recorded = recorded_assignment(notebook.partition("_")[0])
+    listed = conclusions_of(notebook)
+    is_recorded_run = bool(run_dir) and is_recorded(Path(run_dir))
+    has_second = not is_recorded_run and any(conclusion.of_run for conclusion in listed)
     rows = []
-    for conclusion in conclusions_of(notebook):
+    for conclusion in listed:
         row = {"question": str(conclusion.question), "conclusion": conclusion.statement}
         row["recorded run"] = str(seen(conclusion, recorded))
-        if not (run_dir and is_recorded(Path(run_dir))):
+        if has_second:
             row["this run"] = str(seen(conclusion, run_dir)) if conclusion.of_run else SAME_DATA
         rows.append(row)
     return Table(pd.DataFrame(rows), left=("conclusion", "recorded run", "this run"))
@@ -149,4 +152,4 @@ def numbered(
     of_question: Iterable[tuple[int, str, Look]], of_run: bool = True
 ) -> tuple[Conclusion, ...]:
     """Returns conclusions from (question, statement, look)."""
-    return tuple(Conclusion(*each, of_run=of_run) for each in of_question)
+    return tuple(Conclusion(*entry, of_run=of_run) for entry in of_question)

@@ -46,10 +46,10 @@ def _ratio(run_dir: str, accumulation: int, strategy: str, base: str) -> Judged:
 
 
 def _equal_losses(run_dir: str) -> Seen:
-    found = agreement(_training(run_dir))
-    if found.equal is None:
+    curves = agreement(_training(run_dir))
+    if curves.equal is None:
         raise UserError("a single loss curve")
-    return counted(found.equal, f"{found.largest_nats:.1g} nats, {found.curves} curves")
+    return counted(curves.equal, f"{curves.largest_nats:.1g} nats, {curves.curves} curves")
 
 
 def _below_ranks(run_dir: str) -> Seen:
@@ -193,12 +193,12 @@ def _is_fastest(accumulation: int) -> Look:
 
 
 def _first(times: pd.DataFrame) -> Seen:
-    found = fastest(times)
-    if found is None:
+    first = fastest(times)
+    if first is None:
         raise UserError("a single strategy")
-    if found.arm != DDP:
-        return above(Judged(paired_ratio(times[found.arm], times[DDP])))
-    return above(found.lead)
+    if first.arm != DDP:
+        return above(Judged(paired_ratio(times[first.arm], times[DDP])))
+    return above(first.lead)
 
 
 def _full_over_grad(accumulation: int) -> Look:

@@ -59,8 +59,8 @@ def _waits(run_dir: str) -> Seen:
 def _above_promise(run_dir: str) -> Seen:
     row = _row(run_dir, DYNAMIC)
     judged = _step(_comparison(run_dir), DYNAMIC)
-    seen = above(Judged(judged.interval, null=row["padded_ratio"]))
-    return Seen(seen.status, f"{seen.number}; {row['padded_ratio']:.2f} promised")
+    outcome = above(Judged(judged.interval, null=row["padded_ratio"]))
+    return Seen(outcome.status, f"{outcome.number}; {row['padded_ratio']:.2f} promised")
 
 
 def _row(run_dir: str, mode: str) -> pd.Series:
@@ -86,10 +86,10 @@ def _own_batches(mode: str) -> Look:
         table = _comparison(run_dir).per_sample
         if mode not in table.index:
             raise UserError(f"mode {mode} was not measured")
-        own, dynamic = table.loc[mode], table.loc[DYNAMIC]
-        number = f"{own['ratio']:.2f} ({own['ratio_low']:.2f} to {own['ratio_high']:.2f})"
+        other, dynamic = table.loc[mode], table.loc[DYNAMIC]
+        number = f"{other['ratio']:.2f} ({other['ratio_low']:.2f} to {other['ratio_high']:.2f})"
         number += f" of static's, dynamic {dynamic['ratio']:.2f}"
-        return counted(own["ratio_high"] < dynamic["ratio_low"], number)
+        return counted(other["ratio_high"] < dynamic["ratio_low"], number)
 
     return look
 
@@ -164,9 +164,9 @@ def _untold(run_dir: str) -> Seen:
     if calibration.NOT_TOLD not in set(table["mode"]):
         raise UserError("no plan was left untold")
     ratios = calibration.slow_steps(table, calibration.NOT_TOLD)
-    seen = above(Judged(student(np.log(ratios)).map(np.exp), null=1.0))
+    outcome = above(Judged(student(np.log(ratios)).map(np.exp), null=1.0))
     expected = _expected(run_dir)
-    return Seen(seen.status, f"{seen.number}; {expected:.2f} by the factor alone")
+    return Seen(outcome.status, f"{outcome.number}; {expected:.2f} by the factor alone")
 
 
 def _expected(run_dir: str) -> float:

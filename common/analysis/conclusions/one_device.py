@@ -39,7 +39,7 @@ def _peak_before_update(run_dir: str) -> Seen:
 
 def _peak_predicted(run_dir: str) -> Seen:
     error = _memory_of(run_dir).error
-    return counted(abs(error) < 0.01, f"off by {abs(error):.2%}")
+    return counted(abs(error) < 0.01, f"{abs(error):.2%} off")
 
 
 def _head_above_block(run_dir: str) -> Seen:
@@ -124,8 +124,8 @@ def _products_share(run_dir: str) -> Seen:
 def _products_in_operations(run_dir: str) -> Seen:
     share = _profile_of(run_dir).flops_shares()[MATRIX]
     judged = Judged(_shares(run_dir, "category", MATRIX), null=share, population=STEPS)
-    seen = below(judged, "{:.0%}")
-    return Seen(seen.status, f"{seen.number} of the time, {share:.0%} of the operations")
+    outcome = below(judged, "{:.0%}")
+    return Seen(outcome.status, f"{outcome.number} of the time, {share:.0%} of the operations")
 
 
 def _shares(run_dir: str, column: str, value: str) -> Interval:

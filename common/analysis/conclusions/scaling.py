@@ -191,8 +191,10 @@ def _published(data: str, model: str = "small", ranks: int = 4) -> Compared:
 def _same_while_both(_: str) -> Seen:
     rows = rows_as_written(EXPERIMENT)
     end = rows.groupby("job")["row"].max().min()
-    both, alone = (rows.loc[m, "train_time_s"].mean() for m in (rows.row <= end, rows.row > end))
-    return counted(abs(both / alone - 1) < 0.05, f"{both:.1f} and {alone:.1f} s")
+    together, alone = (
+        rows.loc[m, "train_time_s"].mean() for m in (rows.row <= end, rows.row > end)
+    )
+    return counted(abs(together / alone - 1) < 0.05, f"{together:.1f} and {alone:.1f} s")
 
 
 def _worth(data: str) -> pd.Series:
@@ -256,8 +258,8 @@ def _own_speedup(run_dir: str) -> Judged:
         raise UserError(case.reason)
     # Epochs of single runs are no repetitions; they are what there is, and do not count as rounds.
     runs = min(len(case.base.runs), len(case.configuration.runs))
-    found = case.speedup
-    return Judged(Interval(found.value, found.low, found.high, rounds=runs))
+    ratio = case.speedup
+    return Judged(Interval(ratio.value, ratio.low, ratio.high, rounds=runs))
 
 
 def _own_faster(run_dir: str) -> Seen:
