@@ -56,7 +56,7 @@ def test_notebooks_are_committed_as_the_style_has_them(path: Path) -> None:
 def test_answers_are_in_a_report_only_when_they_are_asked_for(
     tmp_path: Path, with_answers: bool
 ) -> None:
-    notebook = nbformat.v4.new_notebook()
+    notebook = nbformat.v4.new_notebook(metadata={"language_info": {"name": "python"}})
     staff = {"metadata": {"tags": ["staff"]}}
     parameters = nbformat.v4.new_code_cell("run_dir = ''", metadata={"tags": ["parameters"]})
     question, answer = map(nbformat.v4.new_markdown_cell, ("Why is it so?", "It is slower."))
