@@ -50,8 +50,11 @@ NOT_SETTLED = {
         "the exchange makes the step longer, 2 micro-batches",
         "its share falls with the micro-batches",
         "its milliseconds fall, too",
+        "DDP hides less than half of its communication",  # three traced steps
     },
     "assignment1_fsdp": {  # two rounds
+        "FULL_SHARD hides less than 5 % over gloo",  # three traced steps
+        "SHARD_GRAD_OP hides less than 5 %",
         "DDP is the fastest, 1 micro-batch",
         "DDP is the fastest, 2 micro-batches",
         "FULL_SHARD is slower than SHARD_GRAD_OP, 1 micro-batch",
@@ -70,9 +73,12 @@ NOT_SETTLED = {
     "assignment3_dynamic_batches": {"on IMDB it gains something", "but does not pay there"},
     "assignment4_synthetic_scaling": {
         "the most hosts are slower than the best number",  # three rounds
+        "all steps of the replay are predicted too short",
     },
     "assignment4_text_scaling": {
         "several ranks are faster than one",  # a single run of either
+        "communication grows most",
+        "the step becomes shorter all the same",
         "accumulation raises the speedup",  # three rounds
         "so does a 16-bit exchange",
         "with which several ranks are still slower than one",

@@ -233,9 +233,10 @@ def _speed_changed(run_dir: str) -> Seen:
 
 def _communication_short(run_dir: str) -> Seen:
     run, table = _run(run_dir), _models(run_dir)[FULL].table
-    gap_ms = table["predicted_ms"] - table["measured_ms"]
-    other_ms = gap_ms - (run.profile.backward_s - run.local_s) * 1e3
-    return counted(other_ms.median() < 0, f"{other_ms.median():+.1f} ms in the median")
+    rounds = _rounds(run.sweep)[table["bucket_cap_mib"]]
+    computed_ms = (run.profile.backward_s - run.local_s) * 1e3
+    other_ms = table["predicted_ms"].to_numpy() - rounds - computed_ms
+    return below(Judged(student(other_ms.median(axis=1)), null=0.0), "{:+.1f} ms")
 
 
 def _exposes_less(run_dir: str) -> Seen:
@@ -352,8 +353,12 @@ def _over_default(run: NetworkRun) -> Seen:
 
 def _simpler_worse(run_dir: str) -> Seen:
     models = _models(run_dir)
-    full, simple = models[FULL].median_error, models[CURVE].median_error
-    return counted(simple > full, f"{simple:.1%} against {full:.1%}")
+    rounds = _rounds(_run(run_dir).sweep)
+    full, simple = (
+        (models[name].table["predicted_ms"].to_numpy() / rounds - 1).abs().median(axis=1)
+        for name in (FULL, CURVE)
+    )
+    return above(Judged(student(simple - full), null=0.0), "{:+.1%}")
 
 
 def _moves(run_dir: str) -> pd.DataFrame:

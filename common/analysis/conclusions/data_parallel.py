@@ -98,13 +98,12 @@ def _few_buckets(run_dir: str) -> Seen:
 
 def _hides_little(strategy: str, most: float) -> Look:
     def look(run_dir: str) -> Seen:
+        _overlap(run_dir, strategy)
         run = next(run for run in _training(run_dir).compared if run.strategy == strategy)
         traced = run.opened.table(OVERLAP)
         slowest = traced[traced["rank"] == traced.groupby("rank")["step_ms"].median().idxmax()]
-        hidden = slowest["overlap_ms"] / slowest["communication_ms"]
-        row = _overlap(run_dir, strategy)
-        number = f"{row['hidden']:.0%} of {row['communication_ms']:.0f} ms"
-        return counted(bool(hidden.max() < most), f"{number}, at most {hidden.max():.0%} in a step")
+        hidden = student(slowest["overlap_ms"] / slowest["communication_ms"])
+        return below(Judged(hidden, null=most, population="steps of one process"), "{:.0%}")
 
     return look
 

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.judged import Judged
 from common.perfmodel.one_device.roofline import COMPUTE, MEMORY
 from common.samples import Interval, paired_ratio, student
-from common.traces.operator_categories import MATRIX
+from common.traces.operator_categories import IDLE, MATRIX
 
 MIB = 2**20
 STEPS = "steps of one process"
@@ -148,8 +148,7 @@ def _backward_time(run_dir: str) -> Seen:
 
 
 def _idle(run_dir: str) -> Seen:
-    share = _profile_of(run_dir).idle_share
-    return counted(share < 0.1, f"{share:.1%}")
+    return below(Judged(_shares(run_dir, "category", IDLE), null=0.1, population=STEPS), "{:.1%}")
 
 
 def _arithmetic_bound(run_dir: str) -> Seen:

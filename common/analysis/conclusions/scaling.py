@@ -8,7 +8,15 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from common.analysis.conclusions.conclusion import Look, Seen, above, below, counted, numbered
+from common.analysis.conclusions.conclusion import (
+    Look,
+    Seen,
+    above,
+    below,
+    counted,
+    numbered,
+    unsettled,
+)
 from common.analysis.runs import Run
 from common.analysis.scaling import text_tables
 from common.analysis.scaling.study import Compared
@@ -21,7 +29,7 @@ from common.diagnose.evidence.evidence import choose_run
 from common.errors import UserError
 from common.judged import Judged, compared, fastest
 from common.perfmodel.scaling.published_mlp import Explanation, explain_published
-from common.samples import Interval, paired_ratio, student
+from common.samples import LEAST_ROUNDS, Interval, paired_ratio, student
 
 GOOD = 0.8
 EXPERIMENT = "exp042_agnews_ddp_4gpu_20ep"
@@ -154,8 +162,11 @@ def _falls_again(run_dir: str) -> Seen:
 
 
 def _too_short(run_dir: str) -> Seen:
-    errors = _errors(_replay(run_dir))["error"]
-    return counted(errors.max() < 0, f"{errors.min():+.0%} to {errors.max():+.0%}")
+    replay = _replay(run_dir)
+    predicted_ms = _errors(replay).set_index("arm")["predicted_step_ms"]
+    rounds = step_times_by_round(replay.steps)
+    longest = (predicted_ms / rounds[predicted_ms.index]).max(axis=1)
+    return below(Judged(student(np.log(longest)).map(np.exp)))
 
 
 def _half_waits(run_dir: str) -> Seen:
@@ -276,12 +287,20 @@ def _growth(run_dir: str) -> pd.Series:
 def _grows_most(run_dir: str) -> Seen:
     row = _growth(run_dir)
     number = f"{row['largest']}, {row[row['largest']]:+.1f} ms, {row['share']:.0%} of the step"
-    return counted(row["largest"] == "communication", number)
+    return _once(run_dir, row["largest"] == "communication", number)
 
 
 def _shorter_step(run_dir: str) -> Seen:
     change_ms = _growth(run_dir)["step_ms"]
-    return counted(change_ms < 0, f"{change_ms:+.1f} ms")
+    return _once(run_dir, change_ms < 0, f"{change_ms:+.1f} ms")
+
+
+def _once(run_dir: str, holds: bool, number: str) -> Seen:
+    """Returns what runs say that may have been made once: a single run of either says nothing."""
+    rounds = _own_speedup(run_dir).rounds
+    return (
+        counted(holds, number) if rounds >= LEAST_ROUNDS else unsettled(f"{number}, {rounds} run")
+    )
 
 
 def _first_cause(run_dir: str) -> Seen:
