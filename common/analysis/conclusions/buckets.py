@@ -457,7 +457,7 @@ CONCLUSIONS = {
             (1, "the last gradient is the token embedding's", _embedding_last),
             (2, "a single bucket exposes the most", _one_bucket_exposes),
             (2, "small buckets make computation longer", _computation_slowed),
-            (2, "yet a single bucket has the shortest pass", _one_bucket_shortest),
+            (2, "a single bucket has the shortest pass", _one_bucket_shortest),
             (3, "a byte takes longer to compute than to send", _compute_bound),
             (3, "b* by hand is limited by B/L", _layers_decide),
             (4, "hiding an all-reduce takes more than it saves", _hiding_saves_nothing),
@@ -476,7 +476,7 @@ CONCLUSIONS = {
         *numbered(
             [
                 (4, "caps within 1 % of b* span a factor of ten", _published_band),
-                (4, "DDP's default is one of them", _published_default),
+                (4, "DDP's default is within 1 % of b*", _published_default),
             ],
             of_run=False,
         ),
@@ -500,7 +500,7 @@ CONCLUSIONS = {
         *numbered(
             [
                 (5, "one bucket costs over 10 % in the median", _study_one_bucket),
-                (5, "the smallest cap does so in the worst case only", _study_smallest),
+                (5, "the smallest cap does so at worst, not in the median", _study_smallest),
                 (5, "errors are larger where computation hides all", _study_hardest),
             ],
             of_run=False,
@@ -511,10 +511,18 @@ CONCLUSIONS = {
         [
             (1, "no stream is faster than its link", _streams),
             (2, "over loopback the smallest cap is slower than the best", _at_end(0)),
-            (2, "on the slowest link one bucket is", _on_network("", _single_slower)),
-            (2, "there the chosen cap is faster than the default", _on_network("", _over_default)),
+            (
+                2,
+                "on the slowest link one bucket is slower than the best",
+                _on_network("", _single_slower),
+            ),
+            (
+                2,
+                "on the slowest link the chosen cap beats the default",
+                _on_network("", _over_default),
+            ),
             (2, "over loopback the error is told from noise", _on_network(LOOPBACK, _off)),
-            (2, "on the slowest link it is", _on_network("", _off)),
+            (2, "on the slowest link the error is told from noise", _on_network("", _off)),
         ]
     ),
     "assignment2_discussion": (

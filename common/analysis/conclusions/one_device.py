@@ -107,6 +107,8 @@ def _slower(arm: str) -> Look:
 def _below_product(run_dir: str) -> Seen:
     rates = options.rates(_options_of(run_dir).opened.table(options.TIMES))
     single = [name for name in ("bfloat16", "compile", "sdpa", "fused") if name in rates]
+    if options.ALL not in rates:
+        raise UserError("all together were not measured")
     gains = rates.div(rates[options.BASELINE], axis=0)
     return below(Judged(paired_ratio(gains[options.ALL], gains[single].prod(axis=1))))
 
@@ -239,9 +241,9 @@ CONCLUSIONS = {
     "assignment0_profile": numbered(
         [
             (1, "matrix products take more than half of the step", _products_share),
-            (1, "their share of the operations is larger still", _products_in_operations),
+            (1, "matrix products have a larger share of the operations", _products_in_operations),
             (2, "backward does about twice forward's operations", _backward_operations),
-            (2, "in less than that multiple of its time", _backward_time),
+            (2, "its time is a smaller multiple of forward's", _backward_time),
             (3, "less than a tenth of the step is idle", _idle),
             (4, "arithmetic bounds more of the step than memory", _arithmetic_bound),
             (4, "some operators stand above the roof", _above_roof),
@@ -257,10 +259,10 @@ CONCLUSIONS = {
             (2, "a batch is more than 5 % off the line", _off_the_line),
             (3, "bfloat16 makes the step faster", _faster("bfloat16")),
             (3, "`compile` makes the step faster", _faster("compile")),
-            (3, "four passes an update make it faster", _faster("gradient_accumulation")),
-            (3, "checkpointing makes it slower", _slower("activation_checkpointing")),
-            (3, "sdpa makes it faster", _faster("sdpa")),
-            (3, "the fused update makes it faster", _faster("fused")),
+            (3, "four passes an update make the step faster", _faster("gradient_accumulation")),
+            (3, "checkpointing makes the step slower", _slower("activation_checkpointing")),
+            (3, "sdpa makes the step faster", _faster("sdpa")),
+            (3, "the fused update makes the step faster", _faster("fused")),
             (3, "all together gain less than the product", _below_product),
             (4, "by parameters training takes longer", _parameters_take_longer),
         ]
