@@ -81,7 +81,16 @@ ALLOWED = {
     },
     "course": {"errors", "judged", "samples", "exercises", "runtime", "perfmodel", "cluster"},
     "cluster": {"errors", "runtime"},
-    "report": {"errors", "judged", "settings", "runtime", "cluster", "perfmodel", "analysis"},
+    "report": {
+        "errors",
+        "judged",
+        "machine_state",
+        "settings",
+        "runtime",
+        "cluster",
+        "perfmodel",
+        "analysis",
+    },
     "tuning": {
         "judged",
         "errors",
