@@ -11,11 +11,17 @@ from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
 WITNESS, RUN = "witness.csv", "run"
 """The witness's table, and the stage of a run's beginning and end in it."""
 CROWDED = 0.1
-"""Share of the cores from which others disturb, if they had more than was left idle."""
+"""Share of the cores from which others disturb, if they had more than was left idle.
+
+Two ranks on two cores: the share is exact to 0.005 (against the sum over all processes, seven spans
+of 2 s), and what a system always runs took 0.02. A busy process has 0.33 of the cores, four of them
+0.67 to 0.73 (six rounds of ``ddp_benchmark``), and then nothing is idle."""
 STOLEN = 0.05
-"""Share of the cores from which a hypervisor's other machines disturb."""
+"""Share of the cores from which a hypervisor's other machines disturb; 0.002 to 0.005 were stolen
+while the host was calm."""
 SLOW = 1.25
-"""Times of the fixed computation over their median from which a round was slow."""
+"""Times of the fixed computation over their median from which a round was slow: 0.97 to 1.13 were
+seen on calm cores, 0.99 to 1.07 before the rounds of a benchmark beside four busy processes."""
 OFTEN = 1 / 3
 """Share of the rounds from which what disturbs some disturbs the measurement."""
 

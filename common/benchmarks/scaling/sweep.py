@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder
-from common.settings import RoundOptions
+from common.settings import RoundOptions, Settings
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
 from common.training.scaling.log import ScalingLog, StepKey, single_arm
 from common.training.scaling.probes import Probed, ProbePlan, probe
@@ -77,7 +77,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class SweepPlan(Settings):
     """The arms and visits of a sweep; ``batch_sizes`` are those per rank on the most ranks."""
 
     world_sizes: tuple[int, ...]
@@ -89,7 +89,7 @@ class SweepPlan:
     kinds: tuple[str, ...] = ("plain", "timed")
 
     def __post_init__(self) -> None:
-        """Raises UserError where no speedup could be computed: with one world size only."""
+        super().__post_init__()
         if len(self.world_sizes) < 2:
             raise UserError(
                 f"--sweep with world size {self.world_sizes[0]} only: no speedup can be computed; "
