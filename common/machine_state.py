@@ -21,7 +21,7 @@ STOLEN = 0.05
 while the host was calm."""
 SLOW = 1.25
 """Times of the fixed computation over their median from which a round was slow: 0.97 to 1.13 were
-seen on calm cores, 0.99 to 1.07 before the rounds of a benchmark beside four busy processes."""
+seen while each process had a core, 0.99 to 1.07 and now and then 1.4 to 2 beside four busy ones."""
 OFTEN = 1 / 3
 """Share of the rounds from which what disturbs some disturbs the measurement."""
 
@@ -72,8 +72,8 @@ def judge_machine(rows: pd.DataFrame) -> MachineState:
 
 def _cause(measured: pd.DataFrame, column: str, bad: pd.Series, words: str) -> MachineState:
     """Judges rounds by a share of the cores: those that have a row that is ``bad``."""
-    told = measured[column].notna().groupby(measured["turn"]).any()
-    spoiled = bad.groupby(measured["turn"]).any()[told]
+    spans = measured[column].notna().groupby(measured["turn"]).any()
+    spoiled = bad.groupby(measured["turn"]).any()[spans]
     if not spoiled.any():
         return MachineState(QUIET)
     worst = measured[bad].groupby("turn")[column].max()

@@ -21,9 +21,9 @@ WITNESS_COLUMNS = (
 )
 """``witness.csv`` of every program: a row per rank at the beginning of each round and after the
 last one, ``stage`` the loop whose rounds they are, or ``run`` at the run's beginning and end.
-``witness_ms`` is a fixed computation; the others tell of the ``span_s`` seconds since the row
-before: shares of the cores' time that processes other than this run's had, that a hypervisor gave
-away and that nobody wanted. Shares are blank where the system does not tell, or the span is short;
+``witness_ms`` is a fixed computation. Shares are those of the cores' time, in ``span_s`` seconds
+since the last row that has some, that processes other than this run's had, that a hypervisor gave
+away and that nobody wanted. They are blank where the system does not tell, or the span is short.
 ``load_1min`` is the load average."""
 
 ARM_COLUMNS = (

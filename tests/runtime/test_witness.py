@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,8 @@ from common.analysis.runs import Run
 from common.judged import NOT_WITNESSED
 from common.machine_state import judge_machine
 from common.runtime.machine.witness import LEAST_SPAN_S, Reading, read_machine, witness_rows
+from common.runtime.records.recorder import Recorder
+from common.runtime.records.run_directory import RunDirectory
 from common.samples import LEAST_ROUNDS, rotated
 from common.tables import WITNESS_COLUMNS
 
@@ -90,6 +93,23 @@ def test_only_the_ranks_cores_are_looked_at(
     assert (seen.times.busy_s, seen.times.stolen_s) == (4.0, 0.04)  # in hundredths of a second
     assert (seen.cores, seen.times.own_s, seen.load_1min) == (2, None, None)
     assert seen.witness_ms > 0
+
+
+def test_short_rounds_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([reading(0.2 * index, 0.3 * index, 0.1 * index) for index in range(8)])
+    monkeypatch.setattr("common.runtime.records.recorder.read_machine", lambda: next(moments))
+    run = RunDirectory.create(tmp_path, "short", {}, {"status": "running"}, "run")
+    recorder = Recorder(SimpleNamespace(gather=lambda item: [item], is_main=True), run, ["h"])
+    with run:
+        recorder.witness()
+        assert len(list(recorder.rounds("a", 4, stage="arms"))) == 4
+        recorder.witness()
+        recorder.witness()
+    rows = pd.read_csv(run.path / "witness.csv")
+    assert rows["span_s"].round(1).tolist()[1:] == [0.2, 0.4, 0.6, 0.2, 0.4, 0.6, 0.2]
+    # Of two cores others had 0.2 core seconds in each 0.2 seconds: a half.
+    assert rows["others_share"].round(2).dropna().to_dict() == {3: 0.5, 6: 0.5}
+    assert rows[rows["stage"] == "run"]["round"].tolist() == [0, 1, 2]
 
 
 def run_rounds(server: RankServer, folder: Path, **options: float) -> tuple[list, Run]:

@@ -18,7 +18,12 @@ from common.machine_state import RUN, WITNESS, judge_machine
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.environment import RankGroup, describe_environment
 from common.runtime.machine.placement import own_placement
-from common.runtime.machine.witness import Reading, read_machine, witness_rows
+from common.runtime.machine.witness import (
+    LEAST_SPAN_S,
+    Reading,
+    read_machine,
+    witness_rows,
+)
 from common.runtime.processes.ranks import current_ranks
 from common.runtime.progress import Progress
 from common.runtime.records.run_directory import RunDirectory, SampleStream
@@ -89,19 +94,26 @@ class Recorder:
                 yield round_, item
             round_ += 1
 
-    def witness(self, stage: str, round_: int) -> None:
-        """Writes a row of each rank to witness.csv; all ranks call it, outside of what is timed."""
+    def witness(self, stage: str = RUN, round_: int | None = None) -> None:
+        """Writes a row of each rank to witness.csv; all ranks call it, outside of what is timed.
+
+        A run that is not made of rounds has them numbered: 0 at its beginning.
+        """
         readings = self.worker.gather(read_machine())
-        if self._witness:
-            keys = {"stage": stage, "round": round_}
-            rows = [keys | row for row in witness_rows(self._readings, readings, self._hosts)]
-            self._witness.write(rows)
-            self._witnessed += rows
-        self._readings = readings
+        if self._witness is None:
+            return
+        if round_ is None:
+            round_ = sum(row["stage"] == stage for row in self._witnessed) // len(readings)
+        keys = {"stage": stage, "round": round_}
+        rows = [keys | row for row in witness_rows(self._readings, readings, self._hosts)]
+        self._witness.write(rows)
+        self._witnessed += rows
+        if not self._readings or rows[0]["span_s"] >= LEAST_SPAN_S:
+            self._readings = readings
 
     def end(self) -> None:
         """Witnesses the run's end, notes the machine's state and says it if it is not quiet."""
-        self.witness(RUN, 1)
+        self.witness()
         if self.run:
             judged = judge_machine(pd.DataFrame(self._witnessed))
             self.run.environment |= {
@@ -223,6 +235,6 @@ def record_run(
         raise UserError(refusal)
     with run or nullcontext():
         recorder = Recorder(worker, run, rank_hosts)
-        recorder.witness(RUN, 0)
+        recorder.witness()
         yield recorder
         recorder.end()

@@ -83,6 +83,7 @@ def probe(probed: Probed, worker: Worker, recorder: Recorder, plan: ProbePlan) -
     The tables are probes.csv, costs.csv, gradient-ready-times.csv and, on several ranks,
     allreduce-samples.csv (and one for each format).
     """
+    recorder.witness()  # of what ran before
     with kept_random_numbers(worker.device):  # dropout in here changes nothing there
         passes = _Passes(probed, worker)
         rows, ready = passes.measure(plan, recorder)
