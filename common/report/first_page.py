@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from common.analysis.findings.figures import SmallFigure
-from common.analysis.findings.finding import Finding
+from common.analysis.findings.finding import MEASURED, PREDICTED, Finding
 from common.analysis.html import rendered
 from common.analysis.picture import svg
 from common.report.document import assignment_title, svg_address
@@ -26,6 +26,10 @@ from common.report.timetable import Timetable
 TEMPLATE = Path(__file__).with_name("first_page.html.j2")
 STYLE = Path(__file__).with_name("first_page.css")
 RUNNING, COMPLETE = "running", "complete"
+MOST_SETTLED = 4
+"""Number of settled findings that come first."""
+IMPOSSIBLE = "What cannot be: something is wrong with these measurements"
+"""Heading of violations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +40,9 @@ class FirstPage:
         machine: one line on the hardware, one on the software.
         findings: findings of the assignments that were run, in order.
         figures: at most one an assignment.
+        machine_state: whether the machine was quiet, in a sentence; empty where nothing was
+            measured.
+        violations: sentences on values that cannot be.
         not_run: assignments that this run is not about.
         state: running, complete, failed or interrupted.
         reason: why it failed or was interrupted.
@@ -46,6 +53,8 @@ class FirstPage:
     machine: tuple[str, ...]
     findings: tuple[Finding, ...]
     figures: tuple[SmallFigure, ...]
+    machine_state: str = ""
+    violations: tuple[str, ...] = ()
     not_run: tuple[str, ...] = ()
     state: str = COMPLETE
     reason: str = ""
@@ -54,8 +63,25 @@ class FirstPage:
 
     @property
     def answered(self) -> tuple[Finding, ...]:
-        """Returns the findings that have a number."""
+        """Returns the findings that have an answer."""
         return tuple(finding for finding in self.findings if finding.answer is not None)
+
+    @property
+    def groups(self) -> dict[str, tuple[Finding, ...]]:
+        """Returns the findings that have an answer by what they are worth, under their titles.
+
+        Of those that are measured and settled the most important come first.
+        """
+        answered = sorted(self.answered, key=lambda finding: finding.question.priority)
+        measured = [finding for finding in answered if finding.answer.kind == MEASURED]
+        settled = [finding for finding in measured if finding.answer.is_settled]
+        groups = {
+            "Settled": settled[:MOST_SETTLED],
+            "Not settled": [finding for finding in measured if not finding.answer.is_settled],
+            "Settled as well": settled[MOST_SETTLED:],
+            "Predicted": [finding for finding in answered if finding.answer.kind == PREDICTED],
+        }
+        return {title: tuple(findings) for title, findings in groups.items() if findings}
 
     @property
     def unanswered(self) -> tuple[Finding, ...]:
@@ -100,32 +126,34 @@ def as_html(page: FirstPage, anchors: Collection[str] = ()) -> str:
         anchors: Anchors that the report has; a finding without one is no link.
     """
     pictures = [(small, svg_address(svg(small.figure))) for small in page.figures]
-    return rendered(TEMPLATE, page=page, anchors=set(anchors), pictures=pictures)
+    return rendered(
+        TEMPLATE, page=page, anchors=set(anchors), pictures=pictures, impossible=IMPOSSIBLE
+    )
 
 
-def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
+def as_typst(page: FirstPage, *, with_figures: bool = True) -> tuple[str, dict[str, bytes]]:
     """Returns the page as Typst, and the files of its figures by the names used in there."""
-    files = {f"first-{small.assignment}.svg": svg(small.figure).encode() for small in page.figures}
+    figures = page.figures if with_figures else ()
+    files = {f"first-{small.assignment}.svg": svg(small.figure).encode() for small in figures}
     lines = [
         "#set par(justify: false, leading: 0.5em)",
         "#set text(hyphenate: false)",
         "#heading(level: 2, outlined: false)[What was found]",
     ]
-    lines += [f"#text(size: 9pt)[{_typst(line)}]\n" for line in page.machine]
+    about = [*page.machine, *filter(None, [page.machine_state])]
+    lines += [f"#text(size: 9pt)[{_typst(line)}]\n" for line in about]
     if page.state != COMPLETE:
         lines.append(f"#strong[{_typst(f'This run was not completed: {page.reason}')}]\n")
-    rows = []
-    for finding in page.answered:
-        question, answer = finding.question, finding.answer
-        marks = "".join(f" _({_typst(mark)})_" for mark in finding.marks)
-        title = _typst_link(question.anchor, question.title)
-        rows.append(
-            f"[{title}], [#strong[{_typst(answer.text)}]{marks} \\ "
-            f"#text(size: 7.2pt)[{_typst(answer.spread + '.')} "
-            f"#emph[{_typst(question.meaning)}]]],"
-        )
-    if rows:
+    if page.violations:
+        sentences = " ".join(f"- {_typst(sentence)}\n" for sentence in page.violations)
         lines.append(
+            "#block(stroke: 0.8pt + red, inset: 6pt, width: 100%)[#text(size: 8.5pt)["
+            f"#strong[{_typst(IMPOSSIBLE)}]\n\n{sentences}]]\n"
+        )
+    for title, findings in page.groups.items():
+        rows = [_typst_row(finding) for finding in findings]
+        lines.append(
+            f"#text(size: 10pt)[#strong[{_typst(title)}]]\n"
             "#table(columns: (27%, 1fr), align: (left, left), inset: (x: 4pt, y: 3pt), "
             "stroke: (x, y) => (bottom: 0.4pt + luma(200)),\n" + "\n".join(rows) + "\n)"
         )
@@ -138,9 +166,10 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
         f'[#text(size: 8.5pt, weight: "bold")[{_typst(small.title)}] #image('
         f"{json.dumps(f'first-{small.assignment}.svg')}, height: 3.7cm, "
         f"alt: {json.dumps(small.alt)})],"
-        for small in page.figures
+        for small in figures
     ]
-    if pictures:
+    if pictures:  # with the findings' verdicts and commands page 1 is full
+        lines.append("#pagebreak(weak: true)")
         lines.append("#grid(columns: (1fr, 1fr), gutter: 6pt,\n" + "\n".join(pictures) + "\n)")
     return "#[\n" + "\n".join(lines) + "\n]", files
 
@@ -148,18 +177,35 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
 def print_page(page: FirstPage, console: Console) -> None:
     """Prints the findings for a terminal: a line with the number, and one that says how sure."""
     console.print(f"\n[bold]What was found[/bold] on {escape(page.machine[0])}", highlight=False)
-    for finding in page.answered:
-        title, answer = finding.question.title, finding.answer
-        marks = "".join(f" [yellow]({escape(mark)})[/yellow]" for mark in finding.marks)
-        console.print(
-            f"  {escape(title)}: [bold]{escape(answer.text)}[/bold]{marks}", highlight=False
-        )
-        console.print(Padding(f"[dim]{escape(answer.spread)}[/dim]", (0, 0, 0, 6)))
+    if page.machine_state:
+        console.print(f"  {escape(page.machine_state)}", highlight=False)
+    for sentence in page.violations:
+        console.print(f"  [red]Cannot be:[/red] {escape(sentence)}", highlight=False)
+    for group, findings in page.groups.items():
+        console.print(f"[bold]{group}[/bold]")
+        for finding in findings:
+            title, answer = finding.question.title, finding.answer
+            marks = "".join(f" [yellow]({escape(mark)})[/yellow]" for mark in finding.marks)
+            number = f"  {escape(title)}: [bold]{escape(answer.text)}[/bold]{marks}"
+            console.print(number, highlight=False)
+            for line in filter(None, (answer.spread, answer.to_settle)):
+                console.print(Padding(f"[dim]{escape(line)}[/dim]", (0, 0, 0, 6)))
     for finding in page.unanswered:
         text = f"  {finding.question.title}: not there. {finding.missing}"
         console.print(escape(text), highlight=False)
     if page.left_out:
         console.print(f"  {escape(page.left_out)}", highlight=False)
+
+
+def _typst_row(finding: Finding) -> str:
+    """Returns a finding as two cells of a table: its title, and what was found."""
+    question, answer = finding.question, finding.answer
+    marks = "".join(f" _({_typst(mark)})_" for mark in finding.marks)
+    spread = ". ".join(filter(None, (answer.spread, answer.to_settle)))
+    return (
+        f"[{_typst_link(question.anchor, question.title)}], [#strong[{_typst(answer.text)}]{marks} "
+        f"\\ #text(size: 7.2pt)[{_typst(spread + '.')} #emph[{_typst(question.meaning)}]]],"
+    )
 
 
 def _typst(text: str) -> str:

@@ -9,11 +9,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.analysis.findings.collect import QUESTIONS, findings_of
+from common.analysis.findings.collect import (
+    QUESTIONS,
+    findings_of,
+    machine_line,
+    machine_states,
+)
 from common.analysis.findings.figures import SmallFigure, figure_of
 from common.analysis.findings.finding import Finding
+from common.analysis.findings.invariants import violations
 from common.report import first_page
-from common.report.document import Document, Part, render, write_page, write_pdf
+from common.report.document import (
+    SUMMARY,
+    Document,
+    Part,
+    render,
+    write_page,
+    write_pdf,
+)
 from common.report.first_page import FirstPage
 from common.report.timetable import COPIED, DONE, FAILED, LEFT_OUT, Timetable
 from common.runtime.records.run_directory import read_environment
@@ -29,11 +42,14 @@ class RunPage:
     been executed, a finding when its tables are there.
     """
 
-    def __init__(self, timetable: Timetable | None = None) -> None:
-        self._timetable = timetable
+    def __init__(self, timetable: Timetable | None = None, *, full: bool = False) -> None:
+        """Begins a page; ``full`` says whether report.pdf has the notebooks whole."""
+        self._timetable, self._full = timetable, full
+        self._summary: list[Document] = []
         self._folders: dict[str, Path] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._figures: dict[str, SmallFigure | None] = {}
+        self._violations: dict[str, tuple[str, ...]] = {}
         self._parts: dict[str, Part] = {}
         self._documents: dict[str, Document] = {}
         self.state, self.reason = first_page.RUNNING, ""
@@ -49,6 +65,7 @@ class RunPage:
         self._findings[assignment] = findings_of(assignment, folder, earlier)
         if self._figures.get(assignment) is None:
             self._figures[assignment] = figure_of(assignment, folder)
+        self._violations[assignment] = violations(folder)
 
     def add(self, document: Document) -> None:
         """Adds the executed notebooks of an assignment, all of whose stages are over.
@@ -63,15 +80,28 @@ class RunPage:
         self._documents[assignment] = document
         self._parts[assignment] = render(document)
 
+    def add_summary(self, notebook: Path) -> None:
+        """Adds the executed notebook of a whole run, which comes first."""
+        self._summary = [Document(SUMMARY, (notebook,))]
+
     def first(self, *, only: str | None = None) -> FirstPage:
         """Returns the first page as of now; of one assignment where ``only`` names it."""
         names = [name for name in self._folders if only in (None, name)]
         record = next(map(_environment, [self._folders[name] for name in reversed(names)]), None)
         machine = first_page.machine_lines(record) if record else NOTHING_YET
+        states = {
+            f"{name}/{stage}": state
+            for name in names
+            for stage, state in machine_states(self._folders[name]).items()
+        }
         return FirstPage(
             machine=machine,
             findings=tuple(finding for name in names for finding in self._findings.get(name, ())),
             figures=tuple(figure for name in names if (figure := self._figures.get(name))),
+            machine_state=machine_line(states),
+            violations=tuple(
+                sentence for name in names for sentence in self._violations.get(name, ())
+            ),
             not_run=() if only else tuple(sorted(set(QUESTIONS) - self._planned())),
             state=first_page.COMPLETE if only else self.state,
             reason=self.reason,
@@ -81,7 +111,8 @@ class RunPage:
 
     def write(self, folder: Path) -> None:
         """Writes ``index.html`` of all that there is."""
-        self._write_page(folder, self.first(), list(self._parts.values()))
+        summary = [render(document) for document in self._summary]
+        self._write_page(folder, self.first(), [*summary, *self._parts.values()])
 
     def write_assignment(self, folder: Path, assignment: str) -> None:
         """Writes ``index.html`` and ``report.pdf`` of one assignment."""
@@ -90,8 +121,9 @@ class RunPage:
         self._write_pdf(folder, page, [self._documents[assignment]])
 
     def write_report(self, folder: Path) -> None:
-        """Writes ``report.pdf`` of a run that is over."""
-        self._write_pdf(folder, self.first(), list(self._documents.values()))
+        """Writes ``report.pdf`` and ``index.html`` of a run that is over."""
+        self.write(folder)
+        self._write_pdf(folder, self.first(), [*self._summary, *self._documents.values()])
 
     def _planned(self) -> set[str]:
         entries = self._timetable.entries if self._timetable else []
@@ -103,18 +135,21 @@ class RunPage:
         write_page(folder, parts, front=front, style=first_page.STYLE.read_text())
 
     def _write_pdf(self, folder: Path, page: FirstPage, documents: list[Document]) -> None:
-        front, files = first_page.as_typst(page)
-        write_pdf(folder, documents, front=front, front_files=files)
+        has_pages = any(document in self._summary for document in documents)
+        front, files = first_page.as_typst(page, with_figures=not has_pages)
+        write_pdf(folder, documents, front=front, front_files=files, full=self._full)
 
 
 class RunWatch:
     """Follows a run's stages, for the terminal and for the page in ``folder``."""
 
-    def __init__(self, folder: Path, timetable: Timetable, progress: StageProgress) -> None:
+    def __init__(
+        self, folder: Path, timetable: Timetable, progress: StageProgress, *, full: bool = False
+    ) -> None:
         self.folder = folder
         self.timetable = timetable
         self.progress = progress
-        self.page = RunPage(timetable)
+        self.page = RunPage(timetable, full=full)
         self._run_dirs: dict[str, Path] = {}
 
     def announce(self) -> None:

@@ -1,13 +1,16 @@
-"""Asks a run directory the questions of its assignment."""
+"""Asks a run directory the questions of its assignment, and in what state the machine was."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.analysis.findings import buckets, scaling, training
 from common.analysis.findings.finding import UNREADABLE, Finding, Question
+from common.analysis.runs import Run
 from common.errors import UserError
+from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
+from common.runtime.wording import counted
 
 QUESTIONS: dict[str, tuple[Question, ...]] = {
     "assignment0": training.ONE_DEVICE,
@@ -39,6 +42,35 @@ def findings_of(
         answered.get(question.title) or _asked(assignment, question, folder)
         for question in QUESTIONS.get(assignment, ())
     )
+
+
+def machine_states(folder: Path) -> dict[str, tuple[str, str]]:
+    """Returns the state of the machine during each stage below a run directory, and its reason.
+
+    Keys are the stages' folders. Stages that were copied from another assignment are left out.
+    """
+    states = {}
+    for record in sorted(folder.rglob("environment.json")):
+        run = Run(record.parent, folder)
+        if record.parent != folder and "copied_from" not in run.environment:
+            reason = run.environment.get("machine_reason") or ""
+            states[record.parent.relative_to(folder).as_posix()] = (run.machine_state, reason)
+    return states
+
+
+def machine_line(states: Mapping[str, tuple[str, str]]) -> str:
+    """Returns whether the machine was quiet during a run's stages, in a sentence; empty of none."""
+    stages = {
+        state: [stage for stage, (its_state, _) in states.items() if its_state == state]
+        for state in (DISTURBED, DRIFTING, QUIET, NOT_WITNESSED)
+    }
+    if len(stages[NOT_WITNESSED]) == len(states):
+        return "Nothing watched the machine meanwhile: judged by rounds alone." if states else ""
+    counts = [f"{state} in {len(names)}" for state, names in stages.items() if names]
+    line = f"Of {counted(len(states), 'stage')} the machine was {', '.join(counts)}."
+    for stage in stages[DISTURBED]:
+        line += f" {stage}: {states[stage][1] or DISTURBED}."
+    return line
 
 
 def _asked(assignment: str, question: Question, folder: Path) -> Finding:

@@ -1,0 +1,151 @@
+"""What cannot be true of a run, whatever was measured: such a value says that something is wrong
+with the measurement, and stands in a box on the first page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from common.analysis.buckets.measurements import open_run
+from common.analysis.buckets.networks import measured_networks
+from common.analysis.data_parallel.strategy_times import read_strategies
+from common.analysis.findings.finding import UNREADABLE, span
+from common.analysis.findings.your_step import DEPTHS
+from common.analysis.runs import complete_runs
+from common.analysis.step_parts import TIMED, decompose_all
+from common.analysis.sweep_speedups import sweep_speedups
+from common.errors import UserError
+from common.judged import compared
+from common.samples import per_round, student
+
+PEAKS_APART = 0.05
+"""Largest relative difference between two peaks of one device."""
+STAGES_APART = 0.10
+"""Relative difference up to which one step in two stages is the same, whatever the intervals."""
+PARTS_OF_STEP = 1.05
+"""Most that the parts of a step may be of it, each a mean over the same steps."""
+
+
+def violations(folder: Path) -> tuple[str, ...]:
+    """Returns a sentence for each value of a run directory that cannot be, with its numbers.
+
+    What was not measured, or cannot be read, violates nothing.
+    """
+    sentences: list[str] = []
+    for check in CHECKS:
+        try:
+            sentences += check(folder)
+        except (UserError, *UNREADABLE):  # such as a stage that is not over
+            continue
+    return tuple(sentences)
+
+
+def exchange_that_gains(folder: Path) -> Iterator[str]:
+    """Yields where steps with an exchange are surely shorter than the same without one."""
+    for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
+        strategies = read_strategies(run)
+        for accumulation, times in strategies.times.groupby("accumulation"):
+            rounds = per_round(times, "step_time_ms", "strategy")
+            if not {"DDP", "local"} <= set(rounds):
+                continue
+            ratio = compared(rounds[["DDP", "local"]], "local")["DDP"]
+            if ratio.is_settled and ratio.estimate < 1:
+                yield (
+                    f"{_stage(run.folder, folder)}: with its exchange DDP's step takes "
+                    f"{ratio.estimate:.2f} times ({span(ratio.interval.low, ratio.interval.high)}) "
+                    f"as long as the same computation without one, at {accumulation} "
+                    "micro-batches; it cannot be shorter"
+                )
+
+
+def more_than_ideal(folder: Path) -> Iterator[str]:
+    """Yields where ranks are surely faster than as many single devices."""
+    for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
+        strategies = read_strategies(run)
+        for _, times in strategies.times.groupby("accumulation"):
+            rounds = per_round(times, "step_time_ms", "strategy")
+            if "single" in rounds:
+                yield from _too_fast(run.folder, folder, strategies.ranks, _over_single(rounds))
+    for run in complete_runs(folder, "arms.csv", DEPTHS):
+        for row in sweep_speedups(run.table("arms.csv"), run.table("steps.csv")).itertuples():
+            over = {f"arm {row.arm}": (row.speedup, row.speedup_low, row.speedup_high)}
+            yield from _too_fast(run.folder, folder, row.world_size, over)
+
+
+def _over_single(rounds) -> dict[str, tuple[float, float, float]]:
+    """Returns each strategy's speedup over one device, with its interval."""
+    speedups = {}
+    for strategy, ratio in compared(rounds, "single").items():
+        faster = ratio.interval.map(lambda times: 1 / times)
+        speedups[strategy] = (faster.estimate, faster.low, faster.high)
+    return speedups
+
+
+def _too_fast(stage: Path, folder: Path, ranks: int, speedups: dict) -> Iterator[str]:
+    for name, (speedup, low, high) in speedups.items():
+        if low > ranks * (1 + PEAKS_APART):
+            yield (
+                f"{_stage(stage, folder)}: {name} on {ranks} ranks is {speedup:.2f} times "
+                f"({span(low, high)}) as fast as one; more than {ranks} times is not possible"
+            )
+
+
+def parts_beyond_the_step(folder: Path) -> Iterator[str]:
+    """Yields arms whose parts add up to more than the step that they were measured in."""
+    for run in complete_runs(folder, "arms.csv", DEPTHS):
+        steps = run.table("steps.csv")
+        if TIMED not in set(steps["kind"]):
+            continue
+        parts = decompose_all(run.table("arms.csv"), steps)
+        for row in parts[parts["sum_ms"] > PARTS_OF_STEP * parts["step_ms"]].itertuples():
+            yield (
+                f"{_stage(run.folder, folder)}: the parts of arm {row.arm} add up to "
+                f"{row.sum_ms:.1f} ms of a step of {row.step_ms:.1f} ms"
+            )
+
+
+def peaks_apart(folder: Path) -> Iterator[str]:
+    """Yields a device whose peak was measured twice with different results."""
+    peaks: dict[str, tuple[str, float]] = {}
+    for run in complete_runs(folder, "device-peak.csv"):
+        for row in run.table("device-peak.csv").itertuples():
+            stage = _stage(run.folder, folder)
+            before, peak = peaks.setdefault(row.precision, (stage, row.flops_per_s))
+            ratio = row.flops_per_s / peak
+            if not 1 / (1 + PEAKS_APART) <= ratio <= 1 + PEAKS_APART:
+                yield (
+                    f"the device's peak in {row.precision} is {peak / 1e9:.0f} GFLOP/s in "
+                    f"{before} and {row.flops_per_s / 1e9:.0f} in {stage}: shares of it differ by "
+                    f"{abs(ratio - 1):.0%}"
+                )
+
+
+def one_pass_in_two_stages(folder: Path) -> Iterator[str]:
+    """Yields a backward pass without DDP that takes another time in another stage."""
+    run = open_run(folder)
+    for network in measured_networks(run)[-1:]:  # of the run's own network, measured here
+        path = network.folder / "local-times.csv"
+        times = complete_runs(folder, path.name)[-1].table(path.name).assign(arm="local")
+        rounds = student(per_round(times, "backward_time_ms", "arm")["local"])
+        profile_ms = run.profile.backward_s * 1e3
+        apart = abs(profile_ms / rounds.estimate - 1)
+        if not rounds.low <= profile_ms <= rounds.high and apart > STAGES_APART:
+            yield (
+                f"the backward pass without DDP takes {profile_ms:.1f} ms where gradients were "
+                f"timed and {rounds.estimate:.1f} ({span(rounds.low, rounds.high, '{:.1f}')}) "
+                f"among the rounds of the sweep: {apart:.0%} apart"
+            )
+
+
+CHECKS: tuple[Callable[[Path], Iterator[str]], ...] = (
+    exchange_that_gains,
+    more_than_ideal,
+    parts_beyond_the_step,
+    peaks_apart,
+    one_pass_in_two_stages,
+)
+
+
+def _stage(run: Path, folder: Path) -> str:
+    """Returns the name of a stage: its folder below the run directory."""
+    return run.relative_to(folder).as_posix() if run != folder else run.name
