@@ -53,9 +53,9 @@ def pages(rounds: int, arms: int, faster: float = 0.0, count: int = PAGES) -> li
     return tables
 
 
-def upper_limit(share: float) -> float:
-    """Returns the count that a share of PAGES exceeds once in a thousand studies."""
-    return float(stats.binom.ppf(0.999, PAGES, share))
+def upper_limit(share: float, count: int = PAGES) -> float:
+    """Returns the number that a share of so many pages exceeds once in a thousand studies."""
+    return float(stats.binom.ppf(0.999, count, share))
 
 
 @pytest.mark.parametrize("arms", [2, 4, 8])

@@ -8,16 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from common.analysis.one_device.options import (
-    clear,
     in_company,
-    noise_floor,
+    judged_ratios,
     open_options,
     option_ratios,
+    ratios_text,
 )
 from common.benchmarks.one_device import options
 from common.benchmarks.one_device.option_arms import Arm, plan_arms
@@ -96,43 +98,61 @@ def made_up_times(ratios: dict[str, tuple[float, ...]]) -> pd.DataFrame:
 
 
 RATIOS = {
-    "baseline": (1, 1, 1),
-    "baseline-again": (1.02, 0.97, 1.01),
-    "fast": (1.5, 1.4, 1.7),
-    "unclear": (0.9, 1.3, 1.2),
-    "slow": (0.5, 0.6, 0.55),
-    "all": (3.0, 2.0, 4.0),
-    "all-but-fast": (1.5, 1.6, 2.0),
+    "baseline": (1, 1, 1, 1),
+    "baseline-again": (1.02, 0.97, 1.01, 1.01),
+    "fast": (1.5, 1.4, 1.7, 1.5),
+    "unclear": (1.1, 1.3, 1.2, 1.9),
+    "slow": (0.5, 0.6, 0.55, 0.55),
+    "all": (3.0, 2.0, 3.0, 3.0),
+    "all-but-fast": (1.5, 1.6, 2.0, 1.8),
 }
 ARMS = pd.DataFrame({"arm": list(RATIOS), "measured": True, "reason": ""})
 
 
+def students_interval(ratios: np.ndarray, claims: int) -> list[float]:
+    """Returns the geometric mean, and the interval of its logarithm, by SciPy's t-test."""
+    logs = np.log(ratios)
+    ends = stats.ttest_1samp(logs, 0).confidence_interval(1 - 0.05 / claims)
+    return [np.exp(value) for value in (logs.mean(), *ends)]
+
+
 def test_ratios_are_taken_within_rounds() -> None:
-    # The machine's own drift, by a factor of four, is in none of them.
-    table = option_ratios(made_up_times(RATIOS), ARMS).set_index("arm")
+    # The machine's own drift, by a factor of eight, is in none of them.
+    times = made_up_times(RATIOS)
+    table = option_ratios(times, ARMS, judged_ratios(times)).set_index("arm")
     for arm, by_round in RATIOS.items():
-        middle = sorted(by_round)[1]
-        found = table.loc[arm, ["ratio", "ratio_low", "ratio_high"]].tolist()
-        assert found == pytest.approx([middle, min(by_round), max(by_round)]), arm
-    assert table.loc["fast", "tokens_per_s"] == pytest.approx(1.4 * 100 / 0.02)
+        if arm == "baseline":
+            continue
+        measured = table.loc[arm, ["ratio", "ratio_low", "ratio_high"]].tolist()
+        expected = students_interval(np.array(by_round), claims=len(RATIOS) - 1)
+        assert measured == pytest.approx(expected), arm
+    assert table.loc["baseline", ["ratio", "ratio_low", "ratio_high"]].tolist() == [1, 1, 1]
 
 
 def test_what_an_option_adds_to_the_others_is_all_over_all_but_it() -> None:
     table = in_company(made_up_times(RATIOS))
     assert table.index.tolist() == ["fast"]
-    found = table.loc["fast", ["ratio", "ratio_low", "ratio_high"]].tolist()
-    assert found == pytest.approx([2.0, 1.25, 2.0])
+    ratios = np.divide(RATIOS["all"], RATIOS["all-but-fast"])
+    measured = table.loc["fast", ["ratio", "ratio_low", "ratio_high"]].tolist()
+    assert measured == pytest.approx(students_interval(ratios, claims=1))
 
 
-def test_the_noise_floor_and_what_is_beyond_it() -> None:
+def test_a_ratio_on_one_side_in_every_round_may_be_noise() -> None:
     times = made_up_times(RATIOS)
-    floor = noise_floor(times)
-    assert floor == pytest.approx(0.02)
-    table = option_ratios(times, ARMS).set_index("arm")
-    is_clear = clear(table, floor)
-    # Both directions count; a change of sides does not, however large the median.
-    assert is_clear[["fast", "slow", "all"]].all()
-    assert not is_clear[["baseline-again", "unclear"]].any()
+    ratios = judged_ratios(times)
+    settled = {arm for arm, ratio in ratios.items() if ratio.is_settled}
+    assert settled == {"fast", "slow", "all", "all-but-fast"}
+    printed = ratios_text(
+        option_ratios(times, ARMS.assign(first_step_s=1.0, peak_allocated_mib=np.nan), ratios),
+        ratios,
+    )
+    rows = {line.split()[0]: line for line in printed.splitlines()[2:-2]}
+    for arm in ratios:
+        verdict = "settled" if arm in settled else "hidden by noise"
+        assert rows[arm].endswith(verdict), arm
+    assert printed.endswith("hidden by noise.")  # the control, in the last line
+    of_one_round = judged_ratios(times[times["round"] == 0])
+    assert not any(ratio.is_settled for ratio in of_one_round.values())
 
 
 def names(arms: list[Arm]) -> set[str]:

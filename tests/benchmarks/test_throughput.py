@@ -15,10 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from rank_support import RankServer
+from scipy import stats
 
 from common.analysis.one_device.throughput import open_throughput
 from common.analysis.one_device.throughput_text import utilisation_text
@@ -136,7 +138,8 @@ def test_a_batch_that_does_not_fit_is_out_of_memory_and_the_run_complete(
 def test_the_headline_is_measured_once_and_its_samples_are_raw(finished: tuple[Path, str]) -> None:
     folder, printed = finished
     times = pd.read_csv(folder / "throughput-times.csv")
-    assert times[["batch_size", "iteration"]].to_numpy().tolist() == [[1, 0], [1, 1], [1, 2]]
+    keys = times[["batch_size", "round", "iteration"]]
+    assert keys.to_numpy().tolist() == [[1, 0, 0], [1, 0, 1], [1, 0, 2]]
     assert len(pd.read_csv(folder / "throughput-warmup-times.csv")) == TINY.warmup_steps
     median = 32 / times["step_time_ms"].median() * 1e3
     table = pd.read_csv(folder / "throughput-batches.csv").set_index("batch_size")
@@ -166,23 +169,32 @@ def test_the_run_opens_as_the_notebook_opens_it(finished: tuple[Path, str]) -> N
     assert run.flops_per_token == per_token
 
 
-Outcomes = Callable[[dict[int, PointOutcome | int]], None]
+Outcomes = Callable[[dict[int, PointOutcome | int | list[PointOutcome | int]]], list[int]]
 
 
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> Outcomes:
-    """Gives each batch an outcome, or an exit status, instead of a process."""
+    """Gives each batch an outcome, or an exit status, or several, instead of a process.
 
-    def give(by_batch: dict[int, PointOutcome | int]) -> None:
+    The function returns the batches in the order of their visits.
+    """
+
+    def give(by_batch: dict[int, PointOutcome | int | list[PointOutcome | int]]) -> list[int]:
+        visited = []
+
         def run_child(module: str, arguments: list[str], log: Path, on_output: object) -> ChildExit:
             point = json.loads(arguments[0])
+            visited.append(point["batch_size"])
             ended = by_batch[point["batch_size"]]
+            if isinstance(ended, list):
+                ended = ended.pop(0)
             if isinstance(ended, int):
                 return ChildExit(ended, log)
             Path(arguments[1]).write_text(json.dumps(vars(ended)))
             return ChildExit(0, log)
 
         monkeypatch.setattr(throughput, "run_child", run_child)
+        return visited
 
     return give
 
@@ -197,12 +209,35 @@ def test_the_sweep_goes_on_after_any_end(
     outcomes({1: GOOD, 2: -9, 4: FULL, 8: GOOD})
     main(replace(TINY, batch_sizes=(1, 2, 4, 8), output_dir=str(tmp_path)))
     table = pd.read_csv(tmp_path / "run" / "throughput-batches.csv").set_index("batch_size")
+    table = table.sort_index()
     assert table["status"].to_list() == [MEASURED, FAILED, OUT_OF_MEMORY, MEASURED]
     assert table.loc[2, "reason"] == "killed by SIGKILL: the kernel ran out of memory?"
-    assert table["tokens_per_s"].dropna().to_dict() == {1: 32 / 0.02, 8: 8 * 32 / 0.02}
+    rates = table["tokens_per_s"].dropna().to_dict()
+    assert rates == pytest.approx({1: 32 / 0.02, 8: 8 * 32 / 0.02})
     printed = capsys.readouterr().out
     assert "Failed at batch_size=2: killed by SIGKILL" in printed
     assert "OOM at batch_size=4" in printed
+
+
+def test_rounds_visit_the_headline_between_the_other_sizes(
+    outcomes: Outcomes, tmp_path: Path
+) -> None:
+    visits = [replace(GOOD, step_times_ms=(time_ms,) * 3) for time_ms in (10.0, 20.0, 40.0)]
+    order = outcomes({1: [visits[0], -9, *visits[1:]], 2: GOOD})
+    main(replace(TINY, batch_sizes=(1, 2), rounds=4, output_dir=str(tmp_path)))
+    assert order == [1, 1, 2, 1, 1]
+    times = pd.read_csv(tmp_path / "run" / "throughput-times.csv")
+    of_headline = times[times["batch_size"] == 1]
+    # The second visit died, and has no steps.
+    assert of_headline.groupby("round")["step_time_ms"].median().to_dict() == {0: 10, 2: 20, 3: 40}
+    table = pd.read_csv(tmp_path / "run" / "throughput-batches.csv").set_index("batch_size")
+    rates = [32 / 0.01, 32 / 0.02, 32 / 0.04]
+    assert table.loc[1, "tokens_per_s"] == pytest.approx(np.mean(rates))
+    opened = open_throughput(tmp_path / "run")
+    low, high = stats.ttest_1samp(rates, 0).confidence_interval()
+    assert (opened.speed.interval.low, opened.speed.interval.high) == pytest.approx((low, high))
+    assert opened.tokens_per_s == pytest.approx(np.mean(rates))
+    assert opened.speed.reason == "3 rounds of 6"
 
 
 def test_a_headline_that_does_not_fit_says_what_would(outcomes: Outcomes, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from common.analysis.data_parallel.training_runs import (
     open_training,
 )
 from common.csv_tables import read_table
-from common.judged import PAGE_ROUNDS, Fastest, Judged, compared, fastest
+from common.judged import FIRST_PAGE_ROUNDS, Fastest, Judged, compared, fastest
 from common.perfmodel.fsdp.communication import (
     STRATEGIES,
     Collective,
@@ -97,7 +97,7 @@ class StrategyTimes:
         tokens = self.settings["micro_batch_size"] * self.settings["seq_len"]
         return tokens * self.ranks * accumulation
 
-    @property
+    @cached_property
     def conditions(self) -> dict[str, str]:
         """Returns scope and state of the machine, as ``Judged`` takes them."""
         gradient_mib = 4 * self.config.num_parameters() / 2**20
@@ -126,7 +126,11 @@ class StrategyTimes:
             (accumulation, strategy): speedup
             for accumulation, times in beside.items()
             for strategy, speedup in compared(
-                1 / times, "single", claims=claims, least_rounds=PAGE_ROUNDS, **self.conditions
+                1 / times,
+                "single",
+                claims=claims,
+                least_rounds=FIRST_PAGE_ROUNDS,
+                **self.conditions,
             ).items()
         }
 
@@ -140,7 +144,7 @@ class StrategyTimes:
         }
         return {
             accumulation: compared(
-                times, "local", claims=len(pairs), least_rounds=PAGE_ROUNDS, **self.conditions
+                times, "local", claims=len(pairs), least_rounds=FIRST_PAGE_ROUNDS, **self.conditions
             )["DDP"]
             for accumulation, times in pairs.items()
         }

@@ -33,6 +33,7 @@ class Answer:
         hidden: what is open where the number is not settled; it is said in place of the number.
         doubt: another reason not to rely on the number; empty where there is none.
         settle: the command that repeats the measurement, without its number of rounds.
+        option: the command's option for the number of rounds.
     """
 
     value: str
@@ -43,6 +44,7 @@ class Answer:
     hidden: str = ""
     doubt: str = ""
     settle: str = ""
+    option: str = "--rounds"
 
     @property
     def is_settled(self) -> bool:
@@ -66,9 +68,9 @@ class Answer:
             return f"measure again while the machine is quiet: {self.settle}"
         rounds = self.judged.rounds_to_settle
         if rounds:
-            return f"about {rounds} rounds would settle it: {self.settle} --rounds {rounds}"
+            return f"about {rounds} rounds would settle it: {self.settle} {self.option} {rounds}"
         if self.judged.rounds < self.judged.least_rounds:
-            return f"more rounds may: {self.settle} --rounds {self.judged.least_rounds}"
+            return f"more rounds may: {self.settle} {self.option} {self.judged.least_rounds}"
         return f"more than {MOST_ROUNDS} rounds would be needed: the difference is that small"
 
 

@@ -3,17 +3,16 @@ planned micro-batches (assignment 3)."""
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
-import pandas as pd
-
-from common.analysis.data_parallel.strategy_times import exchange_cost, open_strategies
+from common.analysis.data_parallel.strategy_times import StrategyTimes, open_strategies
 from common.analysis.findings.finding import (
     MEASURED,
     PREDICTED,
     Answer,
     Question,
-    hidden_by_noise,
     span,
 )
 from common.analysis.micro_batches.lab import open_assignment3
@@ -23,25 +22,48 @@ from common.analysis.one_device.profile import open_profile
 from common.analysis.one_device.throughput import open_throughput
 from common.analysis.runs import Run
 from common.errors import UserError
+from common.judged import Judged
 from common.runtime.wording import counted
 
+SCRIPTS = "assignments/"
 DYNAMIC = "dynamic"
 GB = 1e9
+
+
+def repeated(run: Run, option: str = "--rounds") -> str:
+    """Returns the command by which a run was made, without its name and its number of rounds.
+
+    Empty where its record does not say.
+    """
+    words = run.environment.get("command", "").removeprefix("python ")
+    words = re.sub(rf" ({option}|--run_id)[ =]\S+", "", words)
+    ranks = int(run.environment.get("world_size") or 1)
+    launcher = "python" if ranks == 1 else f"torchrun --nproc_per_node={ranks}"
+    return f"uv run {launcher} {words}" if words.startswith(SCRIPTS) else ""
+
+
+def with_interval(judged: Judged, form: str) -> str:
+    """Returns the 95 % interval and its rounds, in words."""
+    if math.isnan(judged.interval.low):
+        return "a single round, so no interval"
+    ends = span(judged.interval.low, judged.interval.high, form)
+    return f"95 % interval {ends}, {judged.rounds} rounds"
 
 
 def tokens_per_second(folder: Path) -> Answer:
     """Finds the tokens per second of one device at the run's batch, and MFU."""
     run = open_throughput(folder)
-    row = run.measured.set_index("batch_size").loc[run.batch_size]
     mfu = ""
     if run.peak_flops_per_s:
         mfu = f", {run.flops_per_s / run.peak_flops_per_s:.0%} MFU"
-    quartiles = span(row["tokens_per_s_q25"], row["tokens_per_s_q75"], "{:,.0f}")
     return Answer(
         value=f"{run.tokens_per_s:,.0f} tokens/s{mfu}",
-        spread=f"quartiles {quartiles}; {run.title}, batch {run.batch_size}",
+        spread=f"{with_interval(run.speed, '{:,.0f}')}; {run.title}, batch {run.batch_size}",
         kind=MEASURED,
         runs=(run.opened,),
+        judged=run.speed,
+        hidden="how much another visit to the same batch would differ",
+        settle=repeated(run.opened),
     )
 
 
@@ -71,17 +93,26 @@ def largest_batch(folder: Path) -> Answer:
 
 
 def largest_kind_of_work(folder: Path) -> Answer:
-    """Finds the kind of work that takes most of a step, with its range over the steps."""
+    """Finds the kind of work that takes most of a step, with its lead over the second."""
     run = open_profile(folder)
-    kinds = run.categories()
-    name, row = kinds.index[0], kinds.iloc[0]
-    shares = span(row["low_share"], row["high_share"], "{:.0%}")
-    steps = run.operators["step"].nunique()
+    if run.most is None:
+        raise UserError("fewer than two kinds of work in every step")
+    first, second = (
+        f"{run.categories()['share'][name]:.0%} {run.category_name(name)}"
+        for name in (run.most.arm, run.most.rival)
+    )
     return Answer(
-        value=f"{row['share']:.0%} {run.category_name(name)}",
-        spread=f"{shares} over {counted(steps, 'step')}; {run.workload}",
+        value=first,
+        spread=(
+            f"{run.most.lead.estimate:.2f} times as long as the second, {second}; "
+            f"{with_interval(run.most.lead, '{:.2f}')}; {run.workload}"
+        ),
         kind=MEASURED,
         runs=(run.opened,),
+        judged=run.most.lead,
+        hidden=f"which takes more, {first} or {second}",
+        settle=repeated(run.opened, "--active_steps"),
+        option="--active_steps",
     )
 
 
@@ -89,54 +120,64 @@ def speedup_of_ddp(folder: Path) -> Answer:
     """Finds DDP's speedup over one device at the fewest micro-batches, and where the rest went.
 
     With ``local``, the same computation without an exchange, the loss is split: what slower
-    computation costs, and what the exchange adds, where that can be told from noise.
+    computation costs, and what the exchange adds, as far as either is settled.
     """
     strategies = open_strategies(folder)
-    table = strategies.summary()
-    rows = table[(table["strategy"] == "DDP") & table["speedup"].notna()]
-    if rows.empty:
+    measured = [count for count, strategy in strategies.speedups if strategy == "DDP"]
+    if not measured:
         raise UserError("no step of DDP beside one of a single device")
-    row = rows.sort_values("accumulation").iloc[0]
-    ranks = strategies.ranks
-    cost = exchange_cost(strategies).set_index("accumulation")
-    lost = ""
-    if row["accumulation"] in cost.index:
-        exchange = cost.loc[row["accumulation"]]
-        lost = f"; {hidden_by_noise('what the exchange adds')}"
-        if exchange["above_noise"] == "yes":
-            lost = (
-                f"; without the exchange {exchange['local_speedup']:.2f} times, the exchange adds "
-                f"{exchange['added_share']:.0%} to the step"
-            )
-    low, high, single = row["speedup_low"], row["speedup_high"], pd.isna(row["noise"])
-    is_hidden = single or low < 1 < high
-    rounds = "a single round" if single else f"{span(low, high)} times over rounds"
+    accumulation, ranks = min(measured), strategies.ranks
+    speedup = strategies.speedups[accumulation, "DDP"]
+    run = Run(strategies.folder, folder)
+    efficiency = speedup.estimate / ranks
     return Answer(
-        value=(
-            f"{row['speedup']:.2f} times on {ranks} ranks, efficiency {row['speedup'] / ranks:.0%}"
+        value=f"{speedup.estimate:.2f} times on {ranks} ranks, efficiency {efficiency:.0%}",
+        spread=(
+            f"{with_interval(speedup, '{:.2f}')}{_lost(strategies, accumulation)}; {speedup.scope}"
         ),
-        spread=f"{rounds}{lost}",
         kind=MEASURED,
-        runs=(Run(strategies.folder, folder),),
-        hidden=f"whether {ranks} ranks are faster than one device" if is_hidden else "",
+        runs=(run,),
+        judged=speedup,
+        hidden=f"whether {ranks} ranks are faster than one device",
+        settle=repeated(run),
     )
+
+
+def _lost(strategies: StrategyTimes, accumulation: int) -> str:
+    """Returns what slower computation and the exchange cost, in words; what is not settled as such.
+
+    Empty where no step without an exchange was measured.
+    """
+    exchange = strategies.exchange.get(accumulation)
+    local = strategies.speedups.get((accumulation, "local"))
+    if exchange is None or local is None:
+        return ""
+    if not exchange.is_settled:
+        return f"; {exchange.verdict}: what the exchange adds"
+    alone = f"without the exchange {local.estimate:.2f} times, " if local.is_settled else ""
+    added = exchange.interval.map(lambda ratio: ratio - 1)
+    ends = span(added.low, added.high, "{:.0%}")
+    return f"; {alone}the exchange adds {added.estimate:.0%} to the step ({ends})"
 
 
 def dynamic_over_static(folder: Path) -> Answer:
     """Finds the mean step of dynamic micro-batches over static's, on the same global batches."""
     comparison = open_assignment3(folder).comparison
-    if DYNAMIC not in comparison.summary.index:
+    if comparison.dynamic is None:
         raise UserError(f"mode {DYNAMIC} was not compared with {STATIC}")
-    row = comparison.summary.loc[DYNAMIC]
+    ratio = comparison.judged[DYNAMIC]
     return Answer(
-        value=f"{row['ratio']:.2f} of static's step",
+        value=f"{ratio.estimate:.2f} of static's step",
         spread=(
-            f"95 % interval {span(row['ratio_low'], row['ratio_high'])}; the plan promises "
-            f"{row['padded_ratio']:.2f}; {comparison.dataset}, {comparison.ranks} ranks"
+            f"{with_interval(ratio, '{:.2f}')}; the plan promises "
+            f"{comparison.dynamic['padded_ratio']:.2f}; {ratio.scope}"
         ),
         kind=MEASURED,
         runs=(comparison.opened,),
-        hidden="" if row["differs"] else "whether it differs from static's step",
+        judged=ratio,
+        hidden="whether it differs from static's step",
+        settle=repeated(comparison.opened, "--steps"),
+        option="--steps",
     )
 
 

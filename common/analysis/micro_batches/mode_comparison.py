@@ -17,7 +17,7 @@ from common.analysis.runs import OfRun, Run, caption_of
 from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.judged import PAGE_ROUNDS, Fastest, Judged, compared, fastest
+from common.judged import FIRST_PAGE_ROUNDS, Fastest, Judged, compared, fastest
 from common.runtime.paths import relative_to_project
 from common.samples import DRAWS, Interval, mean_ratio, slowest_rank, student_quantile
 
@@ -171,7 +171,7 @@ class ModeComparison(OfRun):
         return {
             "scope": ", ".join(filter(None, scope)),
             "machine": self.opened.machine_state,
-            "least_rounds": PAGE_ROUNDS,
+            "least_rounds": FIRST_PAGE_ROUNDS,
         }
 
     @property

@@ -10,8 +10,10 @@ import pandas as pd
 
 from common.analysis.one_device.origin import OneDeviceRun, origin_of, product_type, step_text
 from common.analysis.runs import open_run_with, read_peak
+from common.judged import FIRST_PAGE_ROUNDS, Fastest, Judged, fastest
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.roofline import Roof, placed
+from common.samples import paired_ratio
 from common.traces.operator_categories import (
     BOOKKEEPING,
     CATEGORIES,
@@ -102,20 +104,46 @@ class ProfileRun(OneDeviceRun):
         """Returns the number of steps with the profiler, and as many without."""
         return len(self.steps) // 2
 
+    @cached_property
+    def overhead(self) -> Judged:
+        """Returns a step under the profiler over one without it, paired in the order of time."""
+        plain, profiled = (
+            self.steps.loc[self.steps["profiled"] == which, "time_ms"].to_numpy()
+            for which in (False, True)
+        )
+        pairs = min(len(plain), len(profiled))
+        return Judged(paired_ratio(profiled[:pairs], plain[:pairs]), **self.conditions)
+
     @property
     def profiler_overhead(self) -> float:
         """Returns the profiler's cost as a share of a step without it; below zero is noise."""
-        return self.profiled_ms / self.plain_ms - 1
+        return self.overhead.estimate - 1
 
     @property
     def overhead_is_clear(self) -> bool:
-        """Returns True if the profiler's cost can be told from the spread of the steps.
+        """Returns True if the profiler's cost is told from noise."""
+        return self.overhead.is_settled and self.profiler_overhead > 0
 
-        It can where the two kinds of steps do not overlap between their quartiles.
-        """
-        plain = self.steps.loc[~self.steps["profiled"], "time_ms"]
-        profiled = self.steps.loc[self.steps["profiled"], "time_ms"]
-        return bool(profiled.quantile(0.25) > plain.quantile(0.75))
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Returns scope, population and state of the machine, as ``Judged`` takes them."""
+        return {
+            "scope": self.workload,
+            "population": "paired by step, of a single visit",
+            "machine": self.opened.machine_state,
+        }
+
+    @cached_property
+    def category_ms(self) -> pd.DataFrame:
+        """Returns the time of each kind of work: a row per profiled step, a column per category."""
+        by_step = self.operators.groupby(["step", "category"])["time_us"].sum().unstack() / 1e3
+        return by_step.fillna(0.0)
+
+    @cached_property
+    def most(self) -> Fastest | None:
+        """Returns the kind of work that takes most, ``lead`` being over the second one."""
+        always = self.category_ms.loc[:, (self.category_ms > 0).all()]
+        return fastest(1 / always, least_rounds=FIRST_PAGE_ROUNDS, **self.conditions)
 
     @property
     def on_host(self) -> bool:
@@ -169,10 +197,10 @@ class ProfileRun(OneDeviceRun):
         """Returns the time of each kind of work.
 
         Index: categories, the longest first. Columns: ms, share; low_ms, high_ms over steps;
-        low_share, high_share, each of its own step; kind, the category's name; flops_share.
+        low_share, high_share, each of its own step; kind, the category's name; flops_share; most
+        (the verdict on the lead of the one that takes most; None for the others).
         """
-        by_step = self.operators.groupby(["step", "category"])["time_us"].sum().unstack() / 1e3
-        by_step = by_step.fillna(0.0)
+        by_step = self.category_ms
         ms = self.step.groupby("category")["time_us"].sum() / 1e3
         shares = by_step.div(by_step.sum(axis=1), axis=0)
         spread = {"low_ms": by_step.min(), "high_ms": by_step.max()}
@@ -180,6 +208,10 @@ class ProfileRun(OneDeviceRun):
         table = pd.DataFrame({"ms": ms, "share": ms / self.step_ms} | spread).fillna(0.0)
         table["kind"] = [self.category_name(name) for name in table.index]
         table["flops_share"] = self.flops_shares().reindex(table.index).fillna(0.0)
+        table["most"] = [
+            str(self.most.lead.verdict) if self.most and name == self.most.arm else None
+            for name in table.index
+        ]
         return table.sort_values("ms", ascending=False)
 
     def flops_shares(self) -> pd.Series:

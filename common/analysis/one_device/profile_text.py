@@ -23,6 +23,7 @@ KINDS = {
     "high_ms": ("greatest", "{:.1f}"),
     "share": ("of the time", "{:.1%}"),
     "flops_share": ("of the FLOP", "{:.1%}"),
+    "most": "takes most",
 }
 """Titles of ``ProfileRun.categories``."""
 PHASES = {
@@ -42,7 +43,11 @@ PROFILER = {
     "overhead_is_clear": "the profiler's cost can be told from noise",
     "plain_ms": ("step without the profiler (median of {0.repeats})", "{:.1f} ms"),
     "profiled_ms": ("step under the profiler (median of {0.repeats})", "{:.1f} ms"),
-    "profiler_overhead": ("difference", "{:+.1%}"),
+    "profiler_overhead": ("difference, paired by step", "{:+.1%}"),
+    "overhead.interval": (
+        "its 95 % interval",
+        lambda ratio: f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}",
+    ),
     "step_ms": ("profiled step of median length, shown below", "{:.1f} ms"),
 }
 """Titles of ``ProfileRun``: a step with and without the profiler."""
@@ -100,8 +105,8 @@ def shown_shapes(operator: str, shapes: str) -> str:
 
 def summary(run: ProfileRun, top: int = 10) -> str:
     """Returns what the script prints: phases, categories, the longest operators and their bound."""
-    cost = "the profiler costs less than the steps vary"
-    if run.profiler_overhead > 0:
+    cost = "what the profiler costs is hidden by noise"
+    if run.overhead_is_clear:
         cost = f"{run.profiler_overhead:.0%} more"
     lines = [run.workload]
     lines.append(

@@ -22,6 +22,7 @@ from common.analysis.one_device.throughput_text import (
 from common.analysis.runs import complete_runs, gpu_folder, open_run_with, read_peak
 from common.csv_tables import numbers
 from common.errors import UserError
+from common.judged import FIRST_PAGE_ROUNDS, Judged, fastest
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.flops import (
     ONE_TRILLION,
@@ -35,8 +36,9 @@ from common.perfmodel.one_device.flops import (
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.wording import digits
+from common.samples import student
 
-BATCHES, PEAK = "throughput-batches.csv", "device-peak.csv"
+BATCHES, PEAK, TIMES = "throughput-batches.csv", "device-peak.csv", "throughput-times.csv"
 LEAST_BATCHES = 3
 """Measured batch sizes from which on a line is put through the steps' times."""
 
@@ -104,11 +106,46 @@ class ThroughputRun(OneDeviceRun):
         """Returns the batch that the headline and the extrapolations are about."""
         return self.settings["batch_size"]
 
+    @cached_property
+    def visits(self) -> pd.DataFrame:
+        """Returns the rate of each visit's median step in tokens/s: a row per visit (round), a
+        column per batch size. Runs of older versions visited each size once."""
+        if self.opened.has(TIMES) and "round" in self.opened.table(TIMES):
+            times = self.opened.table(TIMES)
+            step_s = times.groupby(["round", "batch_size"])["step_time_ms"].median().unstack() / 1e3
+            if self.batch_size in step_s:
+                return self.tokens_per_sequence * step_s.columns / step_s
+        return self.measured.set_index("batch_size")[["tokens_per_s"]].T
+
+    @cached_property
+    def speed(self) -> Judged:
+        """Returns the tokens per second at the run's batch; steps of one visit are no rounds."""
+        return Judged(
+            student(self.visits[self.batch_size]),
+            null=None,
+            population="visits, each in a process of its own",
+            least_rounds=FIRST_PAGE_ROUNDS,
+            **self.conditions,
+        )
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Returns scope and state of the machine, as ``Judged`` takes them."""
+        return {"scope": step_text(self.settings), "machine": self.opened.machine_state}
+
     @property
     def tokens_per_s(self) -> float:
-        """Returns the rate of the median step at that batch size."""
-        row = self.measured[self.measured["batch_size"] == self.batch_size]
-        return float(row["tokens_per_s"].iloc[0])
+        """Returns the mean rate over visits, of the median step, at that batch size."""
+        return self.speed.estimate
+
+    @property
+    def fastest_batch(self) -> str:
+        """Returns the batch size with the highest rate, or that none is told from the others."""
+        best = fastest(1 / self.visits, **self.conditions)
+        rate = self.visits.mean()
+        size = best.arm if best else rate.idxmax()
+        text = f"{size:.0f}, at {rate[size]:,.0f} tokens/s"
+        return text if best and best.lead.is_settled else f"not told from others; it may be {text}"
 
     @property
     def flops_per_token(self) -> int:
@@ -214,6 +251,8 @@ class ThroughputRun(OneDeviceRun):
 UTILISATION = {
     "knows_peak": "the peak of this device is known",
     "tokens_per_s": ("tokens/s at batch {0.batch_size} (median step)", "{:,.0f}"),
+    "speed.verdict": "tokens/s are",
+    "speed.rounds": "visits to this batch",
     "flops_per_token": ("operations per token of {0.title}", digits),
     "flops_per_s": ("operations per second", rate_text),
     "utilisation": "MFU",
@@ -237,12 +276,7 @@ SATURATION = {
     "saturation.per_sequence_s": ("part of each sequence", lambda time_s: f"{time_s * 1e3:.3g} ms"),
     "ceiling_tokens_per_s": ("ceiling", "{:,.0f} tokens/s"),
     "saturation.half_batch": ("batch at half of the ceiling", "{:.2g}"),
-    "measured": (
-        "fastest batch",
-        lambda rows: "{0.batch_size:.0f}, at {0.tokens_per_s:,.0f} tokens/s".format(
-            max(rows.itertuples(), key=lambda row: row.tokens_per_s)
-        ),
-    ),
+    "fastest_batch": "fastest batch",
     "ended": (
         "batches without a result",
         lambda rows: (

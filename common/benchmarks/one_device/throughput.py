@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated
@@ -40,6 +39,7 @@ from common.runtime.records.recorder import (
     single_device,
 )
 from common.runtime.records.run_directory import RunDirectory
+from common.samples import student
 from common.settings import AtLeast, DeviceOptions, NonEmpty, NonNegative, Positive
 from common.training.precision import check_precision
 from common.training.step import check_compiler
@@ -47,7 +47,7 @@ from common.training.step import check_compiler
 logger = logging.getLogger(__name__)
 
 POINT = "common.benchmarks.one_device.throughput_point"
-TIME_COLUMNS = ("batch_size", "iteration", "step_time_ms")
+TIME_COLUMNS = ("batch_size", "round", "iteration", "step_time_ms")
 USABLE = {"cpu": 0.85, "cuda": 0.95}
 """Share of the memory that a step can have when a batch is said to fit: the rest goes to gaps
 between blocks and to the buffers of libraries, which on a CPU come out of the same heap."""
@@ -69,7 +69,7 @@ BATCH_COLUMNS = (
 class ThroughputBenchmark(DeviceOptions, Workload):
     """Measure tokens per second, MFU, and how both depend on the batch size.
 
-    Every batch size runs in a process of its own and ends in a result, "out of memory" or a
+    Every visit to a batch size is a process of its own and ends in a result, "out of memory" or a
     failure. Writes throughput-times.csv (raw, one row per measured step; the warm-up's are in
     throughput-warmup-times.csv), throughput-batches.csv (a row per batch size) and
     device-peak.csv (on a CPU from device-peak-samples.csv).
@@ -78,8 +78,10 @@ class ThroughputBenchmark(DeviceOptions, Workload):
 
     batch_sizes: Annotated[tuple[int, ...], NonEmpty, AtLeast(1)] = (1, 4, 8, 16, 32, 64)
     """Batch sizes of the sweep; batch_size itself is measured once even if it is among them."""
+    rounds: Annotated[int, Positive] = 1
+    """Visits to batch_size, of which the headline is, spread over the sweep; six settle a rate."""
     num_steps: Annotated[int, Positive] = 20
-    """Measured steps per batch size."""
+    """Measured steps per visit."""
     warmup_steps: Annotated[int, NonNegative] = 5
     """Untimed steps before the timed ones."""
     keep_memory: bool = False
@@ -125,6 +127,8 @@ def report(settings: ThroughputBenchmark, points: Points) -> None:
     print("Task 2: Throughput Measurement & Scaling")
     print(text.workload_lines(settings, points.device.type))
     headline = points.measure(settings.batch_size, show=print)
+    if headline.status != MEASURED:
+        points.write_headline()
     require_result(headline, settings, points)
     elapsed_s = sum(headline.step_times_ms) / 1e3
     tokens_per_s = settings.tokens_per_step * settings.num_steps / elapsed_s
@@ -138,10 +142,15 @@ def report(settings: ThroughputBenchmark, points: Points) -> None:
             print(f"OOM at batch_size={batch_size}")
         elif outcome.status != MEASURED:
             print(f"Failed at batch_size={batch_size}: {outcome.reason}")
+        if points.visits < settings.rounds:
+            points.visit(settings.batch_size)
+    while points.visits < settings.rounds:
+        points.visit(settings.batch_size)
+    points.write_headline()
     peak = write_peak(settings, points.device, points.run)
     print(text.batch_block(points.table(), points.device.type))
-    median_s = statistics.median(headline.step_times_ms) / 1e3
-    rate = settings.tokens_per_step / median_s  # of the median step, as the notebook has it
+    table = points.table().set_index("batch_size")
+    rate = float(table.loc[settings.batch_size, "tokens_per_s"])  # as the notebook has it
     print(text.operations_block(settings, rate, peak, device_name(points.device)))
 
 
@@ -161,7 +170,7 @@ def require_result(outcome: PointOutcome, settings: Workload, points: Points) ->
 
 
 class Points:
-    """The batch sizes measured so far; each is measured once, and its samples written at once.
+    """The batch sizes measured so far, whose samples are written at once.
 
     Attributes:
         capacity_bytes: the memory that a point can have.
@@ -175,7 +184,7 @@ class Points:
         self.device = device
         self.run = run
         self.capacity_bytes, self.limit_bytes = memory_for(settings, device)
-        self._outcomes: dict[int, PointOutcome] = {}
+        self._outcomes: dict[int, list[PointOutcome]] = {}
         self._times = run.stream("throughput-times.csv", TIME_COLUMNS)
         self._warmup_times = run.stream("throughput-warmup-times.csv", TIME_COLUMNS)
         self._batches = run.stream("throughput-batches.csv", BATCH_COLUMNS)
@@ -190,12 +199,28 @@ class Points:
         ``show`` gets the lines that its process prints, but for progress.
         """
         if batch_size not in self._outcomes:
-            outcome = self._run(batch_size, show)
-            self._outcomes[batch_size] = outcome
-            self._warmup_times.write(_time_rows(batch_size, outcome.warmup_times_ms))
-            self._times.write(_time_rows(batch_size, outcome.step_times_ms))
-            self._batches.write([self._row(batch_size)])
-        return self._outcomes[batch_size]
+            self.visit(batch_size, show)
+            if batch_size != self.settings.batch_size:
+                self._batches.write([self._row(batch_size)])
+        return self._outcomes[batch_size][0]
+
+    @property
+    def visits(self) -> int:
+        """Returns the number of visits to the headline's batch size."""
+        return len(self._outcomes[self.settings.batch_size])
+
+    def visit(self, batch_size: int, show: Callable[[str], None] = lambda line: None) -> None:
+        """Measures a batch size in a process of its own, and writes its steps."""
+        outcome = self._run(batch_size, show)
+        outcomes = self._outcomes.setdefault(batch_size, [])
+        round_ = len(outcomes)
+        outcomes.append(outcome)
+        self._warmup_times.write(_time_rows(batch_size, round_, outcome.warmup_times_ms))
+        self._times.write(_time_rows(batch_size, round_, outcome.step_times_ms))
+
+    def write_headline(self) -> None:
+        """Writes the row of the headline's batch size, of all visits to it."""
+        self._batches.write([self._row(self.settings.batch_size)])
 
     def table(self) -> pd.DataFrame:
         """Returns throughput-batches.csv so far, the smallest batch first."""
@@ -209,7 +234,8 @@ class Points:
         point = self.settings.point(
             batch_size, device=str(self.device), memory_limit_bytes=self.limit_bytes
         )
-        log = self._logs / f"batch-{batch_size}.log"
+        number = len(self._outcomes.get(batch_size, []))
+        log = self._logs / f"batch-{batch_size}{f'-{number}' if number else ''}.log"
         result = log.with_suffix(".json").absolute()
 
         def pass_on(line: str) -> None:
@@ -223,25 +249,28 @@ class Points:
         return outcome
 
 
-def _time_rows(batch_size: int, times_ms: Sequence[float]) -> list[dict]:
+def _time_rows(batch_size: int, round_: int, times_ms: Sequence[float]) -> list[dict]:
     return [
-        dict(zip(TIME_COLUMNS, (batch_size, iteration, time_ms), strict=True))
+        dict(zip(TIME_COLUMNS, (batch_size, round_, iteration, time_ms), strict=True))
         for iteration, time_ms in enumerate(times_ms)
     ]
 
 
-def batch_row(batch_size: int, tokens_per_step: int, outcome: PointOutcome) -> dict:
-    """Returns a row of throughput-batches.csv: medians and quartiles over steps, if any ran."""
+def batch_row(batch_size: int, tokens_per_step: int, outcomes: Sequence[PointOutcome]) -> dict:
+    """Returns a row of throughput-batches.csv, if any steps ran: the mean over visits of the rate
+    of the median step, quartiles of the rates of all steps, and the first visit's end."""
     row: dict = dict.fromkeys(BATCH_COLUMNS)
-    row |= {"batch_size": batch_size, "status": outcome.status, "reason": outcome.reason}
-    if outcome.step_times_ms:
+    first, visits = outcomes[0], [visit.step_times_ms for visit in outcomes if visit.step_times_ms]
+    row |= {"batch_size": batch_size, "status": first.status, "reason": first.reason}
+    if visits:
         # A long step is a low rate: the upper quartile of the times gives the lower one of rates.
-        slow, median, fast = np.quantile(outcome.step_times_ms, [0.75, 0.5, 0.25]) / 1e3
-        rates = {"tokens_per_s": median, "tokens_per_s_q25": slow, "tokens_per_s_q75": fast}
-        row |= {name: tokens_per_step / time_s for name, time_s in rates.items()}
-        row["steps_per_s"] = 1 / median
+        slow_ms, fast_ms = np.quantile(np.concatenate(visits), [0.75, 0.25])
+        steps_per_s = student([1e3 / np.median(times_ms) for times_ms in visits]).estimate
+        rates = {"": steps_per_s, "_q25": 1e3 / slow_ms, "_q75": 1e3 / fast_ms}
+        row |= {f"tokens_per_s{name}": tokens_per_step * rate for name, rate in rates.items()}
+        row["steps_per_s"] = steps_per_s
     for kind in ("allocated", "reserved", "resident"):
-        peak_bytes = getattr(outcome, f"peak_{kind}_bytes")
+        peak_bytes = getattr(first, f"peak_{kind}_bytes")
         row[f"peak_{kind}_mib"] = None if peak_bytes is None else peak_bytes / 2**20
     return row
 
