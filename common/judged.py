@@ -26,6 +26,8 @@ NOT_WITNESSED = "not witnessed"
 """States of the machine during a measurement; the last one where nothing watched it."""
 MOST_ROUNDS = 200
 """Number of rounds above which a difference is called too small to be settled."""
+FIRST_PAGE_ROUNDS = 6
+"""Least number of rounds behind a number that goes to a first page."""
 PAIRED = "paired by round"
 
 

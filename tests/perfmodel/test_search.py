@@ -166,8 +166,6 @@ def test_a_cap_that_was_not_among_the_given_ones_has_no_prediction(asked_bytes):
         best.predicted_s(asked_bytes / MIB)
 
 
-
-
 @pytest.mark.parametrize("caps", [[], [0], [1, -5], [float("nan")], [1, float("inf")]])
 def test_caps_that_cannot_be_are_refused(caps):
     with refused("cap"):
