@@ -228,11 +228,8 @@ def best_text(changes: Changes) -> str:
 
 
 def told_apart(changes: Changes) -> pd.DataFrame:
-    """Returns the table of changes with a column, told: ``yes``, or ``no`` and why."""
-    words = {
-        change: "yes" if told.is_settled else f"no, {told.reason}"
-        for change, told in changes.told.items()
-    }
+    """Returns the table of changes with a column, told: the verdict on each against no change."""
+    words = {change: str(told.verdict) for change, told in changes.told.items()}
     return changes.table.assign(told=changes.table["change"].map(words).fillna("–"))
 
 

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 from test_judged import pages as drawn
 
-from common.analysis.buckets.choice import cap_text, choice_facts, spread_facts, told_text
+from common.analysis.buckets.choice import cap_or_ties, choice_facts, spread_facts
 from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate
 from common.analysis.scaling.sweep_tables import against_one_rank
 from common.analysis.sweep_speedups import sweep_speedups
@@ -78,8 +78,8 @@ def test_where_caps_do_not_differ_few_pages_name_one_or_find_a_loss(rounds: int)
     assert alarms([one.best.lead.is_settled for one in judged]) <= MOST_FALSE
     assert alarms([one.worst.lead.is_settled for one in judged]) <= MOST_FALSE
     assert alarms([one.worst_over_best.is_settled for one in judged]) <= MOST_FALSE
-    assert alarms([told_text(one.regret) == "yes" for one in judged]) <= MOST_FALSE
-    assert alarms([told_text(one.error) == "yes" for one in judged]) <= MOST_FALSE
+    assert alarms([one.regret.is_settled for one in judged]) <= MOST_FALSE
+    assert alarms([one.error.is_settled for one in judged]) <= MOST_FALSE
 
 
 @pytest.mark.parametrize("rounds", [4, 8])
@@ -112,10 +112,10 @@ def test_a_prediction_that_is_off_is_told_to_be() -> None:
 def test_a_sweep_of_few_rounds_names_nothing(rounds: int) -> None:
     [times] = pages(rounds, 8, 0.5, count=1)
     accuracy = held_against(times)
-    reason = f"no, {rounds} round{'s' * (rounds > 1)} of "
-    assert told_text(accuracy.regret) == reason + "4"
-    assert told_text(accuracy.error) == reason + "6"
-    assert cap_text(accuracy.best).startswith("7 caps are tied: 0.25, 1, ")
+    reason = f"{rounds} round{'s' * (rounds > 1)} of "
+    assert accuracy.regret.reason == reason + "4"
+    assert accuracy.error.reason == reason + "6"
+    assert cap_or_ties(accuracy.best).startswith("7 caps are tied: 0.25, 1, ")
     assert accuracy.measured_best_mib is None
     best = SimpleNamespace(
         matched_by=lambda caps: True, predicted_s=lambda cap: 0.1, total_s=0.1, cap_mib=1.0
@@ -154,7 +154,7 @@ def test_on_a_disturbed_machine_all_caps_are_tied_and_no_gain_is_said() -> None:
     measured = sweep(times, DISTURBED)
     accuracy = measured.accuracy_of(lambda cap: 0.1)
     assert accuracy.best.tied == CAPS
-    assert told_text(accuracy.regret) == "no, the machine had other work meanwhile"
+    assert accuracy.regret.verdict == "disturbed"
     assert not measured.gain_over_default(CAPS[0]).is_settled
 
 
@@ -218,7 +218,7 @@ def changes_of(times: pd.DataFrame) -> Changes:
 @pytest.mark.parametrize("rounds", [4, 8])
 def test_changes_that_do_nothing_are_seldom_told_or_called_the_best(rounds: int) -> None:
     made = [changes_of(times) for times in pages(rounds, 10)]
-    told = [told_apart(changes)["told"].eq("yes").any() for changes in made]
+    told = [told_apart(changes)["told"].eq("settled").any() for changes in made]
     assert alarms(told) <= MOST_FALSE
     assert alarms(["tied" not in best_text(changes) for changes in made]) <= MOST_FALSE
 
@@ -229,8 +229,8 @@ def test_a_change_that_helps_is_told_and_named() -> None:
         times[3] /= 1.4  # two ranks under the first change
         made.append(changes_of(times))
     told = [told_apart(changes)["told"].tolist() for changes in made]
-    assert sum(words[1] == "yes" for words in told) >= 0.9 * PAGES
-    assert alarms(["yes" in words[2:] for words in told]) <= MOST_FALSE
+    assert sum(words[1] == "settled" for words in told) >= 0.9 * PAGES
+    assert alarms(["settled" in words[2:] for words in told]) <= MOST_FALSE
     named = [best_text(changes) for changes in made if changes.lead.is_settled]
     assert len(named) >= 0.9 * PAGES
     assert set(named) == {"change1"}

@@ -371,7 +371,7 @@ def test_a_change_that_cannot_be_told_from_none_has_no_speedup(tmp_path: Path) -
     changes = open_changes(tmp_path / folder)
     table = ChangesLab(changes, ()).table()
     section = pd.DataFrame(table.cells, columns=table.columns).set_index("change")
-    assert section.iloc[1:]["told from no change"].str.startswith("no, ").all()
+    assert set(section.iloc[1:]["told from no change"]) == {"hidden by noise"}
     one = findings_of("assignment4", tmp_path / "assignment4")[1]
     text = every_form(one)
     assert "hidden by noise: which change helps most, or whether any does" in text
@@ -393,7 +393,7 @@ def test_caps_whose_differences_are_noise_have_no_best_and_no_gain(tmp_path: Pat
     network = measured_networks(open_run(run))[0]
     accuracy = network.accuracy()
     regret = choice_facts(accuracy, network.model.best_cap())
-    assert regret["regret can be told from noise"] == "no, within noise over 4 rounds"
+    assert regret["regret can be told from noise"] == "hidden by noise"
     text = every_form(best, gain, error)
     assert f"{accuracy.median_error:.1%} in the median" not in text
     assert "hidden by noise: the median error" in text
@@ -436,7 +436,7 @@ def test_of_caps_the_first_page_says_what_the_section_says(
     best, gain, error = (one.answer for one in findings_of("assignment2", run))
     section = summary(open_networks(run)).set_index("network").loc["1 Gbit/s"]
     assert gain.is_settled == ("hidden" not in section[GAIN])
-    assert error.is_settled == (section["error told from noise"] == "yes")
+    assert error.is_settled == (section["error told from noise"] == "settled")
     assert section["best b (MiB)"] in best.spread
     named = effect > 0 and rounds >= 4
     assert ("tied" in best.spread) == ("tied" in section["best b (MiB)"]) == (not named)

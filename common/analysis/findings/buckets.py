@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.analysis.buckets.choice import cap_text, near_text
+from common.analysis.buckets.choice import cap_or_ties, near_text
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.analysis.buckets.sweep import Accuracy
@@ -46,9 +46,9 @@ def _measured_best(accuracy: Accuracy) -> str:
         return "a single cap was measured"
     lead, spread = accuracy.best.lead, accuracy.worst_over_best
     if not lead.is_settled:
-        return f"of the {count} measured, {cap_text(accuracy.best)} ({lead.reason})"
+        return f"of the {count} measured, {cap_or_ties(accuracy.best)} ({lead.reason})"
     longest = f", the worst takes {spread.estimate:.2f} times as long" if spread.is_settled else ""
-    return f"best of the {count} measured: {cap_text(accuracy.best)}{longest}"
+    return f"best of the {count} measured: {cap_or_ties(accuracy.best)}{longest}"
 
 
 def gain_over_default(folder: Path) -> Answer:

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 
-from common.analysis.buckets.choice import cap_text
+from common.analysis.buckets.choice import cap_or_ties
 from common.analysis.buckets.figures import cap_limits, measured_points, step_line
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
@@ -89,7 +89,7 @@ def bucket_times(folder: Path) -> SmallFigure:
         f"Bucket cap, {network.name}",
         figure,
         f"Backward pass over bucket caps: predicted as a line, shortest at {best.cap_mib:.3g} MiB; "
-        f"{len(table)} measured points, the best of them: {cap_text(network.accuracy().best)}.",
+        f"{len(table)} measured points, the best of them: {cap_or_ties(network.accuracy().best)}.",
     )
 
 
