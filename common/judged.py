@@ -12,7 +12,7 @@ Everything that is called faster, slower or best is judged here, from medians of
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,7 +26,7 @@ NOT_WITNESSED = "not witnessed"
 """States of the machine during a measurement; the last one where nothing watched it."""
 MOST_ROUNDS = 200
 """Number of rounds above which a difference is called too small to be settled."""
-FIRST_PAGE_ROUNDS = 6
+PAGE_ROUNDS = 6
 """Least number of rounds behind a number that goes to a first page."""
 PAIRED = "paired by round"
 
@@ -139,7 +139,12 @@ class Fastest:
 
 
 def compared(
-    times: pd.DataFrame, base: Hashable, *, claims: int | None = None, **known: object
+    times: pd.DataFrame,
+    base: Hashable,
+    *,
+    claims: int | None = None,
+    ratio: Callable[..., Interval] = paired_ratio,
+    **known: object,
 ) -> dict[Hashable, Judged]:
     """Judges each arm's time over that of one arm.
 
@@ -148,6 +153,7 @@ def compared(
         base: the arm that the others are compared with.
         claims: number of comparisons that a reader is shown together, whose intervals hold all at
             once; by default as many as there are other arms.
+        ratio: the estimator: ``samples.paired_ratio`` or ``samples.mean_ratio``.
         known: further fields of ``Judged``.
 
     Returns:
@@ -156,21 +162,29 @@ def compared(
     others = [arm for arm in times.columns if not _same(arm, base)]
     count = max(1, len(others)) if claims is None else claims
     base_times = times[base]
-    return {
-        arm: Judged(paired_ratio(times[arm], base_times, claims=count), **known) for arm in others
-    }
+    return {arm: Judged(ratio(times[arm], base_times, claims=count), **known) for arm in others}
 
 
-def fastest(times: pd.DataFrame, **known: object) -> Fastest | None:
+def fastest(
+    times: pd.DataFrame,
+    *,
+    claims: int = 1,
+    ratio: Callable[..., Interval] = paired_ratio,
+    **known: object,
+) -> Fastest | None:
     """Finds the fastest arm, and whether it is told from every other one.
 
-    The arm that looks best is compared with each other arm at the confidence of a single
-    comparison. That is enough: it is called best only if it beats all of them, and where arms are
-    equal this happens by chance in at most 5 % of tables, whatever their number (Gutmann and
-    Maymin, Is the selected population the best?, Annals of Statistics 15, 1987).
+    The arm that looks best is compared with each other arm, by default at the confidence of a
+    single comparison. To name the best of one table that is enough: it is called best only if it
+    beats all of them, and where arms are equal this happens by chance in at most 5 % of tables,
+    whatever their number (Gutmann and Maymin, Is the selected population the best?, Annals of
+    Statistics 15, 1987).
 
     Args:
         times: a row per round, a column per arm; any unit.
+        claims: number of comparisons that hold all at once. Where a reader is also shown which arms
+            are slower than the best, that is all pairs: any of them could have been shown.
+        ratio: the estimator, as in ``compared``.
         known: further fields of ``Judged``.
 
     Returns:
@@ -181,8 +195,8 @@ def fastest(times: pd.DataFrame, **known: object) -> Fastest | None:
         return None
     # Rounds that lack an arm would favour arms that were visited in fast rounds only.
     whole = times.dropna() if len(times.dropna()) else times
-    arm = np.log(whole).mean().idxmin()
-    against = compared(times, arm, claims=1, **known)
+    arm = whole.apply(lambda column: ratio(column, np.ones(len(column))).estimate).idxmin()
+    against = compared(times, arm, claims=claims, ratio=ratio, **known)
     rival = min(against, key=lambda other: _low(against[other]))
     tied = [other for other in times.columns if _same(other, arm) or not against[other].is_settled]
     return Fastest(arm, rival, against[rival], tuple(tied))

@@ -6,6 +6,7 @@ round:
 
 - ``paired_ratio`` and ``paired_gain``: what is compared in the same rounds. A stalled round makes
   the interval wide; of ten or more, it hardly moves it.
+- ``mean_ratio``: the same of all the time taken, where rounds are of different work.
 - ``student`` and ``welch``: intervals of means of two values or more, with normal noise.
 - ``resampled`` and ``middle``: the bootstrap of any other statistic, from ``LEAST_ROUNDS`` on.
 """
@@ -178,6 +179,32 @@ def paired_ratio(times: ArrayLike, base_times: ArrayLike, *, claims: int = 1) ->
     """
     logs = np.log(np.asarray(times, dtype=float) / np.asarray(base_times, dtype=float))
     return student(logs, claims=claims).map(np.exp)
+
+
+def mean_ratio(times: ArrayLike, base_times: ArrayLike, *, claims: int = 1) -> Interval:
+    """Estimates the ratio of the mean of ``times`` to that of ``base_times``, a pair each round.
+
+    It is for rounds of different work, such as global batches: a long one counts for more, as it
+    does in training, and none is trimmed. Rounds with a NaN are left out.
+
+    Args:
+        times, base_times: [rounds], in one unit.
+        claims: number of intervals that hold all at once with ``CONFIDENCE`` (Bonferroni).
+
+    Source: Cochran, Sampling Techniques, 3rd edition, chapter 6 (ratio estimators), 1977.
+    """
+    pairs = np.array([times, base_times], dtype=float)
+    pairs = pairs[:, ~np.isnan(pairs).any(axis=0)]
+    count = pairs.shape[1]
+    if not count:
+        return Interval(np.nan, np.nan, np.nan, rounds=0)
+    means = pairs.mean(axis=1, keepdims=True)
+    center = float(np.log(means[0, 0] / means[1, 0]))
+    off = np.nan
+    if count > 1:
+        deviation = float(np.subtract(*(pairs / means)).std(ddof=1))
+        off = student_quantile(count - 1, claims=claims) * deviation / np.sqrt(count)
+    return Interval(center, center - off, center + off, rounds=count).map(np.exp)
 
 
 def paired_gain(times: ArrayLike, base_times: ArrayLike, *, claims: int = 1) -> Interval:

@@ -77,7 +77,16 @@ ALLOWED = {
         "runtime",
         "cluster",
     },
-    "course": {"errors", "judged", "samples", "exercises", "runtime", "perfmodel", "cluster"},
+    "course": {
+        "analysis",
+        "errors",
+        "judged",
+        "samples",
+        "exercises",
+        "runtime",
+        "perfmodel",
+        "cluster",
+    },
     "cluster": {"errors", "runtime"},
     "report": {"errors", "judged", "settings", "runtime", "cluster", "perfmodel", "analysis"},
     "tuning": {

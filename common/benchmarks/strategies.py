@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
-import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from common.analysis.data_parallel.strategy_times import read_strategies
+from common.analysis.runs import Run
 from common.data.batches import random_tokens
 from common.errors import UserError
 from common.exercises.sharded_optimizer import ShardedOptimizer
@@ -48,7 +49,7 @@ from common.runtime.records.recorder import (
 )
 from common.runtime.seeding import seed_everything
 from common.runtime.timing import clock_for
-from common.samples import rotated, slowest_rank
+from common.samples import rotated
 from common.settings import AtLeast, NonEmpty, OneOf, Positive, RankOptions
 from common.tables import STRATEGY_COLUMNS
 from common.training.config import (
@@ -156,7 +157,7 @@ class StrategyBenchmark(RankOptions):
 
 
 def main(settings: StrategyBenchmark) -> None:
-    """Runs the benchmark and prints the medians."""
+    """Runs the benchmark and prints each strategy's step and speedup."""
     with process_group(settings.device, settings.backend) as worker:
         if worker.world_size < 2:
             raise UserError("compare_strategies needs 2 ranks or more; start it with torchrun")
@@ -166,18 +167,15 @@ def main(settings: StrategyBenchmark) -> None:
         with record_run(
             settings, "compare_strategies", worker, recorded_settings=facts
         ) as recorder:
-            times = measure(settings, worker, recorder)
+            measure(settings, worker, recorder)
             if recorder.run:
-                keys = ["strategy", "accumulation"]
-                steps = [*keys, "round", "iteration"]
-                slowest = slowest_rank(times, "step_time_ms", by=steps, sort=False)
-                medians = slowest.groupby(keys, sort=False).median().reset_index()
-                print(medians.to_string(index=False, float_format="%.1f"))
+                compared = read_strategies(Run(recorder.run.path, recorder.run.path))
+                print(compared.summary().to_string(index=False, float_format="%.2f"))
                 print(f"Written to {recorder.run.path}")
 
 
-def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
-    """Visits all strategies in rotated rounds; returns the rows of all ranks, on rank 0."""
+def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> None:
+    """Visits all strategies in rotated rounds and writes the rows of all ranks."""
     times = recorder.stream("strategy-times.csv", STRATEGY_COLUMNS)
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
     ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
@@ -213,7 +211,6 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
             progress.step(f"round {round_ + 1}, {strategy} × {accumulation}")
         if single:
             single.write([{"round": round_} | row for row in time_collectives(settings, worker)])
-    return times.table()
 
 
 def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:

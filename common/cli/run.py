@@ -21,6 +21,8 @@ class Run:
     """Folder of the run directories and the report."""
     run_dir: str | None = None
     """Measure nothing: write the report of the measurements in this folder (of cluster jobs)."""
+    full: bool = False
+    """Put the notebooks into report.pdf whole, as they are in index.html."""
 
     def run(self) -> None:
         """Runs the benchmarks, or only reports, and says where the results are."""
@@ -29,11 +31,15 @@ class Run:
         from common.runtime.stage_progress import StageProgress
 
         if self.run_dir:
-            report_measured(self.what, self.run_dir, StageProgress())
+            report_measured(self.what, self.run_dir, StageProgress(), full=self.full)
             return
         with shared_bytecode():
             run_assignments(
-                self.what, self.preset or default_preset(), self.output_dir, StageProgress()
+                self.what,
+                self.preset or default_preset(),
+                self.output_dir,
+                StageProgress(),
+                full=self.full,
             )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import re
 import tempfile
 import urllib.parse
@@ -22,6 +23,8 @@ from common.runtime.machine.environment import now
 from common.runtime.records.run_directory import write_atomically
 
 TITLE = "ddplab report"
+SUMMARY = "summary"
+"""Name of the document of a whole run."""
 PAGE, STYLE, SCRIPT, TEMPLATE, FILTER = (
     Path(__file__).with_name(name)
     for name in ("page.html.j2", "style.css", "page.js", "template.typ", "filter.lua")
@@ -37,6 +40,8 @@ SUBJECTS = {
     "assignment3": "Micro-batches",
     "assignment4": "Scaling",
 }
+TAG = "report"
+"""Tag of the cells that a short report has of a notebook."""
 NOTEBOOK_LEVEL = 3
 """A notebook's title on the page: below the page's and the assignment's."""
 
@@ -47,6 +52,12 @@ class Document:
 
     assignment: str
     notebooks: tuple[Path, ...]
+
+    def numbered(self) -> list[tuple[Path, str]]:
+        """Returns each notebook with what the numbers of its figures and tables begin with."""
+        digits = re.sub(r"\D", "", self.assignment)
+        parts = [f"{digits}.{place}." for place in range(1, len(self.notebooks) + 1)]
+        return list(zip(self.notebooks, parts if digits else [""] * len(parts), strict=True))
 
 
 @dataclass(frozen=True)
@@ -72,8 +83,8 @@ def render(document: Document) -> Part:
     """Renders the notebooks of an assignment for the page."""
     sections = []
     with tempfile.TemporaryDirectory() as scratch:
-        for notebook in document.notebooks:
-            markdown = _notebook_markdown(notebook, Path(scratch))
+        for notebook, number in document.numbered():
+            markdown = _notebook_markdown(notebook, Path(scratch), number)
             shift = f"--shift-heading-level-by={NOTEBOOK_LEVEL - 1}"
             body = _pandoc(markdown, "html5", notebook.stem, shift, "--mathml")
             sections.append(_section(notebook.stem, body, Path(scratch)))
@@ -104,18 +115,27 @@ def write_pdf(
     documents: Sequence[Document],
     front: str = "",
     front_files: Mapping[str, bytes] | None = None,
+    *,
+    full: bool = False,
 ) -> None:
-    """Writes ``report.pdf`` into ``folder``, whole or not at all.
+    """Writes ``report.pdf`` into ``folder``, whole or not at all. Labels are the page's anchors.
 
-    ``front`` is Typst markup for page 1, before the contents; ``front_files`` has the figures that
-    it names. Labels are the page's anchors.
+    Args:
+        folder: folder of the report.
+        documents: chapters; the summary of a run comes before the contents.
+        front: Typst markup for page 1, before the contents.
+        front_files: figures that ``front`` names.
+        full: whether notebooks are whole; else a notebook in which cells are tagged ``TAG`` has
+            only these, under their headings.
     """
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         for name, data in (front_files or {}).items():
             (work / name).write_bytes(data)
-        body = "\n".join(_typst(document, work) for document in documents)
-        pdf = _typeset(body, front, work)
+        chapters = {document: _typst(document, work, full=full) for document in documents}
+        lead = [text for document, text in chapters.items() if document.assignment == SUMMARY]
+        rest = [text for document, text in chapters.items() if document.assignment != SUMMARY]
+        pdf = _typeset("\n".join(rest), "\n".join([front, *lead]), work)
     beside = folder / ".report.pdf.partial"
     beside.write_bytes(pdf)
     beside.replace(folder / "report.pdf")
@@ -127,7 +147,7 @@ def assignment_title(assignment: str) -> str:
     >>> assignment_title("assignment2")
     'Assignment 2: Bucket size'
     """
-    name = assignment.replace("assignment", "Assignment ")
+    name = assignment.replace("assignment", "Assignment ").replace(SUMMARY, "Summary of this run")
     return f"{name}: {SUBJECTS[assignment]}" if assignment in SUBJECTS else name
 
 
@@ -182,25 +202,57 @@ def _data_address(picture: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
 
 
-def _notebook_markdown(notebook: Path, folder: Path) -> str:
-    """Returns a notebook's text and outputs, without code; writes its figures to ``folder``."""
+def _notebook_markdown(notebook: Path, folder: Path, number: str, *, full: bool = True) -> str:
+    """Returns a notebook's text and outputs, without code; writes its figures to ``folder``.
+
+    Figures and tables are numbered through the whole notebook, ``number`` first, also where not
+    ``full`` leaves some out.
+    """
     import nbformat
     from nbconvert import MarkdownExporter
 
     content = nbformat.read(notebook, as_version=4)
     (folder / notebook.stem).mkdir(exist_ok=True)
+    figures, tables = itertools.count(1), itertools.count(1)
     for index, cell in enumerate(content.cells):
-        for number, output in enumerate(cell.get("outputs", [])):
-            kind = next((kind for kind in PICTURES if kind in output.get("data", {})), None)
+        for place, output in enumerate(cell.get("outputs", [])):
+            data = output.get("data", {})
+            kind = next((kind for kind in PICTURES if kind in data), None)
             if kind:
-                name = f"{notebook.stem}/{index}-{number}.{PICTURES[kind]}"
-                data = output.data[kind]
-                picture = data.encode() if kind == "image/svg+xml" else base64.b64decode(data)
-                (folder / name).write_bytes(picture)
-                output.data = {"text/markdown": _figure(name, output.metadata.get(kind, {}))}
-                output.metadata = {}
+                name = f"{notebook.stem}/{index}-{place}.{PICTURES[kind]}"
+                picture = data[kind].encode() if kind == "image/svg+xml" else None
+                (folder / name).write_bytes(picture or base64.b64decode(data[kind]))
+                shown = _figure(name, output.metadata.get(kind, {}))
+                text = f"{shown}\n\n*Figure {number}{next(figures)}*"
+                output.data, output.metadata = {"text/markdown": text}, {}
+            elif data.get("text/markdown", "").startswith("| "):
+                text = f"*Table {number}{next(tables)}*\n\n{data['text/markdown']}"
+                output.data = {"text/markdown": text}
+    if not full:
+        content.cells = _tagged(content.cells)
     exporter = MarkdownExporter(exclude_input=True, exclude_output_prompt=True)
     return exporter.from_notebook_node(content)[0]
+
+
+def _tagged(cells: list) -> list:
+    """Returns the cells that are tagged, each below its headings; all where none is tagged."""
+    import nbformat
+
+    if not any(TAG in cell.metadata.get("tags", ()) for cell in cells):
+        return cells
+    chosen, above = [], {}
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            for line in re.findall(r"^#+ .*", cell.source, re.M):
+                level = len(line) - len(line.lstrip("#"))
+                above = {deep: text for deep, text in above.items() if deep < level}
+                above[level] = line
+        if TAG in cell.metadata.get("tags", ()):
+            if above and cell.cell_type != "markdown":
+                chosen.append(nbformat.v4.new_markdown_cell("\n\n".join(above.values())))
+            above = {}
+            chosen.append(cell)
+    return chosen
 
 
 def _pandoc(markdown: str, to: str, stem: str, *options: str) -> str:
@@ -221,16 +273,25 @@ def _figure(name: str, metadata: dict) -> str:
     return f'![]({name}){{{pixels} alt="{alt}"}}'
 
 
-def _typst(document: Document, work: Path) -> str:
+def _typst(document: Document, work: Path, *, full: bool) -> str:
     """Returns an assignment as Typst: a chapter whose notebooks begin on pages of their own."""
+    if document.assignment == SUMMARY:
+        return "".join(_pages(notebook, work) for notebook in document.notebooks)
     chapter = [f"#pagebreak(weak: true)\n= {assignment_title(document.assignment)}"]
     chapter[0] += f" <{document.assignment}>\n"
-    for index, notebook in enumerate(document.notebooks):
-        markdown = _notebook_markdown(notebook, work)
-        start = "#pagebreak(weak: true)\n" if index else ""
+    for index, (notebook, number) in enumerate(document.numbered()):
+        markdown = _notebook_markdown(notebook, work, number, full=full)
+        start = "#pagebreak(weak: true)\n" if index and full else ""
         body = _pandoc(markdown, "typst", notebook.stem, "--shift-heading-level-by=1")
         chapter.append(f"{start}#metadata(none) <{notebook.stem}>\n{body}")
     return "\n".join(chapter)
+
+
+def _pages(notebook: Path, work: Path) -> str:
+    """Returns a notebook as Typst, a page for each of its sections; its title is left out."""
+    body = _pandoc(_notebook_markdown(notebook, work, ""), "typst", notebook.stem)
+    _, *sections = re.split(r"^(?=== )", body, flags=re.M)
+    return "".join(f"#pagebreak(weak: true)\n{section}" for section in sections)
 
 
 def _typeset(body: str, front: str, work: Path) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from common.cluster.emulated import why_not
@@ -32,13 +32,17 @@ from common.report.timetable import (
     plan,
 )
 from common.runtime.machine.environment import describe_environment
-from common.runtime.paths import relative_to_project
+from common.runtime.paths import project_root, relative_to_project
 from common.runtime.records.run_directory import RunDirectory
 from common.runtime.stage_progress import StageProgress
 from common.runtime.wording import counted
 
+SUMMARY = project_root() / "notebooks" / "summary.ipynb"
 
-def run_assignments(what: str, label: str, output_dir: str, progress: StageProgress) -> Path:
+
+def run_assignments(
+    what: str, label: str, output_dir: str, progress: StageProgress, *, full: bool = False
+) -> Path:
     """Runs one assignment or ``all``; returns the folder with report.pdf and index.html.
 
     index.html is there from the beginning and grows. Each run directory keeps its own report.
@@ -48,6 +52,7 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
         label: Name of the presets: smoke, laptop or gpu.
         output_dir: Folder of all runs.
         progress: Display of the terminal.
+        full: Whether report.pdf has the notebooks whole.
     """
     assignments = known_assignments()
     if what != "all" and what not in assignments:
@@ -62,7 +67,7 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
         reason = "it is a file" if output.is_file() else error.strerror
         raise UserError(f"output folder {output}: {reason}") from None
     timetable = plan(presets, label, output, titles, with_hosts=why_not() is None)
-    watch = RunWatch(output, timetable, progress)
+    watch = RunWatch(output, timetable, progress, full=full)
     measured = Measured()
     folders = []
     with watch.until_the_end(), KeptRanks() as kept:
@@ -71,7 +76,9 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
             folders.append(_run_assignment(preset, label, output, watch, measured, kept))
             kept.end_all_but(_places(presets[number:]))
     last = timetable.entries[-1]
-    with watch.stage(last.assignment, last.key):
+    with watch.stage(last.assignment, last.key) as update:
+        if len(folders) > 1:
+            _summarise(dict(zip(assignments, folders, strict=True)), output, watch, update)
         watch.page.write_report(output)
     progress.say(
         f"Done in {progress.elapsed_s:.0f} s. Report: {relative_to_project(output / 'report.pdf')}"
@@ -153,6 +160,20 @@ def _write_up(preset: Preset, folder: Path, watch: RunWatch, *, is_partial: bool
         watch.page.write_assignment(folder, preset.assignment)
 
 
+def _summarise(
+    folders: Mapping[str, Path], output: Path, watch: RunWatch, update: Callable[[str], None]
+) -> None:
+    """Executes the notebook of a whole run, whose pages come first in its report."""
+    runs = {name: str(folder) for name, folder in folders.items()}
+    executed, errors = execute_notebooks(
+        [SUMMARY], output / "notebooks", {"run_dirs": runs}, update
+    )
+    for error in errors:  # of a task that is not written yet, or of a stage that was left out
+        watch.progress.say(f"- left out: {error}")
+    if executed:
+        watch.page.add_summary(executed[0])
+
+
 def _say_left_out(
     executed: list[Path], errors: list[UserError], progress: StageProgress, *, is_partial: bool
 ) -> None:
@@ -169,7 +190,9 @@ def _say_left_out(
         raise errors[0]
 
 
-def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> Path:
+def report_measured(
+    assignment: str, run_dir: str, progress: StageProgress, *, full: bool = False
+) -> Path:
     """Writes notebooks and report from measurements that are there, such as those of cluster jobs.
 
     They go into ``run_dir``, which holds the runs of the benchmarks; returns its path.
@@ -188,7 +211,7 @@ def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> P
         raise UserError(f"{run_dir}: no complete run with tables of {assignment} in it")
     new = not (folder / "notebooks").exists()
     preset = preset_of(folder, assignment)
-    page = RunPage()
+    page = RunPage(full=full)
     page.open(assignment, folder)
     try:
         with progress.stage(counted(len(preset.notebooks), "notebook")) as update:

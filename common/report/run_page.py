@@ -19,7 +19,14 @@ from common.analysis.findings.figures import SmallFigure, figure_of
 from common.analysis.findings.finding import Finding
 from common.analysis.findings.invariants import violations
 from common.report import first_page
-from common.report.document import Document, Part, render, write_page, write_pdf
+from common.report.document import (
+    SUMMARY,
+    Document,
+    Part,
+    render,
+    write_page,
+    write_pdf,
+)
 from common.report.first_page import FirstPage
 from common.report.timetable import COPIED, DONE, FAILED, LEFT_OUT, Timetable
 from common.runtime.records.run_directory import read_environment
@@ -35,8 +42,10 @@ class RunPage:
     been executed, a finding when its tables are there.
     """
 
-    def __init__(self, timetable: Timetable | None = None) -> None:
-        self._timetable = timetable
+    def __init__(self, timetable: Timetable | None = None, *, full: bool = False) -> None:
+        """Begins a page; ``full`` says whether report.pdf has the notebooks whole."""
+        self._timetable, self._full = timetable, full
+        self._summary: list[Document] = []
         self._folders: dict[str, Path] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._figures: dict[str, SmallFigure | None] = {}
@@ -71,6 +80,10 @@ class RunPage:
         self._documents[assignment] = document
         self._parts[assignment] = render(document)
 
+    def add_summary(self, notebook: Path) -> None:
+        """Adds the executed notebook of a whole run, which comes first."""
+        self._summary = [Document(SUMMARY, (notebook,))]
+
     def first(self, *, only: str | None = None) -> FirstPage:
         """Returns the first page as of now; of one assignment where ``only`` names it."""
         names = [name for name in self._folders if only in (None, name)]
@@ -98,7 +111,8 @@ class RunPage:
 
     def write(self, folder: Path) -> None:
         """Writes ``index.html`` of all that there is."""
-        self._write_page(folder, self.first(), list(self._parts.values()))
+        summary = [render(document) for document in self._summary]
+        self._write_page(folder, self.first(), [*summary, *self._parts.values()])
 
     def write_assignment(self, folder: Path, assignment: str) -> None:
         """Writes ``index.html`` and ``report.pdf`` of one assignment."""
@@ -107,8 +121,9 @@ class RunPage:
         self._write_pdf(folder, page, [self._documents[assignment]])
 
     def write_report(self, folder: Path) -> None:
-        """Writes ``report.pdf`` of a run that is over."""
-        self._write_pdf(folder, self.first(), list(self._documents.values()))
+        """Writes ``report.pdf`` and ``index.html`` of a run that is over."""
+        self.write(folder)
+        self._write_pdf(folder, self.first(), [*self._summary, *self._documents.values()])
 
     def _planned(self) -> set[str]:
         entries = self._timetable.entries if self._timetable else []
@@ -120,18 +135,21 @@ class RunPage:
         write_page(folder, parts, front=front, style=first_page.STYLE.read_text())
 
     def _write_pdf(self, folder: Path, page: FirstPage, documents: list[Document]) -> None:
-        front, files = first_page.as_typst(page)
-        write_pdf(folder, documents, front=front, front_files=files)
+        has_pages = any(document in self._summary for document in documents)
+        front, files = first_page.as_typst(page, with_figures=not has_pages)
+        write_pdf(folder, documents, front=front, front_files=files, full=self._full)
 
 
 class RunWatch:
     """Follows a run's stages, for the terminal and for the page in ``folder``."""
 
-    def __init__(self, folder: Path, timetable: Timetable, progress: StageProgress) -> None:
+    def __init__(
+        self, folder: Path, timetable: Timetable, progress: StageProgress, *, full: bool = False
+    ) -> None:
         self.folder = folder
         self.timetable = timetable
         self.progress = progress
-        self.page = RunPage(timetable)
+        self.page = RunPage(timetable, full=full)
         self._run_dirs: dict[str, Path] = {}
 
     def announce(self) -> None:

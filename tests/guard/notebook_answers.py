@@ -30,6 +30,7 @@ RECORDED = {
     "assignment3_dynamic_batches": "data/epyc-2-cores/assignment3",
     "assignment4_synthetic_scaling": "data/xeon-2-cores/assignment4",
     "assignment4_text_scaling": "data/xeon-2-cores/assignment4",
+    "summary": "",
 }
 """The recorded run that each notebook is given."""
 MEASURES = {"example_tune"}

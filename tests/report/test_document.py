@@ -305,3 +305,42 @@ def test_no_word_of_a_tables_header_and_no_number_is_torn_apart(
         numbers = {word for word in numbers if re.fullmatch(r"[-+±\d.,–%]+", word)}
         assert numbers - words == set(), rows[0]
     assert printed.index("To the notebook") < printed.index("Gradient accumulation")
+
+
+@pytest.mark.skipif(not shutil.which("pdftotext"), reason="needs pdftotext (poppler-utils)")
+def test_a_short_report_has_the_tagged_cells_under_their_headings_and_the_pages_numbers(
+    tmp_path: Path,
+) -> None:
+    def cell(text: str, *tags: str) -> nbformat.NotebookNode:
+        output = nbformat.v4.new_output("display_data", {"text/markdown": text})
+        return nbformat.v4.new_code_cell("", outputs=[output], metadata={"tags": [*tags]})
+
+    def table(value: int) -> str:
+        return f"| x |\n|---:|\n| {value} |\n"
+
+    cells = [
+        nbformat.v4.new_markdown_cell("# Title\n\nfirst words"),
+        nbformat.v4.new_markdown_cell("## Left out\n\nmore words"),
+        cell(table(111)),
+        nbformat.v4.new_markdown_cell("## Kept\n\nother words"),
+        cell(table(222), "report"),
+        cell(table(333)),
+    ]
+    path = tmp_path / "notebook.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    document = Document("assignment2", (path, path))
+    texts = {}
+    for full in (False, True):
+        write_pdf(tmp_path, [document], full=full)
+        command = ["pdftotext", "-layout", tmp_path / "report.pdf", "-"]
+        texts[full] = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for word in ("222", "Kept", "Title", "Table 2.1.2", "Table 2.2.2"):
+        assert word in texts[False]
+        assert word in texts[True]
+    for word in ("111", "333", "Left out", "words", "Table 2.1.1"):
+        assert word not in texts[False]
+        assert word in texts[True]
+    page = render(document).html
+    assert [f"Table 2.{part}.{count}" in page for part in (1, 2) for count in (1, 2, 3)] == [
+        True
+    ] * 6

@@ -12,12 +12,12 @@ from common.analysis import runs
 from common.analysis.comparable import require_same
 from common.analysis.data_parallel.strategy_times import (
     StrategyTimes,
-    above_noise,
     read_strategies,
 )
 from common.analysis.data_parallel.training_runs import ASSIGNMENT, COMMAND, STEPS, TIMES
 from common.csv_tables import read_table
 from common.errors import NotYetWritten, UserError
+from common.judged import Judged, Verdict, fastest
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
@@ -28,7 +28,7 @@ from common.perfmodel.one_device.sharding import whole_tensors
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table
-from common.samples import slowest_rank
+from common.samples import paired_ratio, slowest_rank
 
 ALL_REDUCE, LOCAL, READY = "allreduce-samples.csv", "local-times.csv", "gradient-ready-times.csv"
 OVERLAP = "overlap-times.csv"
@@ -152,8 +152,9 @@ class EmulatedStrategies:
         """Returns a row per accumulation and strategy: predicted and measured.
 
         Columns: accumulation, strategy, computation_ms and exposed_ms (of the prediction),
-        predicted_ms, measured_ms, q25_ms, q75_ms, noise, error (of predicted against measured),
-        above_noise (of the error), exposed_share (of the predicted step).
+        predicted_ms, measured_ms, q25_ms, q75_ms, error (of predicted against each round's median)
+        with error_low and error_high, above_noise (the verdict on the error), exposed_share (of the
+        predicted step).
 
         Raises UserError where no strategy that exchanges anything was measured.
         """
@@ -171,8 +172,14 @@ class EmulatedStrategies:
             exposed_ms=[step.exposed_communication_s * 1e3 for step in predictions.values()],
             predicted_ms=[step.total_s * 1e3 for step in predictions.values()],
         )
-        rows["error"] = rows["predicted_ms"] / rows["measured_ms"] - 1
-        rows["above_noise"] = above_noise(rows["error"], rows["noise"])
+        errors = [
+            self._error(row.strategy, row.accumulation, row.predicted_ms, len(rows))
+            for row in rows.itertuples()
+        ]
+        rows["error"] = [error.estimate - 1 for error in errors]
+        rows["error_low"] = [error.interval.low - 1 for error in errors]
+        rows["error_high"] = [error.interval.high - 1 for error in errors]
+        rows["above_noise"] = [str(error.verdict) for error in errors]
         rows["exposed_share"] = rows["exposed_ms"] / rows["predicted_ms"]
         columns = [
             "accumulation",
@@ -183,12 +190,19 @@ class EmulatedStrategies:
             "measured_ms",
             "q25_ms",
             "q75_ms",
-            "noise",
             "error",
+            "error_low",
+            "error_high",
             "above_noise",
             "exposed_share",
         ]
         return rows[columns].reset_index(drop=True)
+
+    def _error(self, strategy: str, accumulation: int, predicted_ms: float, claims: int) -> Judged:
+        """Returns a predicted step over the measured one, of which rounds are repetitions."""
+        rounds = self.measured.rounds[accumulation][strategy]
+        ratio = paired_ratio([predicted_ms] * len(rounds), rounds, claims=claims)
+        return Judged(ratio, population="predicted, over each round", **self.measured.conditions)
 
 
 @dataclass(frozen=True)
@@ -200,16 +214,16 @@ class PredictionAccuracy:
         median_error: the median of the errors' sizes.
         worst_error: the largest error, with its sign.
         worst_strategy: the strategy of the largest error.
-        noise: the largest range of rounds' medians, as a share; NaN for single rounds.
-        predicted_fastest: the strategy that the model would choose.
-        measured_fastest: the strategy that was fastest.
+        clear: strategies whose error is told from noise.
+        predicted_fastest: the strategy that the model would choose, with the fewest micro-batches.
+        measured_fastest: the strategy that was fastest with as many; several that are tied.
     """
 
     network: str
     median_error: float
     worst_error: float
     worst_strategy: str
-    noise: float
+    clear: tuple[str, ...]
     predicted_fastest: str
     measured_fastest: str
 
@@ -219,14 +233,17 @@ def prediction_accuracy(run: EmulatedStrategies) -> PredictionAccuracy:
     table = run.table()
     sizes = table["error"].abs()
     worst = table.loc[sizes.idxmax()]
+    few = table[table["accumulation"] == table["accumulation"].min()].set_index("strategy")
+    times = run.measured.rounds[few["accumulation"].iloc[0]][list(few.index)]
+    best = fastest(times, **run.measured.conditions)
     return PredictionAccuracy(
         network=run.network,
         median_error=float(sizes.median()),
         worst_error=float(worst["error"]),
         worst_strategy=worst["strategy"],
-        noise=float(table["noise"].max()),
-        predicted_fastest=table.loc[table["predicted_ms"].idxmin(), "strategy"],
-        measured_fastest=table.loc[table["measured_ms"].idxmin(), "strategy"],
+        clear=tuple(table.loc[table["above_noise"] == Verdict.SETTLED, "strategy"]),
+        predicted_fastest=few["predicted_ms"].idxmin(),
+        measured_fastest=" or ".join(best.tied if best else few.index),
     )
 
 

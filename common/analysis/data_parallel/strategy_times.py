@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +20,7 @@ from common.analysis.data_parallel.training_runs import (
     open_training,
 )
 from common.csv_tables import read_table
+from common.judged import PAGE_ROUNDS, Fastest, Judged, compared, fastest
 from common.perfmodel.fsdp.communication import (
     STRATEGIES,
     Collective,
@@ -29,7 +31,7 @@ from common.perfmodel.fsdp.communication import (
 )
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.runtime.records.run_directory import find_table
-from common.samples import slowest_rank
+from common.samples import per_round, slowest_rank
 from common.tables import STRATEGY_COLUMNS
 
 EXCHANGING = STRATEGIES[1:]
@@ -95,29 +97,78 @@ class StrategyTimes:
         tokens = self.settings["micro_batch_size"] * self.settings["seq_len"]
         return tokens * self.ranks * accumulation
 
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Returns scope and state of the machine, as ``Judged`` takes them."""
+        gradient_mib = 4 * self.config.num_parameters() / 2**20
+        network = self.environment.get("network") or self.backend
+        sizes = f"{gradient_mib:.0f} MiB of gradients, {self.ranks} ranks, {network}"
+        return {
+            "scope": f"{SETTINGS.format(**self.settings)}, {sizes}",
+            "machine": runs.Run(self.folder, self.folder).machine_state,
+        }
+
+    @cached_property
+    def rounds(self) -> dict[int, pd.DataFrame]:
+        """Returns median steps in ms by accumulation: a row per round, a column per strategy."""
+        return {
+            accumulation: per_round(times, "step_time_ms", "strategy")
+            for accumulation, times in self.times.groupby("accumulation")
+        }
+
+    @cached_property
+    def speedups(self) -> dict[tuple[int, str], Judged]:
+        """Returns speedups over one device by accumulation and strategy; their intervals hold all
+        at once."""
+        beside = {key: times for key, times in self.rounds.items() if "single" in times}
+        claims = sum(times.shape[1] - 1 for times in beside.values())
+        return {
+            (accumulation, strategy): speedup
+            for accumulation, times in beside.items()
+            for strategy, speedup in compared(
+                1 / times, "single", claims=claims, least_rounds=PAGE_ROUNDS, **self.conditions
+            ).items()
+        }
+
+    @cached_property
+    def exchange(self) -> dict[int, Judged]:
+        """Returns DDP's step over the same computation without communication, by accumulation."""
+        pairs = {
+            key: times[["DDP", "local"]]
+            for key, times in self.rounds.items()
+            if {"DDP", "local"} <= set(times)
+        }
+        return {
+            accumulation: compared(
+                times, "local", claims=len(pairs), least_rounds=PAGE_ROUNDS, **self.conditions
+            )["DDP"]
+            for accumulation, times in pairs.items()
+        }
+
     def summary(self, only: Collection[str] = ()) -> pd.DataFrame:
         """Returns a row per accumulation and strategy; a step is as long as its slowest rank's.
 
         ``only`` has the strategies to return; by default all.
-        Columns: accumulation, strategy, step_ms (median), q25_ms, q75_ms, noise (range of the
-        rounds' medians, as a share of the median; NaN for a single round), tokens_per_s, speedup
-        (over ``single`` in the same round, so that drift cancels: median over rounds; NaN without
-        it), speedup_low and speedup_high (least and greatest).
+        Columns: accumulation, strategy, step_ms (median), q25_ms, q75_ms, tokens_per_s, speedup
+        with speedup_low, speedup_high and verdict (``speedups``; NaN where ``single`` was not
+        measured).
         """
         keys = ["accumulation", "strategy"]
         steps = slowest_rank(self.times, "step_time_ms", by=[*keys, "round", "iteration"])
         quartiles = steps.groupby(keys).quantile([0.25, 0.5, 0.75]).unstack()
         table = quartiles.set_axis(["q25_ms", "step_ms", "q75_ms"], axis=1)
-        # The noise is estimated from medians of whole rounds: each round builds every strategy
-        # anew, so the range of these medians holds what single steps of one round cannot show.
-        rounds = steps.groupby([*keys, "round"]).median()
-        spread = rounds.groupby(keys).agg(lambda medians: medians.max() - medians.min())
-        several = rounds.groupby(keys).size() > 1
-        table["noise"] = (spread / table["step_ms"]).where(several)
+        ratios = {key: _with_ends(speedup) for key, speedup in self.speedups.items()}
+        alone = (1.0, 1.0, 1.0, None)
+        ratios |= {
+            (key, "single"): alone for key, times in self.rounds.items() if "single" in times
+        }
+        nothing = (float("nan"),) * 3 + (None,)
+        columns = ["speedup", "speedup_low", "speedup_high", "verdict"]
+        table[columns] = [ratios.get(key, nothing) for key in table.index]
         table = table.reset_index()
         tokens = table["accumulation"].map(self.tokens_per_step)
         table["tokens_per_s"] = tokens / table["step_ms"] * 1e3
-        table = _ordered(table.merge(_speedups_by_round(rounds), how="left", on=keys))
+        table = _ordered(table)
         return table[table["strategy"].isin(only)] if only else table
 
     def collectives(self, strategy: str, accumulation: int) -> list[Collective]:
@@ -223,83 +274,78 @@ def from_training(training: Training) -> StrategyTimes:
     )
 
 
-def above_noise(difference: pd.Series, noise: pd.Series) -> pd.Series:
-    """Returns ``yes`` where a relative difference is larger than the noise, else ``no``.
-
-    ``unknown`` where the noise is, since there was a single round.
-    """
-    larger = (difference.abs() > noise).map({True: "yes", False: "no"})
-    return larger.where(noise.notna(), "unknown")
-
-
 def exchange_cost(strategies: StrategyTimes) -> pd.DataFrame:
     """Compares DDP's step with the same computation without communication.
 
-    A row per accumulation at which both were measured. Columns: accumulation, above_noise (of
-    added_share), step_ms, local_ms, added_ms (their difference), added_share (of local_ms), noise
-    (the larger one of the two), speedup and local_speedup (over one device).
+    A row per accumulation at which both were measured. Columns: accumulation, above_noise (the
+    verdict on added_share), step_ms and local_ms (medians), added_share (of the step without
+    communication, paired by round) with added_low and added_high, added_ms (that share of
+    local_ms), speedup and local_speedup (over one device).
     """
-    table = strategies.summary()
-    exchanging = table[table["strategy"] == "DDP"]
-    local = table[table["strategy"] == "local"]
-    pairs = exchanging.merge(local, on="accumulation", suffixes=("", "_local"))
-    added_ms = pairs["step_ms"] - pairs["step_ms_local"]
-    added_share = added_ms / pairs["step_ms_local"]
-    noise = pairs[["noise", "noise_local"]].max(axis=1, skipna=False)
-    return pd.DataFrame(
-        {
-            "accumulation": pairs["accumulation"],
-            "above_noise": above_noise(added_share, noise),
-            "step_ms": pairs["step_ms"],
-            "local_ms": pairs["step_ms_local"],
-            "added_ms": added_ms,
-            "added_share": added_share,
-            "noise": noise,
-            "speedup": pairs["speedup"],
-            "local_speedup": pairs["speedup_local"],
-        }
-    )
+    table = strategies.summary().set_index(["accumulation", "strategy"])
+    rows = []
+    for accumulation, judged in strategies.exchange.items():
+        exchanging, local = (table.loc[(accumulation, name)] for name in ("DDP", "local"))
+        ratio, low, high, verdict = _with_ends(judged)
+        rows.append(
+            {
+                "accumulation": accumulation,
+                "above_noise": verdict,
+                "step_ms": exchanging["step_ms"],
+                "local_ms": local["step_ms"],
+                "added_ms": (ratio - 1) * local["step_ms"],
+                "added_share": ratio - 1,
+                "added_low": low - 1,
+                "added_high": high - 1,
+                "speedup": exchanging["speedup"],
+                "local_speedup": local["speedup"],
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def over_fastest(strategies: StrategyTimes) -> pd.DataFrame:
     """Compares each exchanging strategy with the fastest one of the same accumulation.
 
-    Columns: accumulation, strategy, above_noise (of over_fastest; NaN for the fastest itself),
-    step_ms, over_fastest (by which share a step is longer), noise (the largest one among the
-    strategies of this accumulation).
+    Columns: accumulation, strategy, fastest (``yes`` for a strategy that is told from all others,
+    ``tied`` for those that are not told from the one that looks fastest, else ``no``), above_noise
+    (the verdict on over_fastest; None for the fastest itself), step_ms (median), over_fastest (by
+    which share a step is longer, paired by round) with over_low and over_high.
     """
-    table = strategies.summary()
-    table = table[table["strategy"].isin(EXCHANGING)].reset_index(drop=True)
-    by_accumulation = table.groupby("accumulation")
-    longer = table["step_ms"] / by_accumulation["step_ms"].transform("min") - 1
-    noise = by_accumulation["noise"].transform("max")
-    return pd.DataFrame(
-        {
-            "accumulation": table["accumulation"],
-            "strategy": table["strategy"],
-            "above_noise": above_noise(longer, noise).where(longer > 0),
-            "step_ms": table["step_ms"],
-            "over_fastest": longer,
-            "noise": noise,
-        }
-    )
+    table = strategies.summary(EXCHANGING)
+    pairs = sum(len(rows) * (len(rows) - 1) // 2 for _, rows in table.groupby("accumulation"))
+    parts = []
+    for accumulation, rows in table.groupby("accumulation"):
+        times = strategies.rounds[accumulation][list(rows["strategy"])]
+        # Which strategy looks fastest is found in the same rounds, so that any pair of strategies
+        # could have become a row: the intervals hold for all pairs at once.
+        best = fastest(times, claims=pairs, **strategies.conditions)
+        parts.append(rows.assign(**_beside(times, best, pairs, strategies.conditions)))
+    columns = ["accumulation", "strategy", "fastest", "above_noise", "step_ms"]
+    columns += ["over_fastest", "over_low", "over_high"]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
 
 
-def _speedups_by_round(rounds: pd.Series) -> pd.DataFrame:
-    """Returns median, least and greatest speedup over ``single`` in the same round, by both keys.
+def _beside(
+    times: pd.DataFrame, best: Fastest | None, claims: int, conditions: dict[str, str]
+) -> dict[str, list]:
+    """Returns columns of ``over_fastest``, a value for each strategy that was measured."""
+    over = compared(times, best.arm, claims=claims, **conditions) if best else {}
+    ends = [_with_ends(over[name]) if name in over else (1.0, 1.0, 1.0, None) for name in times]
+    ratios, lows, highs, verdicts = zip(*ends, strict=True)
+    standing = dict.fromkeys(best.tied, "tied" if len(best.tied) > 1 else "yes") if best else {}
+    return {
+        "fastest": [standing.get(name, "no" if best else None) for name in times],
+        "above_noise": list(verdicts),
+        "over_fastest": [ratio - 1 for ratio in ratios],
+        "over_low": [low - 1 for low in lows],
+        "over_high": [high - 1 for high in highs],
+    }
 
-    Args:
-        rounds: Medians of steps by accumulation, strategy and round.
-    """
-    by_round = rounds.unstack("strategy")
-    columns = ["accumulation", "strategy", "speedup", "speedup_low", "speedup_high"]
-    if "single" not in by_round:
-        return pd.DataFrame(columns=columns).astype({"accumulation": "int64", "speedup": float})
-    # Each round's ratio is taken first, and the median over rounds after it: both steps of a ratio
-    # were measured within minutes, so that a slow drift of the machine cancels.
-    ratios = (1 / by_round).mul(by_round["single"], axis=0).stack()
-    spread = ratios.groupby(["accumulation", "strategy"]).agg(["median", "min", "max"])
-    return spread.reset_index().set_axis(columns, axis=1)
+
+def _with_ends(judged: Judged) -> tuple[float, float, float, str]:
+    """Returns estimate, both ends of the interval, and the verdict in words."""
+    return judged.estimate, judged.interval.low, judged.interval.high, str(judged.verdict)
 
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:

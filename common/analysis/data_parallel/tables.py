@@ -18,6 +18,7 @@ from common.perfmodel.fsdp.communication import strategy_table
 from common.perfmodel.one_device.architecture import GPT2Config
 
 NOISE_COLUMN = "can be told from noise"
+INTERVAL = "95 % interval"
 LARGE = "gpt2-large"
 BACKEND_NAMES = {"gloo": "gloo", "nccl": "NCCL"}
 ANSWERS = {True: "yes", False: "no", None: "unknown: there is one curve"}
@@ -78,10 +79,10 @@ TIMES = {
     "accumulation": "micro-batches",
     "step_ms": ("step (ms)", WHOLE_MS),
     ("q25_ms", "q75_ms"): ("quartiles", "{:,.0f}–{:,.0f}"),
-    "noise": "range of rounds",
     "tokens_per_s": "tokens/s",
     "speedup": "speedup",
-    ("speedup_low", "speedup_high"): ("over the rounds", "{:.2f}–{:.2f}"),
+    ("speedup_low", "speedup_high"): (INTERVAL, "{:.2f}–{:.2f}"),
+    "verdict": "is it told from one device",
 }
 """Titles of ``StrategyTimes.summary``."""
 EXCHANGE = {
@@ -91,16 +92,17 @@ EXCHANGE = {
     "local_ms": ("no communication (ms)", WHOLE_MS),
     "added_ms": ("DDP takes longer by (ms)", WHOLE_MS),
     "added_share": ("longer by", "{:+.0%}"),
-    "noise": "range of rounds",
+    ("added_low", "added_high"): (INTERVAL, "{:+.0%} to {:+.0%}"),
 }
 """Titles of ``exchange_cost``."""
 FASTEST = {
     "strategy": "strategy",
     "accumulation": "micro-batches",
+    "fastest": "fastest",
     "above_noise": NOISE_COLUMN,
     "over_fastest": ("longer than the fastest", "{:+.0%}"),
+    ("over_low", "over_high"): (INTERVAL, "{:+.0%} to {:+.0%}"),
     "step_ms": ("step (ms)", WHOLE_MS),
-    "noise": "range of rounds",
 }
 """Titles of ``over_fastest``."""
 SENT = {
@@ -118,7 +120,7 @@ EMULATED = {
     "accumulation": "micro-batches",
     "above_noise": "error above noise",
     "error": ("error", "{:+.0%}"),
-    "noise": "range of rounds",
+    ("error_low", "error_high"): (INTERVAL, "{:+.0%} to {:+.0%}"),
     "predicted_ms": ("predicted (ms)", WHOLE_MS),
     "measured_ms": ("measured (ms)", WHOLE_MS),
 }
@@ -134,7 +136,7 @@ ACCURACY = {
     "network": "network",
     "median_error": ("error, median of the strategies", "{:.0%}"),
     ("worst_error", "worst_strategy"): ("error at worst", "{:+.0%} ({})"),
-    "noise": ("medians of rounds differ by up to", "{:.0%}"),
+    "clear": ("errors told from noise", lambda names: ", ".join(names) or "none"),
     "predicted_fastest": "fastest by prediction",
     "measured_fastest": "fastest as measured",
 }

@@ -10,6 +10,7 @@ from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
 from common.analysis.data_parallel.strategy_times import read_strategies
 from common.analysis.findings.finding import UNREADABLE, span
+from common.analysis.findings.your_step import DEPTHS
 from common.analysis.runs import complete_runs
 from common.analysis.step_parts import TIMED, decompose_all
 from common.analysis.sweep_speedups import sweep_speedups
@@ -41,7 +42,7 @@ def violations(folder: Path) -> tuple[str, ...]:
 
 def exchange_that_gains(folder: Path) -> Iterator[str]:
     """Yields where steps with an exchange are surely shorter than the same without one."""
-    for run in complete_runs(folder, "strategy-times.csv"):
+    for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
         for accumulation, times in strategies.times.groupby("accumulation"):
             rounds = per_round(times, "step_time_ms", "strategy")
@@ -59,13 +60,13 @@ def exchange_that_gains(folder: Path) -> Iterator[str]:
 
 def more_than_ideal(folder: Path) -> Iterator[str]:
     """Yields where ranks are surely faster than as many single devices."""
-    for run in complete_runs(folder, "strategy-times.csv"):
+    for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
         for _, times in strategies.times.groupby("accumulation"):
             rounds = per_round(times, "step_time_ms", "strategy")
             if "single" in rounds:
                 yield from _too_fast(run.folder, folder, strategies.ranks, _over_single(rounds))
-    for run in complete_runs(folder, "arms.csv"):
+    for run in complete_runs(folder, "arms.csv", DEPTHS):
         for row in sweep_speedups(run.table("arms.csv"), run.table("steps.csv")).itertuples():
             over = {f"arm {row.arm}": (row.speedup, row.speedup_low, row.speedup_high)}
             yield from _too_fast(run.folder, folder, row.world_size, over)
@@ -91,7 +92,7 @@ def _too_fast(stage: Path, folder: Path, ranks: int, speedups: dict) -> Iterator
 
 def parts_beyond_the_step(folder: Path) -> Iterator[str]:
     """Yields arms whose parts add up to more than the step that they were measured in."""
-    for run in complete_runs(folder, "arms.csv"):
+    for run in complete_runs(folder, "arms.csv", DEPTHS):
         steps = run.table("steps.csv")
         if TIMED not in set(steps["kind"]):
             continue

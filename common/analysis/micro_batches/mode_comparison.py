@@ -11,15 +11,15 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from common.analysis.micro_batches.training_runs import dataset_name, in_order, mode_name
 from common.analysis.runs import OfRun, Run, caption_of
 from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
+from common.judged import PAGE_ROUNDS, Fastest, Judged, compared, fastest
 from common.runtime.paths import relative_to_project
-from common.samples import DRAWS, middle, resampled, slowest_rank
+from common.samples import DRAWS, Interval, mean_ratio, slowest_rank, student_quantile
 
 MODE_TIMES, CALIBRATION, SLOW_RANK = "mode-times.csv", "calibration.csv", "slow-rank.csv"
 COLUMNS = (
@@ -162,33 +162,78 @@ class ModeComparison(OfRun):
         slowest = self.slowest(column)
         return slowest.div(slowest[STATIC], axis=0)
 
+    @property
+    def conditions(self) -> dict[str, object]:
+        """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
+        model, precision = (self.settings.get(name, "") for name in ("model_name", "precision"))
+        network = self.environment.get("network") or self.environment.get("backend", "")
+        scope = (self.dataset, model, f"{self.ranks} ranks", network, precision)
+        return {
+            "scope": ", ".join(filter(None, scope)),
+            "machine": self.opened.machine_state,
+            "least_rounds": PAGE_ROUNDS,
+        }
+
+    @property
+    def claims(self) -> int:
+        """Returns the number of intervals that hold at once.
+
+        They are those of all pairs of modes on the same batches, as any mode may turn out to be the
+        fastest, which the others are compared with; and those of modes with their own batches.
+        """
+        count = len(self.modes)
+        return count * (count - 1) // 2 + len(self.own_batch_modes)
+
+    @cached_property
+    def judged(self) -> dict[str, Judged]:
+        """Returns each mode's mean step over static's, paired by global batch; per text for modes
+        that form batches of their own, whose steps have no counterpart."""
+        same = compared(
+            self.slowest(), STATIC, claims=self.claims, ratio=mean_ratio, **self.conditions
+        )
+        static = self._texts_and_times.loc[STATIC]
+        unpaired = {"population": "steps of other batches, unpaired", **self.conditions}
+        return same | {
+            mode: Judged(
+                _rate_ratio(self._texts_and_times.loc[mode], static, self.claims), **unpaired
+            )
+            for mode in self.own_batch_modes
+        }
+
+    @cached_property
+    def fastest(self) -> Fastest | None:
+        """Returns the fastest of ``modes``, and those that are tied with it."""
+        times = self.slowest()
+        return fastest(times, claims=self.claims, ratio=mean_ratio, **self.conditions)
+
+    @cached_property
+    def _texts_and_times(self) -> pd.DataFrame:
+        """Returns each mode's steps: of the slowest rank step_time_ms and padded_tokens, and
+        global_batch; the index is mode and step."""
+        rows = self.times[self.times["mode"].isin([*self.modes, *self.own_batch_modes])]
+        columns = ["step_time_ms", "global_batch", "padded_tokens"]
+        return slowest_rank(rows, columns, by=["mode", "step"])
+
     @cached_property
     def summary(self) -> pd.DataFrame:
         """Returns a row per mode of ``modes``; times are those of the slowest rank.
 
         Columns: mean_ms, p95_ms; ratio (mean over static's mean) with ratio_low and ratio_high
-        (bootstrap over steps, 95 %), p95_ratio; paired_median, paired_q25, paired_q75 (of the
+        (``judged``), p95_ratio; paired_median, paired_q25, paired_q75 (of the
         ratios step by step); compute_ratio, compute_p95_ratio; padded_ratio (promised by the
         plan: the largest number of padded tokens of a rank, over static's); planning_ms (mean
         time that a step was held up by planning); waiting (share of all ranks' step time) and
         waiting_points (above the control, in percentage points; NaN without a control);
-        differs (``differs_from_static``); tied with the fastest mode (the interval begins below the
-        end of that mode's).
+        differs (the verdict; None for static itself); tied (with the mode that looks fastest).
         """
         slowest, compute = self.slowest(), self.slowest("compute_time_ms")
         padded = self.slowest("padded_tokens")
         paired = self.ratios().quantile([0.25, 0.5, 0.75]).T
-        # All modes are taken on the same drawn steps: what makes a batch slow in every mode cancels
-        # in the ratio.
-        means = resampled(slowest).mean(axis=1)
-        low, high = middle(means / means[:, [self.modes.index(STATIC)]])
         table = pd.DataFrame(
             {
                 "mean_ms": slowest.mean(),
                 "p95_ms": slowest.quantile(0.95),
-                "ratio": slowest.mean() / slowest[STATIC].mean(),
-                "ratio_low": low,
-                "ratio_high": high,
+                **self._ratio_columns(self.modes),
                 "p95_ratio": slowest.quantile(0.95) / slowest[STATIC].quantile(0.95),
                 "paired_median": paired[0.5],
                 "paired_q25": paired[0.25],
@@ -202,9 +247,19 @@ class ModeComparison(OfRun):
         table["planning_ms"] = self.times.groupby("mode")["planning_time_ms"].mean()
         table["waiting"] = self.waiting
         table["waiting_points"] = (table["waiting"] - self.waiting.get(CONTROL, np.nan)) * 100
-        table["differs"] = differs_from_static(table)
-        table["tied"] = table["ratio_low"] <= table.loc[table["ratio"].idxmin(), "ratio_high"]
+        tied = self.fastest.tied if self.fastest else self.modes
+        table["tied"] = table.index.isin(tied)
         return table
+
+    def _ratio_columns(self, modes: Sequence[str]) -> dict[str, pd.Series]:
+        """Returns ratio, ratio_low, ratio_high and differs by mode; 1 and None of static."""
+        rows = {STATIC: (1.0, 1.0, 1.0, None)} | {
+            mode: (ratio.estimate, ratio.interval.low, ratio.interval.high, str(ratio.verdict))
+            for mode, ratio in self.judged.items()
+        }
+        columns = ["ratio", "ratio_low", "ratio_high", "differs"]
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        return dict(table.loc[modes].items())
 
     @property
     def dynamic(self) -> pd.Series | None:
@@ -214,7 +269,8 @@ class ModeComparison(OfRun):
     @property
     def pays(self) -> bool:
         """Returns True if dynamic gains enough to be called a gain, by ``PAYS_FROM``."""
-        return self.dynamic is not None and bool(self.dynamic["ratio"] < PAYS_FROM)
+        ratio = self.judged.get("dynamic")
+        return ratio is not None and ratio.is_settled and ratio.estimate < PAYS_FROM
 
     @property
     def steps(self) -> int:
@@ -260,37 +316,21 @@ class ModeComparison(OfRun):
         """Returns every mode per text, including those with batches of their own.
 
         Columns: same_batch, texts (a step, mean), per_text_ms (the slowest rank's steps over all
-        texts), ratio (to static), ratio_low, ratio_high (bootstrap: as in ``summary`` where global
-        batches are the same, else with the steps of both drawn independently), padded_per_text
-        (the largest rank's, over all texts), padded_ratio and differs (``differs_from_static``).
+        texts), ratio (to static), ratio_low, ratio_high and differs (``judged``), padded_per_text
+        (the largest rank's, over all texts) and padded_ratio.
         """
-        rows = self.times[self.times["mode"].isin([*self.modes, *self.own_batch_modes])]
-        columns = ["step_time_ms", "global_batch", "padded_tokens"]
-        steps = slowest_rank(rows, columns, by=["mode", "step"])
+        steps, modes = self._texts_and_times, [*self.modes, *self.own_batch_modes]
         sums = steps.groupby("mode").sum()
         table = pd.DataFrame(
             {
-                "same_batch": rows.groupby("mode")["same_batch"].first(),
+                "same_batch": self.times.groupby("mode")["same_batch"].first(),
                 "texts": steps.groupby("mode")["global_batch"].mean(),
                 "per_text_ms": sums["step_time_ms"] / sums["global_batch"],
                 "padded_per_text": sums["padded_tokens"] / sums["global_batch"],
             }
-        ).loc[[*self.modes, *self.own_batch_modes]]
-        # A step of another batch has no counterpart in static, so nothing can be paired: the steps
-        # of both modes are drawn independently (two seeds), and the rates divided.
-        static = _drawn_rates(steps.loc[STATIC], seed=0)
-        bounds = {
-            mode: middle(_drawn_rates(steps.loc[mode], seed=1) / static)
-            for mode in self.own_batch_modes
-        }
-        paired = self.summary[["ratio_low", "ratio_high"]]
-        bounds |= {mode: paired.loc[mode].tolist() for mode in self.modes}
-        table["ratio"] = table["per_text_ms"] / table.loc[STATIC, "per_text_ms"]
-        table["ratio_low"] = [bounds[mode][0] for mode in table.index]
-        table["ratio_high"] = [bounds[mode][1] for mode in table.index]
+        ).loc[modes]
         table["padded_ratio"] = table["padded_per_text"] / table.loc[STATIC, "padded_per_text"]
-        table["differs"] = differs_from_static(table)
-        return table
+        return table.assign(**self._ratio_columns(modes))
 
 
 def static_imbalance(comparison: ModeComparison) -> dict[str, float]:
@@ -309,12 +349,6 @@ def static_imbalance(comparison: ModeComparison) -> dict[str, float]:
         "text_share": float(rows["tokens"].sum() / rows["padded_tokens"].sum()),
         "waiting": float(comparison.waiting[STATIC]),
     }
-
-
-def differs_from_static(table: pd.DataFrame) -> pd.Series:
-    """Returns True where a mode's interval excludes 1, else False; missing for static itself."""
-    outside = (table["ratio_low"] > 1) | (table["ratio_high"] < 1)
-    return outside.astype(object).where(table.index != STATIC)
 
 
 def read_comparison(run: Run) -> ModeComparison:
@@ -339,10 +373,29 @@ def read_comparison(run: Run) -> ModeComparison:
     )
 
 
-def _drawn_rates(steps: pd.DataFrame, seed: int) -> NDArray:
-    """Returns the time per text in ms of resampled steps: [DRAWS]."""
-    sums = resampled(steps[["step_time_ms", "global_batch"]], seed=seed).sum(axis=1)
-    return sums[:, 0] / sums[:, 1]
+def _rate_ratio(steps: pd.DataFrame, base: pd.DataFrame, claims: int) -> Interval:
+    """Estimates the ratio of two times per text, of steps that have no counterpart.
+
+    Args:
+        steps, base: a row per step with step_time_ms and global_batch.
+        claims: number of intervals that hold all at once.
+    """
+    rates, variances, counts = [], [], np.array([len(steps), len(base)])
+    for rows in (steps, base):
+        time_ms, texts = rows["step_time_ms"], rows["global_batch"]
+        rates.append(time_ms.sum() / texts.sum())
+        # How far a step is off its mode's rate, as a share: the linear part of the ratio's error.
+        off = (time_ms - rates[-1] * texts) / time_ms.mean()
+        variances.append(off.var() / len(rows))
+    center, spread = np.log(rates[0] / rates[1]), np.array(variances)
+    half_width = np.nan
+    if counts.min() > 1:
+        # Welch and Satterthwaite's degrees of freedom; those of one sample where nothing varies.
+        total = spread.sum()
+        freedom = total**2 / (spread**2 / (counts - 1)).sum() if total else counts.min() - 1
+        half_width = student_quantile(freedom, claims=claims) * np.sqrt(total)
+    ends = (center, center - half_width, center + half_width)
+    return Interval(*map(float, ends), rounds=int(counts.min())).map(np.exp)
 
 
 def _beside(run: Run, name: str, columns: Sequence[str]) -> pd.DataFrame | None:

@@ -84,7 +84,7 @@ def per_sample(comparison: ModeComparison) -> Figure:
             bar.set_edgecolor("white")
         for y, row in zip(places, table.itertuples(), strict=True):
             axes.text(
-                row.ratio_high + 0.02,
+                np.fmax(row.ratio_high, row.ratio) + 0.02,
                 y,
                 f"{row.ratio:.2f}",
                 va="center",

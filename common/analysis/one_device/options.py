@@ -1,19 +1,22 @@
-"""Computes each option's gain in a step from raw times: ratios within rounds, and their spread.
+"""Computes each option's gain in a step from raw times: ratios within rounds, with intervals.
 
-Arms are compared within a round, where the machine was the same, and only the ratios are summarised
-over rounds. The baseline is measured twice, as two arms: the difference between these is noise.
+The baseline is measured twice, as two arms. This is a control: the two should not be told apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import OneDeviceRun
+from common.analysis.one_device.origin import OneDeviceRun, step_text
 from common.analysis.runs import open_run_with
 from common.csv_tables import numbers
+from common.errors import UserError
+from common.judged import Judged, compared, fastest
 
 TIMES, ARMS = "options-times.csv", "options-arms.csv"
 BASELINE, AGAIN, ALL = "baseline", "baseline-again", "all"
@@ -23,8 +26,7 @@ OPTIONS = {
     "above_noise": "told from noise",
     "tokens_per_s": "tokens/s",
     "ratio": "ratio",
-    "ratio_low": "least",
-    "ratio_high": "greatest",
+    ("ratio_low", "ratio_high"): ("95 % interval", "{:.2f}–{:.2f}"),
     "first_step_s": ("first step (s)", "{:.1f}"),
     "peak_allocated_mib": ("peak (MiB)", "{:,.0f}"),
 }
@@ -36,24 +38,42 @@ class OptionsRun(OneDeviceRun):
     """One run of options.py.
 
     Attributes:
-        table: A row per arm with its ratio to the baseline (``option_ratios``).
-        company: Gains of each option on top of all the others (``in_company``).
-        noise_floor: Difference between two measurements of the baseline.
+        times: Rows of options-times.csv.
+        arms: Rows of options-arms.csv.
     """
 
-    table: pd.DataFrame
-    company: pd.DataFrame
-    noise_floor: float
+    times: pd.DataFrame
+    arms: pd.DataFrame
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Returns scope and state of the machine, as ``Judged`` takes them."""
+        return {"scope": step_text(self.settings), "machine": self.opened.machine_state}
+
+    @cached_property
+    def ratios(self) -> dict[str, Judged]:
+        """Returns the ratio of each measured arm to the baseline (``judged_ratios``)."""
+        return judged_ratios(self.times, **self.conditions)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """Returns a row per arm with its ratio to the baseline (``option_ratios``)."""
+        return option_ratios(self.times, self.arms, self.ratios)
+
+    @cached_property
+    def company(self) -> pd.DataFrame:
+        """Returns gains of each option on top of all the others (``in_company``)."""
+        return in_company(self.times, **self.conditions)
+
+    @property
+    def control(self) -> Judged:
+        """Returns the baseline over itself, measured again: it should not be settled."""
+        return self.ratios[AGAIN]
 
     @property
     def measured(self) -> pd.DataFrame:
-        """Returns the rows of the arms that were measured, by arm.
-
-        Adds above_noise: whether the ratio can be told from noise; None for the baselines.
-        """
-        table = self.table[self.table["measured"]].set_index("arm")
-        above_noise = clear(table, self.noise_floor).astype(object)
-        return table.assign(above_noise=above_noise.where(~table.index.isin([BASELINE, AGAIN])))
+        """Returns the rows of the arms that were measured, by arm."""
+        return self.table[self.table["measured"]].set_index("arm")
 
     @property
     def alone(self) -> pd.DataFrame:
@@ -63,35 +83,47 @@ class OptionsRun(OneDeviceRun):
         return table[single]
 
     @property
-    def clear(self) -> pd.Series:
-        """Returns the ratios of single options that can be told from noise, by arm."""
-        return self.alone.loc[self.alone["above_noise"].astype(bool), "ratio"]
-
-    @property
-    def largest(self) -> str | None:
-        """Returns the largest ratio of a single option above noise, and its name."""
-        return f"{self.clear.max():.2f} ({self.clear.idxmax()})" if len(self.clear) else None
+    def clear(self) -> list[str]:
+        """Returns the single options whose ratio is settled."""
+        return [name for name in self.alone.index if self.ratios[name].is_settled]
 
     @property
     def unclear(self) -> list[str]:
         """Returns the single options that cannot be told from noise."""
-        return [name for name in self.alone.index if name not in self.clear.index]
+        return [name for name in self.alone.index if name not in self.clear]
 
     @property
-    def together(self) -> float | None:
+    def largest(self) -> str | None:
+        """Returns the single option that gains most, with its ratio, or those that are tied.
+
+        None where none is told from the baseline to be faster.
+        """
+        best = fastest(1 / rates(self.times)[[BASELINE, *self.alone.index]], **self.conditions)
+        if best is None or best.arm not in self.clear or self.ratios[best.arm].estimate < 1:
+            return None
+        return " or ".join(f"{self.ratios[name].estimate:.2f} ({name})" for name in best.tied)
+
+    @property
+    def together(self) -> Judged | None:
         """Returns the ratio of all the fast options together; None where it was not measured."""
-        measured = self.measured
-        return measured.at[ALL, "ratio"] if ALL in measured.index else None
+        return self.ratios.get(ALL)
+
+
+def with_interval(judged: Judged) -> str:
+    """Returns a ratio, its interval and its verdict, as text."""
+    low, high = judged.interval.low, judged.interval.high
+    ends = "no interval" if pd.isna(low) else f"{low:.3f} to {high:.3f}"
+    return f"{judged.estimate:.3f} ({ends}), {judged.verdict}"
 
 
 GAINS = {
-    "noise_floor": ("noise floor (the baseline measured twice)", "{:.1%}"),
-    "clear": ("can be told from noise", lambda ratios: ", ".join(ratios.index) or "none"),
+    "control": ("control: the baseline measured twice", with_interval),
+    "clear": ("can be told from noise", lambda names: ", ".join(names) or "none"),
     "unclear": ("cannot be told from noise", lambda names: ", ".join(names) or "none"),
     "largest": "largest ratio of one option",
-    "together": ("ratio of all the fast ones together", "{:.2f}"),
+    "together": ("ratio of all the fast ones together", with_interval),
 }
-"""Titles of ``OptionsRun``: the noise floor, options beyond and within it, the largest gains."""
+"""Titles of ``OptionsRun``: the control, options beyond noise and within it, the largest gains."""
 
 
 def open_options(run_dir: str | Path | None = None) -> OptionsRun:
@@ -103,12 +135,9 @@ def open_options(run_dir: str | Path | None = None) -> OptionsRun:
     times, arms = opened.table(TIMES), opened.table(ARMS)
     for column in ("tokens", "step_time_ms"):
         numbers(times, column, opened.folder / TIMES, above=0)
-    return OptionsRun(
-        opened=opened,
-        table=option_ratios(times, arms),
-        company=in_company(times),
-        noise_floor=noise_floor(times),
-    )
+    for name in {BASELINE, AGAIN} - set(times["arm"]):
+        raise UserError(f"{opened.folder / TIMES}: no steps of {name}")
+    return OptionsRun(opened=opened, times=times, arms=arms)
 
 
 def rates(times: pd.DataFrame) -> pd.DataFrame:
@@ -117,18 +146,25 @@ def rates(times: pd.DataFrame) -> pd.DataFrame:
     return tokens_per_s.groupby([times["round"], times["arm"]]).median().unstack()
 
 
-def option_ratios(times: pd.DataFrame, arms: pd.DataFrame) -> pd.DataFrame:
+def judged_ratios(times: pd.DataFrame, **conditions: str) -> dict[str, Judged]:
+    """Returns each arm's rate over the baseline's, paired by round; intervals hold all at once."""
+    return compared(rates(times), BASELINE, **conditions)
+
+
+def option_ratios(
+    times: pd.DataFrame, arms: pd.DataFrame, ratios: Mapping[str, Judged]
+) -> pd.DataFrame:
     """Returns a row per arm, in the order of options-arms.csv, whose columns are kept.
 
-    Adds tokens_per_s (median over rounds) and, against the baseline of the same round, ratio
-    (median), ratio_low and ratio_high (least and greatest); empty where an arm was not measured.
+    Adds tokens_per_s (median over rounds) and, of ``judged_ratios``, ratio, ratio_low, ratio_high
+    and above_noise (the verdict; None for the baseline); empty where an arm was not measured.
     """
-    by_round = rates(times).reindex(columns=arms["arm"])
-    ratios = by_round.div(by_round[BASELINE], axis=0)
-    return arms.set_index("arm").join(_summary(ratios, by_round)).reset_index()
+    table = _summary(ratios, rates(times).median())
+    table.loc[BASELINE, ["ratio", "ratio_low", "ratio_high"]] = 1.0
+    return arms.set_index("arm").join(table).reset_index()
 
 
-def in_company(times: pd.DataFrame) -> pd.DataFrame:
+def in_company(times: pd.DataFrame, **conditions: str) -> pd.DataFrame:
     """Returns what an option adds to all the others: ``all`` over ``all-but-it``, within rounds.
 
     Index: options; columns as in ``option_ratios``. Empty without such arms.
@@ -136,25 +172,11 @@ def in_company(times: pd.DataFrame) -> pd.DataFrame:
     by_round = rates(times)
     without = [name for name in by_round.columns if name.startswith(WITHOUT)]
     if ALL not in by_round or not without:
-        return pd.DataFrame(columns=["tokens_per_s", "ratio", "ratio_low", "ratio_high"])
-    ratios = 1 / by_round[without].div(by_round[ALL], axis=0)
-    table = _summary(ratios, by_round[without])
-    return table.rename(index=lambda name: name.removeprefix(WITHOUT))
-
-
-def noise_floor(times: pd.DataFrame) -> float:
-    """Returns the median over rounds of |again/baseline − 1|: how far noise carries a ratio."""
-    by_round = rates(times)
-    return float((by_round[AGAIN] / by_round[BASELINE] - 1).abs().median())
-
-
-def clear(table: pd.DataFrame, floor: float) -> pd.Series:
-    """Returns True where a ratio can be told from noise.
-
-    It can where it is on one side of 1 in every round, and further from 1 than the noise floor.
-    """
-    one_side = (table["ratio_low"] > 1) | (table["ratio_high"] < 1)
-    return one_side & ((table["ratio"] - 1).abs() > floor)
+        return _summary({}, pd.Series(dtype=float))
+    steps = 1 / by_round[[ALL, *without]]  # the ratio of rates is that of times upside down
+    return _summary(compared(steps, ALL, **conditions), by_round[without].median()).rename(
+        index=lambda name: name.removeprefix(WITHOUT)
+    )
 
 
 def not_measured(run: OptionsRun) -> dict[str, str]:
@@ -163,39 +185,40 @@ def not_measured(run: OptionsRun) -> dict[str, str]:
     return dict(zip(table["arm"], table["reason"].fillna(""), strict=True))
 
 
-def ratios_text(table: pd.DataFrame, floor: float) -> str:
+def ratios_text(table: pd.DataFrame, ratios: Mapping[str, Judged]) -> str:
     """Returns the table as options.py prints it."""
     on_gpu = table["peak_allocated_mib"].notna().any()
     width = max(len(name) for name in table["arm"])
     head = (
-        f"{'Arm':<{width}}  {'Tokens/sec':>11}  {'Ratio':>6}  {'min–max':>13}  {'First step':>10}"
+        f"{'Arm':<{width}}  {'Tokens/sec':>11}  {'Ratio':>6}  {'95 % interval':>13}  "
+        f"{'First step':>10}"
     )
-    lines = [head + ("     Memory" if on_gpu else "")]
+    lines = [head + ("      Memory" if on_gpu else "") + "  Verdict"]
     for row in table.itertuples():
         if not row.measured:
             lines.append(f"{row.arm:<{width}}  {row.reason}")
             continue
-        spread = f"{row.ratio_low:.3f}–{row.ratio_high:.3f}"
-        line = f"{row.arm:<{width}}  {row.tokens_per_s:>11,.0f}  {row.ratio:>6.3f}  {spread:>13}"
+        ends = "–" if pd.isna(row.ratio_low) else f"{row.ratio_low:.3f}–{row.ratio_high:.3f}"
+        line = f"{row.arm:<{width}}  {row.tokens_per_s:>11,.0f}  {row.ratio:>6.3f}  {ends:>13}"
         line += f"  {row.first_step_s:>8.1f} s"
-        lines.append(line + (f"  {row.peak_allocated_mib:>5,.0f} MiB" if on_gpu else ""))
+        line += f"  {row.peak_allocated_mib:>6,.0f} MiB" if on_gpu else ""
+        lines.append(line if pd.isna(row.above_noise) else f"{line}  {row.above_noise}")
     return "\n".join(
         [
             "--- What Each Option Buys ---",
             *lines,
-            "Ratio: tokens/s over the baseline's in the same round; median, least and greatest.",
-            f"Noise floor: measured twice, the baseline differs by {floor:.1%} (median of rounds).",
+            "Ratio: tokens/s over the baseline's in the same round; intervals hold all at once.",
+            f"Control: the baseline over itself, measured again: {with_interval(ratios[AGAIN])}.",
         ]
     )
 
 
-def _summary(ratios: pd.DataFrame, by_round: pd.DataFrame) -> pd.DataFrame:
-    """Returns the median rate, and the median, least and greatest ratio over rounds, by arm."""
-    return pd.DataFrame(
-        {
-            "tokens_per_s": by_round.median(),
-            "ratio": ratios.median(),
-            "ratio_low": ratios.min(),
-            "ratio_high": ratios.max(),
-        }
-    )
+def _summary(ratios: Mapping[str, Judged], tokens_per_s: pd.Series) -> pd.DataFrame:
+    """Returns the median rate, and the ratio with its interval and verdict, by arm."""
+    rows = {
+        name: (judged.estimate, judged.interval.low, judged.interval.high, str(judged.verdict))
+        for name, judged in ratios.items()
+    }
+    columns = ["ratio", "ratio_low", "ratio_high", "above_noise"]
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+    return tokens_per_s.rename("tokens_per_s").to_frame().join(table)

@@ -49,16 +49,11 @@ def option_bars(run: OptionsRun) -> Figure:
     singles = list(run.alone.index)
     only_there = [name for name in company.index if name not in singles]
     rows = [*singles, *only_there, *([ALL] if ALL in measured.index else [])]
-    floor = run.noise_floor
+    control = run.control.interval
     with figure(run.opened.caption, figsize=(7.2, 1.3 + 0.36 * len(rows))) as (fig, axes):
-        axes.axvspan(
-            1 - floor,
-            1 + floor,
-            color=GREY,
-            alpha=0.3,
-            linewidth=0,
-            label=f"noise floor, {floor:.1%}",
-        )
+        if not np.isnan(control.low):
+            twice = "the baseline measured twice"
+            axes.axvspan(control.low, control.high, color=GREY, alpha=0.3, linewidth=0, label=twice)
         axes.axvline(1, color=BLACK, linewidth=0.8)
         places = pd.Series(range(len(rows), 0, -1), index=rows)
         alone = measured.loc[[name for name in rows if name in measured.index]]
@@ -70,7 +65,7 @@ def option_bars(run: OptionsRun) -> Figure:
         axes.set_ylim(0.4, len(rows) + 0.6)
         axes.grid(axis="y", visible=False)
         _ratio_axis(axes)
-        axes.set_xlabel("tokens/s, as a ratio (median of the rounds, least and greatest)")
+        axes.set_xlabel("tokens/s, as a ratio (mean of the rounds, 95 % interval)")
         fig.legend(fontsize=8, loc="outside upper center", ncols=3)
     return fig
 
@@ -101,7 +96,7 @@ def _bars(
         label=label,
     )
     for name, row in table.iterrows():
-        beyond = max(row["ratio_high"], 1)
+        beyond = np.fmax(np.fmax(row["ratio_high"], row["ratio"]), 1)
         text = f"  {row['ratio']:.2f}"
         axes.text(beyond, at[name], text, va="center", fontsize=7.5)
 

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from common.analysis.one_device.options import noise_floor, option_ratios, ratios_text
+from common.analysis.one_device.options import judged_ratios, option_ratios, ratios_text
 from common.benchmarks.one_device.option_arms import AGAIN, BASELINE, Arm, plan_arms
 from common.data.batches import BatchStream
 from common.errors import UserError
@@ -87,7 +87,8 @@ def main(settings: OptionsBenchmark) -> None:
                 stack.enter_context(compiled_apart())
             times, table = measure(settings, arms, worker.device, recorder.run)
             recorder.run.write_table("options-arms.csv", table)
-            print(ratios_text(option_ratios(times, table), noise_floor(times)))
+            ratios = judged_ratios(times)
+            print(ratios_text(option_ratios(times, table, ratios), ratios))
             print(f"Written to {recorder.run.path}")
 
 
@@ -161,7 +162,7 @@ def visiting_order(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
     """Returns the arms with the baseline's double half a round away from it.
 
     Side by side the two would differ by less than the baseline and an arm at the other end of the
-    round do from the same drift, and the noise would be told too small.
+    round do from the same drift, and the control would tell too little.
     """
     without_again = [arm for arm in arms if arm.name != AGAIN]
     again = [arm for arm in arms if arm.name == AGAIN]

@@ -1,0 +1,146 @@
+"""What a whole run measured, for the pages that come first in its report (notebooks/summary)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from common.analysis.buckets import networks
+from common.analysis.buckets.figures import bucket_times_by_network
+from common.analysis.buckets.networks import GAIN, Networks, open_networks
+from common.analysis.clusters.figures import efficiency
+from common.analysis.findings.decisions import DECISIONS, decisions
+from common.analysis.findings.your_step import BARS, step_bars, step_bars_figure
+from common.analysis.runs import (
+    Run,
+    caption_of,
+    given_folder,
+    is_recorded,
+    origin,
+    recorded_assignment,
+)
+from common.analysis.show import Table, show
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.cluster.clusters import load_cluster
+from common.perfmodel.cluster.scale_out import (
+    ScaleOut,
+    one_at_a_time,
+    parse_gpus,
+    predict_scale_out,
+)
+from common.perfmodel.ddp.bucketings import profile_buckets
+from common.perfmodel.one_device.workload import Workload
+
+PREDICTION = {
+    "network": "network",
+    "gradient_mib": ("gradients (MiB)", "{:.0f}"),
+    "buckets": ("buckets by default", "{:.0f}"),
+    "median error": "median error",
+    "noise floor": "noise floor",
+    "regret": "regret",
+    GAIN: GAIN,
+}
+"""Titles of ``Summary.prediction_table``."""
+ASSIGNMENTS = tuple(f"assignment{number}" for number in range(5))
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """The run directories of a run.
+
+    Attributes:
+        folders: run directory by assignment; those that were not run are left out.
+    """
+
+    folders: Mapping[str, Path]
+
+    @property
+    def origin(self) -> str:
+        """Returns whose data these are, as Markdown."""
+        recorded = any(map(is_recorded, self.folders.values()))
+        return origin(self.caption, recorded, "uv run ddplab run")
+
+    @property
+    def caption(self) -> str:
+        """Returns hardware, date and sources, for figures; a line for each machine."""
+        records = [next(folder.rglob("environment.json")) for folder in self.folders.values()]
+        captions = [caption_of(Run(path.parent, path.parent).environment, path) for path in records]
+        return "\n".join(dict.fromkeys(text.rpartition(";")[0] for text in captions))
+
+    @cached_property
+    def bars(self) -> pd.DataFrame:
+        """Returns the step of every configuration that was measured (``step_bars``)."""
+        bars = [step_bars(folder) for folder in self.folders.values()]
+        return pd.concat(bars, ignore_index=True)
+
+    def step_table(self) -> Table | str:
+        """Returns ``bars`` as a table, or what would measure them."""
+        return show(self.bars, BARS) if len(self.bars) else _not_run("assignment1")
+
+    def step_figure(self) -> Figure | None:
+        """Draws ``bars``."""
+        return step_bars_figure(self.bars, self.caption) if len(self.bars) else None
+
+    def decisions_table(self) -> Table:
+        """Returns a row per change that was tried, of all assignments."""
+        made = [decision for folder in self.folders.values() for decision in decisions(folder)]
+        return show(made, DECISIONS)
+
+    @cached_property
+    def networks(self) -> Networks | None:
+        """Returns the bucket sweeps of the run's networks; None where assignment 2 was not run."""
+        folder = self.folders.get("assignment2")
+        return open_networks(folder) if folder else None
+
+    def prediction_table(self) -> Table | str:
+        """Returns, by network, the error of the predicted backward pass and the noise beside it."""
+        if self.networks is None:
+            return _not_run("assignment2")
+        table = networks.summary(self.networks)
+        buckets = [
+            len(profile_buckets(run.model.profile, DdpOptions(None))) for run in self.networks.runs
+        ]
+        gradient_mib = [run.model.profile.total_bytes / 2**20 for run in self.networks.runs]
+        return show(table.assign(buckets=buckets, gradient_mib=gradient_mib), PREDICTION)
+
+    def prediction_figure(self) -> Figure | None:
+        """Draws T(b), predicted and measured, on each network."""
+        return bucket_times_by_network(self.networks.runs) if self.networks else None
+
+    @cached_property
+    def cluster(self) -> ScaleOut:
+        """Returns the predicted steps of a GPT-2 on more and more GPUs of a published cluster."""
+        work = Workload(model="gpt2-large", precision="bfloat16")
+        return predict_scale_out(work, load_cluster("h100-ib"), parse_gpus("8..4096"))
+
+    def cluster_figure(self) -> Figure:
+        """Draws the efficiency of each GPU over their number."""
+        return efficiency(self.cluster)
+
+    def assumptions_table(self) -> Table:
+        """Returns what each assumption is worth on 1,024 GPUs, the weightiest first."""
+        table = one_at_a_time(self.cluster, "weak", "DDP", 1024)
+        moved = (table["efficiency"] - table["efficiency"].iloc[0]).abs()
+        order = [0, *moved.iloc[1:].sort_values(ascending=False).index]
+        return show(
+            table.loc[order], {"assumption": None, "step_s": "step (ms)", "efficiency": None}
+        )
+
+
+def open_summary(run_dirs: Mapping[str, str]) -> Summary:
+    """Opens the run directories of a run, by assignment; without any, the recorded ones.
+
+    Raises UserError for a folder that is not there.
+    """
+    if run_dirs:
+        return Summary({name: given_folder(path) for name, path in run_dirs.items()})
+    return Summary({name: recorded_assignment(name) for name in ASSIGNMENTS})
+
+
+def _not_run(assignment: str) -> str:
+    return f"Not measured: `uv run ddplab run {assignment}` does."
