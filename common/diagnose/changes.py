@@ -207,7 +207,7 @@ def changes_facts(changes: Changes) -> dict[str, str]:
     good = int((after["efficiency"] >= GOOD_EFFICIENCY).sum())
     worst = after.loc[after["gain_error"].abs().idxmax()]
     return {
-        "the change that helps most": best_text(changes),
+        "the change that helps most": best_or_tied(changes),
         "changes proposed and run": f"{count}",
         f"predicted speedups within {CLOSE:.0%} of the achieved": f"{right} of {count}",
         "the same, relative to the unchanged step of this run": f"{gains_right} of {count}",
@@ -216,7 +216,7 @@ def changes_facts(changes: Changes) -> dict[str, str]:
     }
 
 
-def best_text(changes: Changes) -> str:
+def best_or_tied(changes: Changes) -> str:
     """Returns the change whose speedup is told from all others, or which are tied."""
     best, lead = changes.best, changes.lead
     if best is None:

@@ -20,7 +20,7 @@ from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate
 from common.analysis.scaling.sweep_tables import against_one_rank
 from common.analysis.sweep_speedups import sweep_speedups
 from common.diagnose.causes.trials import AS_IT_IS, tried_changes
-from common.diagnose.changes import Changes, best_text, told_apart
+from common.diagnose.changes import Changes, best_or_tied, told_apart
 from common.judged import DISTURBED
 from common.samples import CONFIDENCE, Interval
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
@@ -220,7 +220,7 @@ def test_changes_that_do_nothing_are_seldom_told_or_called_the_best(rounds: int)
     made = [changes_of(times) for times in pages(rounds, 10)]
     told = [told_apart(changes)["told"].eq("settled").any() for changes in made]
     assert alarms(told) <= MOST_FALSE
-    assert alarms(["tied" not in best_text(changes) for changes in made]) <= MOST_FALSE
+    assert alarms(["tied" not in best_or_tied(changes) for changes in made]) <= MOST_FALSE
 
 
 def test_a_change_that_helps_is_told_and_named() -> None:
@@ -231,12 +231,12 @@ def test_a_change_that_helps_is_told_and_named() -> None:
     told = [told_apart(changes)["told"].tolist() for changes in made]
     assert sum(words[1] == "settled" for words in told) >= 0.9 * PAGES
     assert alarms(["settled" in words[2:] for words in told]) <= MOST_FALSE
-    named = [best_text(changes) for changes in made if changes.lead.is_settled]
+    named = [best_or_tied(changes) for changes in made if changes.lead.is_settled]
     assert len(named) >= 0.9 * PAGES
     assert set(named) == {"change1"}
     four = changes_of(times[:4])
     assert four.lead.reason == "4 rounds of 6"
-    assert best_text(four) in ("hidden by noise, 4 rounds of 6", "change1 and change3 are tied")
+    assert best_or_tied(four) in ("hidden by noise, 4 rounds of 6", "change1 and change3 are tied")
 
 
 def tried(times: pd.DataFrame) -> tuple:

@@ -18,7 +18,7 @@ from common.analysis.sweep_speedups import NO_CHANGE
 from common.diagnose.changes import (
     CLOSE,
     SWEEP,
-    best_text,
+    best_or_tied,
     find_changes,
     open_changes,
     sweep_before,
@@ -91,7 +91,7 @@ def best_change(folder: Path) -> Answer:
     )
     batch = "; changes the global batch" if best["global_batch_changed"] else ""
     settled = lead.is_settled and helps
-    beside = f", off by {best['error']:+.0%}" if settled else f"; {best_text(changes)}"
+    beside = f", off by {best['error']:+.0%}" if settled else f"; {best_or_tied(changes)}"
     missed = settled and abs(best["error"]) > CLOSE
     return Answer(
         value=value,
