@@ -55,7 +55,7 @@ PREDICTION = {
     "regret": "regret",
     GAIN: GAIN,
 }
-"""Titles of ``Summary.prediction_table``."""
+"""Titles of ``Summary.errors_of_prediction``."""
 LEFT_OUT = {"model", "gradient_bytes", "ranks", "regime", "rounds", "computation_ms"}
 """Columns of the table of speedups that have no room on a page."""
 ASSIGNMENTS = tuple(f"assignment{number}" for number in range(5))
@@ -90,11 +90,11 @@ class Summary:
         bars = [step_bars(folder) for folder in self.folders.values()]
         return pd.concat(bars, ignore_index=True)
 
-    def step_figure(self) -> Figure | None:
+    def steps(self) -> Figure | None:
         """Draws ``bars``."""
         return step_bars_figure(self.bars, self.caption) if len(self.bars) else None
 
-    def speedups_table(self) -> Table:
+    def speedups(self) -> Table:
         """Returns every speedup of two ranks over one that the run measured."""
         table = tabulate_speedups(find_speedups(self.folders.values(), ranks=2))
         network = table["network"].replace(OVER_LOOPBACK, "loopback").str.rpartition(" at ")[2]
@@ -104,7 +104,7 @@ class Summary:
         hidden_at = ("hidden at (GB/s)", "{:.2f}")
         return show(short, titles | {"verdict": "verdict", "needed_bytes_per_s": hidden_at})
 
-    def decisions_table(self) -> Table:
+    def tried_changes(self) -> Table:
         """Returns a row per change that was tried, of all assignments."""
         made = [decision for folder in self.folders.values() for decision in decisions(folder)]
         return show(made, DECISIONS)
@@ -115,7 +115,7 @@ class Summary:
         folder = self.folders.get("assignment2")
         return open_networks(folder) if folder else None
 
-    def prediction_table(self) -> Table | str:
+    def errors_of_prediction(self) -> Table | str:
         """Returns, by network, the error of the predicted backward pass and the noise beside it."""
         if self.networks is None:
             return _not_run("assignment2")
@@ -126,7 +126,7 @@ class Summary:
         gradient_mib = [run.model.profile.total_bytes / 2**20 for run in self.networks.runs]
         return show(table.assign(buckets=buckets, gradient_mib=gradient_mib), PREDICTION)
 
-    def caps_table(self) -> Table:
+    def gains_of_caps(self) -> Table:
         """Returns what the best cap gains over DDP's default, by the size of the gradients."""
         folder = self.folders.get("assignment2")
         own = on_networks(folder) if folder else []
@@ -134,7 +134,7 @@ class Summary:
         networks_named = [name for name in gains if name not in GRADIENTS]
         return show(gains, GRADIENTS | {name: (name, "{:.1%}") for name in networks_named})
 
-    def prediction_figure(self) -> Figure | None:
+    def measured_passes(self) -> Figure | None:
         """Draws T(b), predicted and measured, on each network."""
         return bucket_times_by_network(self.networks.runs) if self.networks else None
 
@@ -144,11 +144,11 @@ class Summary:
         work = Workload(model="gpt2-large", precision="bfloat16")
         return predict_scale_out(work, load_cluster("h100-ib"), parse_gpus("8..4096"))
 
-    def cluster_figure(self) -> Figure:
+    def efficiency(self) -> Figure:
         """Draws the efficiency of each GPU over their number."""
         return efficiency(self.cluster)
 
-    def assumptions_table(self) -> Table:
+    def assumptions(self) -> Table:
         """Returns what each assumption is worth on 1,024 GPUs, the weightiest first."""
         table = one_at_a_time(self.cluster, "weak", "DDP", 1024)
         moved = (table["efficiency"] - table["efficiency"].iloc[0]).abs()
