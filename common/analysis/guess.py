@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
-from common.analysis.style import PLATE, PURPLE
+from common.analysis.style import BLACK, PURPLE
 
 
 def with_guess(
@@ -41,11 +42,14 @@ def with_guess(
         return figure
     value, label = guess * scale, f"your guess: {guess:g} {unit}".rstrip()
     look = {"color": PURPLE, "ls": "-.", "lw": 1.5, "zorder": 5}
-    words = {"color": PURPLE, "fontsize": 8, "bbox": PLATE, "zorder": 6}
+    halo = [withStroke(linewidth=2, foreground="white")]
+    words = {"color": BLACK, "fontsize": 8, "path_effects": halo, "zorder": 6}
     if axis == "x":
         axes.axvline(value, **look)
         across = axes.get_xaxis_transform()
-        axes.text(value, 0.98, label, rotation=90, va="top", ha="right", transform=across, **words)
+        axes.text(
+            value, 0.02, label, rotation=90, va="bottom", ha="right", transform=across, **words
+        )
     else:
         axes.axhline(value, **look)
         axes.text(0.02, value, label, va="bottom", transform=axes.get_yaxis_transform(), **words)

@@ -313,22 +313,23 @@ def _at_end(place: int) -> Look:
 # Emulated hosts.
 
 
-def _network(run_dir: str, name: str) -> NetworkRun:
-    runs = _networks(run_dir).runs
-    if name != LOOPBACK:
-        return runs[0]
-    if runs[-1].name != LOOPBACK:
-        raise UserError("the ranks were not on loopback")
-    return runs[-1]
+def _on_slowest(look: Callable[[NetworkRun], Seen]) -> Look:
+    return lambda run_dir: look(_networks(run_dir).runs[0])
+
+
+def _on_loopback(look: Callable[[NetworkRun], Seen]) -> Look:
+    def on_last(run_dir: str) -> Seen:
+        fastest_run = _networks(run_dir).runs[-1]
+        if fastest_run.name != LOOPBACK:
+            raise UserError("the ranks were not on loopback")
+        return look(fastest_run)
+
+    return on_last
 
 
 def _streams(run_dir: str) -> Seen:
     reached = networks.links(_networks(run_dir))[networks.REACHED]
     return counted(bool((reached <= 1).all()), f"{reached.min():.1%} to {reached.max():.1%}")
-
-
-def _on_network(name: str, look: Callable[[NetworkRun], Seen]) -> Look:
-    return lambda run_dir: look(_network(run_dir, name))
 
 
 def _single_slower(run: NetworkRun) -> Seen:
@@ -514,15 +515,15 @@ CONCLUSIONS = {
             (
                 2,
                 "on the slowest link one bucket is slower than the best",
-                _on_network("", _single_slower),
+                _on_slowest(_single_slower),
             ),
             (
                 2,
                 "on the slowest link the chosen cap beats the default",
-                _on_network("", _over_default),
+                _on_slowest(_over_default),
             ),
-            (2, "over loopback the error is told from noise", _on_network(LOOPBACK, _off)),
-            (2, "on the slowest link the error is told from noise", _on_network("", _off)),
+            (2, "over loopback the error is told from noise", _on_loopback(_off)),
+            (2, "on the slowest link the error is told from noise", _on_slowest(_off)),
         ]
     ),
     "assignment2_discussion": (
