@@ -8,13 +8,14 @@ round:
   the interval wide; of ten or more, it hardly moves it.
 - ``mean_ratio``: the same of all the time taken, where rounds are of different work.
 - ``student`` and ``welch``: intervals of means of two values or more, with normal noise.
+- ``widest``: how wide these intervals are, by which a measurement decides whether to go on.
 - ``resampled`` and ``middle``: the bootstrap of any other statistic, from ``LEAST_ROUNDS`` on.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -44,21 +45,6 @@ def rotated(items: Collection[Item], round_: int) -> tuple[Item, ...]:
     shift = round_ // 2 % len(items)
     order = items[shift:] + items[:shift]
     return order[::-1] if round_ % 2 else order
-
-
-def rotated_rounds(
-    items: Collection[Item], rounds: int, *, first: int = 0
-) -> Iterator[tuple[int, Item]]:
-    """Yields ``(round_, item)`` for the rounds from ``first`` up to ``rounds``, in rotated order.
-
-    Args:
-        items: visited once a round, each.
-        rounds: the number after the last round's.
-        first: the first round's number, below 0 where rounds of warm-up come before.
-    """
-    for round_ in range(first, rounds):
-        for item in rotated(items, round_):
-            yield round_, item
 
 
 def slowest_rank(
@@ -179,6 +165,26 @@ def paired_ratio(times: ArrayLike, base_times: ArrayLike, *, claims: int = 1) ->
     """
     logs = np.log(np.asarray(times, dtype=float) / np.asarray(base_times, dtype=float))
     return student(logs, claims=claims).map(np.exp)
+
+
+def widest(times: pd.DataFrame) -> float:
+    """Returns how well arms are told apart: the widest half-width of their ratios.
+
+    The ratios are those to the fastest arm's time, an interval for each; half-widths are those of
+    logarithms, relative where they are small. Of a single arm it is that of its time. Arms that the
+    last round lacks are not measured any more, and left out. Infinite without an interval.
+
+    Args:
+        times: a row per round, a column per arm (``per_round``); any unit.
+    """
+    logs = np.log(times.loc[:, times.iloc[-1].notna()].to_numpy()) if len(times) else np.empty(0)
+    if not logs.size:
+        return float("inf")
+    fastest = int(np.nanmean(logs, axis=0).argmin())
+    ratios = logs - logs[:, [fastest]] if logs.shape[1] > 1 else logs
+    arms = [arm for arm in range(logs.shape[1]) if arm != fastest] or [fastest]
+    half_width = max(student(ratios[:, arm]).half_width for arm in arms)
+    return half_width if half_width >= 0 else float("inf")
 
 
 def mean_ratio(times: ArrayLike, base_times: ArrayLike, *, claims: int = 1) -> Interval:

@@ -7,6 +7,25 @@ was counted and timed. One row per rank unless said otherwise; times in ms, size
 
 from __future__ import annotations
 
+WITNESS_COLUMNS = (
+    "stage",
+    "round",
+    "rank",
+    "host",
+    "witness_ms",
+    "span_s",
+    "others_share",
+    "steal_share",
+    "idle_share",
+    "load_1min",
+)
+"""``witness.csv`` of every program: a row per rank at the beginning of each round and after the
+last one, ``stage`` the loop whose rounds they are, or ``run`` at the run's beginning and end.
+``witness_ms`` is a fixed computation. Shares are those of the cores' time, in ``span_s`` seconds
+since the last row that has some, that processes other than this run's had, that a hypervisor gave
+away and that nobody wanted. They are blank where the system does not tell, or the span is short.
+``load_1min`` is the load average."""
+
 ARM_COLUMNS = (
     "arm",
     "regime",

@@ -12,18 +12,20 @@ ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = {
     "errors": set(),
     "settings": {"errors"},
-    "runtime": {"errors"},
+    "runtime": {"errors", "settings", "samples", "tables", "judged", "machine_state"},
     "models": {"errors", "runtime", "perfmodel"},
     "data": {"errors", "settings", "runtime"},
     "tables": set(),
     "samples": set(),
     "judged": {"samples"},
+    "machine_state": {"judged"},
     "csv_tables": {"errors"},
     "exercises": {"errors"},
     "perfmodel": {"csv_tables", "errors", "settings", "samples", "exercises"},
     "traces": {"errors", "exercises"},
     "analysis": {
         "judged",
+        "machine_state",
         "csv_tables",
         "errors",
         "tables",
@@ -77,9 +79,27 @@ ALLOWED = {
         "runtime",
         "cluster",
     },
-    "course": {"errors", "judged", "samples", "exercises", "runtime", "perfmodel", "cluster"},
+    "course": {
+        "analysis",
+        "errors",
+        "judged",
+        "samples",
+        "exercises",
+        "runtime",
+        "perfmodel",
+        "cluster",
+    },
     "cluster": {"errors", "runtime"},
-    "report": {"errors", "judged", "settings", "runtime", "cluster", "perfmodel", "analysis"},
+    "report": {
+        "errors",
+        "judged",
+        "machine_state",
+        "settings",
+        "runtime",
+        "cluster",
+        "perfmodel",
+        "analysis",
+    },
     "tuning": {
         "judged",
         "errors",
@@ -140,7 +160,7 @@ ALLOWED = {
 
 CALLERS = {
     "diagnose": {"cli", "course", "analysis/scaling", "analysis/findings", "benchmarks/scaling"}
-    | {"studies/exchange"},
+    | {"studies/exchange", "analysis/conclusions/scaling"},
     "course": {"cli"},
 }
 """House → those outside it that call it: commands, and what belongs to assignment 4. The study of
@@ -257,6 +277,7 @@ WITHOUT_TORCH = [
     "common.tables",
     "common.samples",
     "common.judged",
+    "common.machine_state",
     "common.scheduling.partition",
     "common.scheduling.modes",
     "common.data.text_lengths",

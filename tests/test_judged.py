@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from common.judged import DISTURBED, Judged, Verdict, compared, fastest
-from common.samples import CONFIDENCE, Interval, per_round
+from common.samples import CONFIDENCE, LEAST_ROUNDS, Interval, per_round, widest
 
 SWEEP = ("ddp_benchmark/ddp-times.csv", "backward_time_ms", "bucket_cap_mib")
 RECORDED = (
@@ -64,6 +64,22 @@ def test_where_nothing_differs_few_tables_say_that_something_does(rounds: int, a
     drawn = pages(rounds, arms)
     best = sum(fastest(times).lead.is_settled for times in drawn)
     any_told = sum(any(one.is_settled for one in compared(times, 0).values()) for times in drawn)
+    assert best <= upper_limit(1 - CONFIDENCE)
+    assert any_told <= upper_limit(1 - CONFIDENCE)
+
+
+@pytest.mark.parametrize(
+    ("arms", "half_width"), [(2, 0.05), (2, 0.1), (4, 0.03), (4, 0.05), (8, 0.05), (8, 0.1)]
+)
+def test_rounds_that_go_on_by_width_alone_make_no_differences(arms: int, half_width: float) -> None:
+    enough = []
+    for times in pages(18, arms):
+        counts = range(LEAST_ROUNDS, len(times) + 1)
+        narrow = (count for count in counts if widest(times[:count]) <= half_width)
+        enough.append(times[: next(narrow, len(times))])
+    assert {len(times) for times in enough} - {18}  # some end before the time is up
+    best = sum(fastest(times).lead.is_settled for times in enough)
+    any_told = sum(any(one.is_settled for one in compared(times, 0).values()) for times in enough)
     assert best <= upper_limit(1 - CONFIDENCE)
     assert any_told <= upper_limit(1 - CONFIDENCE)
 

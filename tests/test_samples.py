@@ -24,11 +24,11 @@ from common.samples import (
     per_round,
     resampled,
     rotated,
-    rotated_rounds,
     slowest_rank,
     student,
     student_quantile,
     welch,
+    widest,
 )
 
 RNG = np.random.default_rng(7)
@@ -45,11 +45,21 @@ def test_a_steady_drift_favours_no_item_of_the_rounds(count: int) -> None:
     assert {visited[0] for visited in rounds} == set(items)
 
 
-def test_rounds_follow_one_another_each_in_its_own_order() -> None:
-    arms = ["a", "b", "c"]
-    visits = list(rotated_rounds(arms, 3, first=-1))
-    assert visits == [(round_, arm) for round_ in (-1, 0, 1, 2) for arm in rotated(arms, round_)]
-    assert visits[3:6] == [(0, "a"), (0, "b"), (0, "c")]
+@pytest.mark.parametrize("rounds", [2, 5, 12])
+def test_the_widest_interval_is_that_of_the_least_known_ratio_to_the_fastest(rounds: int) -> None:
+    noise = np.exp(RNG.normal(0, [0.01, 0.02, 0.1], (rounds, 3)))
+    times = pd.DataFrame([2.0, 1.0, 3.0] * noise, columns=["a", "b", math.nan])
+    ratios = [paired_ratio(times[arm], times["b"]) for arm in ("a", math.nan)]
+    assert widest(times) == pytest.approx(
+        max(math.log(ratio.high / ratio.low) / 2 for ratio in ratios)
+    )
+    gone = times.assign(c=[0.1] * (rounds - 1) + [math.nan])  # an arm that is not measured any more
+    assert widest(gone) == widest(times)
+    assert widest(times[["b"]]) == pytest.approx(student(np.log(times["b"])).half_width)
+
+
+def test_without_an_interval_the_width_has_no_end() -> None:
+    assert widest(pd.DataFrame()) == widest(pd.DataFrame({"a": [1.0], "b": [2.0]})) == math.inf
 
 
 STEPS = st.lists(

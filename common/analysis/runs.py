@@ -20,6 +20,7 @@ import yaml
 
 from common.errors import UserError
 from common.judged import NOT_WITNESSED
+from common.machine_state import WITNESS, MachineState, judge_machine
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.records.run_directory import find_table, newest_complete_run, read_environment
@@ -56,10 +57,17 @@ class Run:
         """Returns the environment record, with the status as it really is."""
         return read_environment(self.folder)
 
+    @cached_property
+    def machine(self) -> MachineState:
+        """Returns the state of the machine meanwhile, judged by the run's witness."""
+        if not self.has(WITNESS):
+            return MachineState(NOT_WITNESSED)
+        return judge_machine(self.table(WITNESS))
+
     @property
     def machine_state(self) -> str:
         """Returns the state of the machine meanwhile, as ``judged.Judged`` takes it."""
-        return str(self.environment.get("machine_state", NOT_WITNESSED))
+        return self.machine.state
 
     @property
     def recorded(self) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from common.analysis.scaling.training_run import STRONG
 from common.analysis.step_parts import PLAIN, flags
 from common.errors import UserError
-from common.samples import per_round, student
+from common.judged import NOT_WITNESSED, Judged
+from common.samples import paired_ratio, per_round
 
 NO_CHANGE = "none"
 OF_THE_ARM = ("arm", "regime", "world_size", "batch_per_rank", "global_batch", "change")
@@ -22,33 +21,75 @@ COLUMNS = (
     "speedup_low",
     "speedup_high",
     "efficiency",
+    "judged",
     "refused",
 )
 """Columns of ``sweep_speedups``. ``step_ms`` is the median over rounds of the slowest rank's step;
 ``change`` is what was changed on one rank and on all, and ``global_batch_changed`` whether that
-changed how many samples a step has; ``refused`` says why there is no speedup."""
+changed how many samples a step has; ``judged`` is the speedup as it may be said (``Judged``), and
+``refused`` says why there is none."""
 
 
-def sweep_speedups(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+def sweep_speedups(
+    arms: pd.DataFrame, steps: pd.DataFrame, machine: str = NOT_WITNESSED
+) -> pd.DataFrame:
     """Computes each arm's speedup over one rank under the same change, in the same regime.
 
-    Speedup is in samples per second, so it means the same for strong and for weak scaling. Its
-    interval (95 %) is Student's, of the speedups of the rounds: arms of one round were measured
-    side by side. With a single round there is none.
+    Speedup is in samples per second, so it means the same for strong and for weak scaling. It is
+    paired by round, as arms of one round were measured side by side; the intervals (95 %) of all
+    arms on several ranks hold at once. With a single round there is none.
 
     Args:
         arms: Rows of ``arms.csv``.
         steps: Rows of ``steps.csv``. An arm's plain steps are used where it has some, else its
             timed ones (one rank has no buckets to watch: its timed steps are plain).
+        machine: State of the machine meanwhile (``Judged``).
 
     Returns a row per arm. Raises UserError where an arm has no measured step.
     """
-    arms = arms.assign(regime=arms["regime"].fillna(""), change=arms["change"].fillna(NO_CHANGE))
+    arms = _named(arms)
+    rounds = _checked_rounds(arms, steps)
+    bases = {arm["arm"]: baseline_of(arm, arms) for _, arm in arms.iterrows()}
+    compared = [arm for arm, base in bases.items() if base is not None and base["arm"] != arm]
+    rows = []
+    for _, arm in arms.iterrows():
+        row = _row(arm, arms, rounds)
+        base = bases[arm["arm"]]
+        if base is None:
+            kept = "global batch" if arm["regime"] == STRONG else "batch per rank"
+            row["refused"] = f"no arm on one rank with this change and this {kept}"
+        else:
+            row |= _speedup(arm, base, rounds, claims=max(1, len(compared)), machine=machine)
+        rows.append(row)
+    return pd.DataFrame(rows, columns=[*COLUMNS])
+
+
+def speedups_by_round(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Computes the speedups of ``sweep_speedups`` in each round: a row per round, a column per arm.
+
+    Arms without one on one rank are left out. Raises UserError where an arm has no measured step.
+    """
+    arms = _named(arms)
+    rounds = _checked_rounds(arms, steps)
+    speedups = {}
+    for _, arm in arms.iterrows():
+        base = baseline_of(arm, arms)
+        if base is not None:
+            samples_ratio = arm["global_batch"] / base["global_batch"]
+            speedups[arm["arm"]] = rounds[base["arm"]] / rounds[arm["arm"]] * samples_ratio
+    return pd.DataFrame(speedups, index=rounds.index)
+
+
+def _named(arms: pd.DataFrame) -> pd.DataFrame:
+    return arms.assign(regime=arms["regime"].fillna(""), change=arms["change"].fillna(NO_CHANGE))
+
+
+def _checked_rounds(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     rounds = step_times_by_round(steps)
     missing = sorted(set(arms["arm"]) - set(rounds.columns))
     if missing:
         raise UserError(f"steps.csv: no measured step of arm {', '.join(map(str, missing))}")
-    return pd.DataFrame([_row(arm, arms, rounds) for _, arm in arms.iterrows()], columns=[*COLUMNS])
+    return rounds
 
 
 def unwatched_steps(steps: pd.DataFrame) -> pd.DataFrame:
@@ -73,7 +114,7 @@ def step_times_by_round(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame) -> dict:
-    """Returns the row of an arm.
+    """Returns what is known of an arm by itself.
 
     Args:
         arm: Row of ``arms``.
@@ -81,47 +122,31 @@ def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame) -> dict:
         rounds: Step times in ms, as ``step_times_by_round`` returns them.
     """
     step_ms = float(rounds[arm["arm"]].median())
-    row = {name: arm[name] for name in OF_THE_ARM} | {
+    return {name: arm[name] for name in OF_THE_ARM} | {
         "global_batch_changed": _batch_changed(arm, arms),
         "step_ms": step_ms,
         "throughput_samples_per_s": arm["global_batch"] / step_ms * 1e3,
         "refused": "",
     }
-    base = baseline_of(arm, arms)
-    if base is None:
-        kept = "global batch" if arm["regime"] == STRONG else "batch per rank"
-        return row | {"refused": f"no arm on one rank with this change and this {kept}"}
+
+
+def _speedup(
+    arm: pd.Series, base: pd.Series, rounds: pd.DataFrame, *, claims: int, machine: str
+) -> dict:
+    """Returns an arm's speedup over the one on one rank, with its interval."""
     samples_ratio = arm["global_batch"] / base["global_batch"]
-    times = rounds[[base["arm"], arm["arm"]]].to_numpy()
-    value = float(np.nanmedian(times[:, 0]) / np.nanmedian(times[:, 1]) * samples_ratio)
-    low, high = _interval(times, value, samples_ratio)
+    ratio = paired_ratio(rounds[base["arm"]], rounds[arm["arm"]], claims=claims)
+    judged = Judged(ratio.map(lambda value: value * samples_ratio), machine=machine)
+    low, high = judged.interval.low, judged.interval.high
     if base["arm"] == arm["arm"]:
         low = high = 1.0
-    return row | {
-        "speedup": value,
+    return {
+        "speedup": judged.estimate,
         "speedup_low": low,
         "speedup_high": high,
-        "efficiency": value / (arm["world_size"] / base["world_size"]),
+        "efficiency": judged.estimate / (arm["world_size"] / base["world_size"]),
+        "judged": judged,
     }
-
-
-def _interval(times: NDArray, value: float, samples_ratio: float) -> tuple[float, float]:
-    """Computes the 95 % interval of a speedup; NaN with fewer than two complete rounds.
-
-    A moment at which the machine was slow is slow for both sides of a round, and cancels in the
-    round's ratio.
-
-    Args:
-        times: Step times of the base and of the arm, [rounds, 2].
-        value: Speedup, which the interval contains.
-        samples_ratio: Samples of the arm's step over those of the base's.
-    """
-    complete = times[~np.isnan(times).any(axis=1)]
-    if len(complete) < 2:
-        return float("nan"), float("nan")
-    # Not the exact interval of ranks, which has 50 % with two rounds: sweeps have two to six.
-    paired = student(np.log(complete[:, 0] / complete[:, 1] * samples_ratio)).map(np.exp)
-    return min(paired.low, value), max(paired.high, value)
 
 
 def baseline_of(arm: pd.Series, arms: pd.DataFrame) -> pd.Series | None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
+import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -49,8 +50,8 @@ from common.runtime.records.recorder import (
 )
 from common.runtime.seeding import seed_everything
 from common.runtime.timing import clock_for
-from common.samples import rotated
-from common.settings import AtLeast, NonEmpty, OneOf, Positive, RankOptions
+from common.samples import per_round
+from common.settings import AtLeast, NonEmpty, OneOf, Positive, RankOptions, RoundOptions
 from common.tables import STRATEGY_COLUMNS
 from common.training.config import (
     DDP_STRATEGIES,
@@ -80,7 +81,7 @@ LOCAL_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class StrategyBenchmark(RankOptions):
+class StrategyBenchmark(RoundOptions, RankOptions):
     """Time one training step under each strategy, in rounds whose order rotates.
 
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment1/compare_strategies.py
@@ -109,8 +110,8 @@ class StrategyBenchmark(RankOptions):
     """Bucket cap of DDP and MY_BUCKETS in MiB; by default a first bucket of 1 MiB, then 25."""
     parts: bool = False
     """Also measure, in the same rounds, what FSDP's steps are predicted from."""
-    rounds: Annotated[int, Positive] = 3
-    """Rounds; each visits every strategy once."""
+    rounds: Annotated[int, Positive] = 6
+    """Rounds, at least; each visits every strategy once."""
     num_steps: Annotated[int, Positive] = 4
     """Measured steps per visit."""
     warmup_steps: Annotated[int, AtLeast(3, "DDP forms its buckets in the first two")] = 3
@@ -189,28 +190,40 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
         DeviceMesh.from_group(own_group(worker), worker.device.type) if settings.parts else None
     )
     progress = Progress(settings.rounds * len(arms), worker.is_main)
-    for round_ in range(settings.rounds):
-        for strategy, accumulation in rotated(arms, round_):
-            name = strategy.removesuffix(f" {ALONE}")
-            is_alone = name != strategy
-            mesh = of_one if is_alone else None
-            visit = _Visit(settings, name, accumulation, round_, worker, mesh)
-            rows = visit.run()
-            keys = {"strategy": name, "accumulation": accumulation, "round": round_}
-            if is_alone:
-                for row in rows:
-                    del row["sent_bytes"]
-            (alone if is_alone else times).write([keys | row for row in rows])
-            if strategy == "local":
-                keys = {"accumulation": accumulation, "round": round_}
-                local.write([keys | row for row in visit.local_rows])
-                first = accumulation == settings.accumulations[0]
-                ready.write(visit.ready_rows if first else [])
-            del visit
-            gc.collect()  # DDP's hooks and buckets, FSDP's parameters
-            progress.step(f"round {round_ + 1}, {strategy} × {accumulation}")
-        if single:
+    rounds = recorder.rounds(
+        arms,
+        settings,
+        stage="strategies",
+        times=lambda: step_times_by_round(times.table()),
+        progress=progress,
+    )
+    for visited, (round_, (strategy, accumulation)) in enumerate(rounds, start=1):
+        name = strategy.removesuffix(f" {ALONE}")
+        is_alone = name != strategy
+        mesh = of_one if is_alone else None
+        visit = _Visit(settings, name, accumulation, round_, worker, mesh)
+        rows = visit.run()
+        keys = {"strategy": name, "accumulation": accumulation, "round": round_}
+        if is_alone:
+            for row in rows:
+                del row["sent_bytes"]
+        (alone if is_alone else times).write([keys | row for row in rows])
+        if strategy == "local":
+            keys = {"accumulation": accumulation, "round": round_}
+            local.write([keys | row for row in visit.local_rows])
+            first = accumulation == settings.accumulations[0]
+            ready.write(visit.ready_rows if first else [])
+        del visit
+        gc.collect()  # DDP's hooks and buckets, FSDP's parameters
+        progress.step(f"round {round_ + 1}, {strategy} × {accumulation}")
+        if single and visited % len(arms) == 0:
             single.write([{"round": round_} | row for row in time_collectives(settings, worker)])
+
+
+def step_times_by_round(times: pd.DataFrame) -> pd.DataFrame:
+    """Returns the median step in ms: a row per round, a column per strategy and accumulation."""
+    arms = times["strategy"] + " × " + times["accumulation"].astype(str)
+    return per_round(times.assign(arm=arms), "step_time_ms", "arm")
 
 
 def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:

@@ -11,9 +11,14 @@ from typing import Annotated
 import tyro
 
 from common.cli.help import Subcommands
+from common.cli.printed import print_grid
 from common.errors import RunFailed, UserError
 from common.runtime.wording import counted
 
+POOLED = (1, 2, 3, 4)
+"""Assignments whose runs have quantities that a class can pool."""
+WIDTH = 132
+"""Least number of columns of a printed table."""
 STAFFS = "this is a student's tree; it is exported, checked and graded where the staff works"
 
 
@@ -181,6 +186,44 @@ class Autograder:
         print(f"{self.out}: {count} files")
 
 
+@dataclass(frozen=True)
+class Pool:
+    """Pool what the students of a class measured: one interval for each quantity, over students.
+
+    Half of a class with two rounds each finds the opposite order; together they tell. It also says
+    which student differs from the others, and who would have named the opposite order. It writes
+    pool.md, pool.csv, students.csv, left-out.csv and a figure for each quantity. For example:
+    ddplab course pool submissions
+    """
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Hand-ins (tarballs, or unpacked), run directories of ddplab run, or folders of many. A
+    student is the name of the hand-in, else that of the folder around the runs."""
+    assignment: int | None = None
+    """Assignment whose quantities are pooled, 1 to 4; by default all that were measured."""
+    output: Path = Path("outputs/pool")
+    """Folder of the tables and figures."""
+
+    def run(self) -> None:
+        """Pools, prints the table and what was left out, and says where the files are."""
+        with staffs():
+            from common.course.pooling.page import left_out_lines, tabulate, write_pool
+            from common.course.pooling.pool import pool_folders
+        if not self.folders:
+            raise UserError("no folder was given; like ddplab course pool submissions")
+        if self.assignment not in (None, *POOLED):
+            raise UserError(
+                f"--assignment {self.assignment}: nothing of it is pooled; one of "
+                f"{', '.join(map(str, POOLED))}"
+            )
+        pool = pool_folders(self.folders, self.assignment)
+        names = write_pool(pool, self.output)
+        print_grid(tabulate(pool), WIDTH)
+        for line in left_out_lines(pool):
+            print(f"not pooled: {line}")
+        print(f"{self.output}: {counted(len(names), 'file')}; {self.output / 'pool.md'}")
+
+
 @contextmanager
 def staffs() -> Iterator[None]:
     """Says that a student's tree has not what is imported inside the block."""
@@ -202,6 +245,7 @@ SUBCOMMANDS = Subcommands(
             "export": (Export, "write the tree that students of an assignment get"),
             "check": (Check, "prove that such a tree shows no solution, imports, and starts"),
             "grade": (Grade, "grade submissions of an assignment, in a sandbox"),
+            "pool": (Pool, "pool what a class measured into one interval over students"),
             "faults": (Faults, "plant fresh faults for A4.4 and measure them on this machine"),
             "autograder": (Autograder, "write the bundle for Gradescope"),
         },

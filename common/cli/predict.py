@@ -20,8 +20,15 @@ class Predict(TableQuestion):
     --ready-times; --run-dir takes all tables of one run. With --measured the prediction is held
     against ddp-times.csv. With --cluster, --model and --gpus, and no table, a step on up to
     thousands of GPUs is predicted. There, what takes three numbers has a likeliest value, a lowest
-    and a highest one, from which the bands come; a single number is taken as certain.
+    and a highest one, from which the bands come; a single number is taken as certain. With
+    --gradient-mib it says whether the cap matters at all for gradients of this size.
     """
+
+    gradient_mib: tuple[float, ...] = ()
+    """MiB of your model's gradients (4 bytes a parameter in float32); also several. Shows how many
+    buckets DDP's default makes of them and what the best cap gains over it, beside GPT-2s of all
+    sizes, on every cluster of data/clusters (with --gpus GPUs, by default 64), and on the networks
+    of --run-dir. With --csv the best caps, too."""
 
     on_cluster: Annotated[ClusterQuestion, tyro.conf.arg(name="")] = field(
         default_factory=ClusterQuestion
@@ -36,9 +43,20 @@ class Predict(TableQuestion):
                 raise UserError(f"{tables[0]} has no effect with --cluster, which takes no tables")
             self.on_cluster.run()
             return
+        if self.gradient_mib:
+            self._print_gains()
+            return
         if flags := given_flags(self.on_cluster):
             raise UserError(f"{flags[0]} has an effect with --cluster only")
 
         from common.cli.prediction.report import Report
 
         Report(self).print(Console())
+
+    def _print_gains(self) -> None:
+        tables = given_flags(self, leave_out=("on_cluster", "gradient_mib", "run_dir"))
+        if flags := tables + given_flags(self.on_cluster, leave_out=("gpus", "csv")):
+            raise UserError(f"{flags[0]} has no effect with --gradient-mib")
+        from common.cli.prediction.gains import print_gains
+
+        print_gains(self.gradient_mib, self.run_dir, self.on_cluster.gpus, self.on_cluster.csv)

@@ -23,6 +23,9 @@ class Run:
     """Measure nothing: write the report of the measurements in this folder (of cluster jobs)."""
     full: bool = False
     """Put the notebooks into report.pdf whole, as they are in index.html."""
+    answers: bool = False
+    """Show the staff's answers after each notebook, and what this run says of their conclusions. A
+    student's project has none."""
 
     def run(self) -> None:
         """Runs the benchmarks, or only reports, and says where the results are."""
@@ -31,7 +34,13 @@ class Run:
         from common.runtime.stage_progress import StageProgress
 
         if self.run_dir:
-            report_measured(self.what, self.run_dir, StageProgress(), full=self.full)
+            report_measured(
+                self.what,
+                self.run_dir,
+                StageProgress(),
+                full=self.full,
+                with_answers=self.answers,
+            )
             return
         with shared_bytecode():
             run_assignments(
@@ -40,6 +49,7 @@ class Run:
                 self.output_dir,
                 StageProgress(),
                 full=self.full,
+                with_answers=self.answers,
             )
 
 

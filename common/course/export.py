@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,12 +12,11 @@ from common.course.faults import STUDY, public_set
 from common.course.markers import student_source
 from common.course.tasks import Task, read_course
 from common.errors import UserError, unknown_name
+from common.runtime.notebook_cells import without_answers
 from common.runtime.paths import git
 
 LINK = re.compile(r"\[(?P<words>[^\]]+)\]\((?P<path>[^):#]+)(?:#[^)]*)?\)")
 """A link of Markdown to a file of the project."""
-STAFF = "staff"
-"""Tag of notebook cells that only the staff sees."""
 
 
 def export(
@@ -118,7 +116,7 @@ def student_file(path: Path, name: str, solved: Collection[str]) -> bytes:
     if path.suffix == ".py":
         return student_source(content.decode(), name, solved).encode()
     if path.suffix == ".ipynb":
-        return student_notebook(content.decode()).encode()
+        return without_answers(content.decode()).encode()
     return content
 
 
@@ -140,15 +138,6 @@ def student_page(text: str, name: str, missing: Collection[str], present: Collec
         return link["words"] if holds == [True, False] else link[0]
 
     return LINK.sub(kept, text)
-
-
-def student_notebook(text: str) -> str:
-    """Returns a notebook without the cells of the staff, which hold answers."""
-    notebook = json.loads(text)
-    notebook["cells"] = [
-        cell for cell in notebook["cells"] if STAFF not in cell["metadata"].get("tags", ())
-    ]
-    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 def _git(root: Path, *arguments: str) -> str:

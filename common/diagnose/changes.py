@@ -7,6 +7,7 @@ Read from a run of ``verify_changes.py``: what was predicted before anything was
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,11 @@ from common.analysis.comparable import difference
 from common.analysis.runs import Run, caption_of, complete_runs
 from common.analysis.show import Table, facts, show
 from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, figure
-from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
+from common.analysis.sweep_speedups import NO_CHANGE, speedups_by_round, sweep_speedups
 from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
 from common.diagnose.evidence.evidence import choose_run
+from common.judged import NOT_WITNESSED, Fastest, Judged, compared, fastest
 
 PROPOSALS, SWEEP = "proposals.csv", "assignment4-sweep"
 PREDICTED = (
@@ -47,9 +49,7 @@ CHANGES = {
     "gain_error": ("error of the gain", "{:+.1%}"),
     "efficiency": ("efficiency", "{:.0%}"),
 }
-"""Titles of a table of ``Changes``. A change did something where its interval lies apart from that
-of the configuration as it was, which the second column says first."""
-TOLD = "yes"
+"""Titles of a table of ``Changes``; the second column says first whether a change did something."""
 CLOSE = 0.10
 """A prediction this close to what was achieved is called right."""
 
@@ -63,15 +63,34 @@ class Changes:
     (of all ranks), error (predicted over achieved speedup, minus 1), gain_error (the same of the
     speedups over those without a change: what a machine that has become slower or faster since the
     sweep does to both sides alike is not in it).
+
+    Attributes:
+        rounds: speedups over one rank under the same change: a row per round, a column per change.
+        machine: state of the machine meanwhile (``Judged``).
     """
 
     table: pd.DataFrame
     caption: str
     model: str
+    rounds: pd.DataFrame
+    machine: str = NOT_WITNESSED
 
     @property
     def ranks(self) -> int:
         return int(self.table["world_size"].iloc[0])
+
+    @cached_property
+    def told(self) -> dict[str, Judged]:
+        """Judges each change's speedup over that of the configuration as it was.
+
+        Both are over one rank; all four arms of a pair are of the same round.
+        """
+        return compared(self.rounds, NO_CHANGE, machine=self.machine)
+
+    @cached_property
+    def best(self) -> Fastest | None:
+        """Returns the configuration of the greatest speedup, the unchanged one among them."""
+        return fastest(1 / self.rounds, machine=self.machine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +114,7 @@ class ChangesLab:
 
     def table(self) -> Table | None:
         """Returns a row per change."""
-        table = self.changes and self.changes.table.assign(told=told_apart(self.changes.table))
-        return show(table, CHANGES)
+        return self.changes and show(told_apart(self.changes), CHANGES)
 
     def figure(self) -> Figure | None:
         """Draws predicted and achieved speedup by change."""
@@ -154,15 +172,19 @@ def open_changes(folder: Path) -> Changes:
     proposals = read_table(folder / PROPOSALS, PREDICTED)
     arms = read_table(folder / "arms.csv", ("arm", "change", "world_size"))
     steps = read_table(folder / "steps.csv", ("arm", "kind", "step_time_ms"))
-    achieved = sweep_speedups(arms, steps)
+    opened = Run(folder, folder)
+    achieved = sweep_speedups(arms, steps, opened.machine_state)
     achieved = achieved[achieved["world_size"] > 1].set_index("change")
+    rounds = speedups_by_round(arms, steps)
+    names = {arm: change for change, arm in achieved["arm"].items() if arm in rounds}
+    rounds = rounds[[*names]].rename(columns=names)
     columns = ["speedup", "speedup_low", "speedup_high", "efficiency", "step_ms"]
     table = proposals[list(PREDICTED)].join(achieved[columns], on="change")
     table["error"] = table["predicted_speedup"] / table["speedup"] - 1
     table["gain_error"] = (1 + table["error"]) / (1 + table["error"].iloc[0]) - 1
-    environment = Run(folder, folder).environment
     model = read_table(folder / "facts.csv", ("model",))["model"].iloc[0]
-    return Changes(table, caption_of(environment, folder), str(model))
+    caption = caption_of(opened.environment, folder)
+    return Changes(table, caption, str(model), rounds, opened.machine_state)
 
 
 def changes_facts(changes: Changes) -> dict[str, str]:
@@ -176,6 +198,7 @@ def changes_facts(changes: Changes) -> dict[str, str]:
     good = int((after["efficiency"] >= GOOD_EFFICIENCY).sum())
     worst = after.loc[after["gain_error"].abs().idxmax()]
     return {
+        "the change that helps most": best_text(changes),
         "changes proposed and run": f"{count}",
         f"predicted speedups within {CLOSE:.0%} of the achieved": f"{right} of {count}",
         "the same, relative to the unchanged step of this run": f"{gains_right} of {count}",
@@ -184,17 +207,22 @@ def changes_facts(changes: Changes) -> dict[str, str]:
     }
 
 
-def told_apart(table: pd.DataFrame) -> list[str]:
-    """Returns, by row, TOLD where the interval does not meet the first row's: without a change."""
-    bounds = table[["speedup_low", "speedup_high"]].astype(float).to_numpy()
-    low, high = bounds[0]
-    answers = ["–"]
-    for its_low, its_high in bounds[1:]:
-        if np.isnan([low, high, its_low, its_high]).any():
-            answers.append("one round: not known")
-        else:
-            answers.append(TOLD if its_low > high or its_high < low else "no")
-    return answers
+def best_text(changes: Changes) -> str:
+    """Returns the change whose speedup is told from all others, or which are tied."""
+    best = changes.best
+    if best is None:
+        return "not measured"
+    names = ["no change" if change == NO_CHANGE else str(change) for change in best.tied]
+    return names[0] if best.lead.is_settled else f"{' and '.join(names)} are tied"
+
+
+def told_apart(changes: Changes) -> pd.DataFrame:
+    """Returns the table of changes with a column, told: ``yes``, or ``no`` and why."""
+    words = {
+        change: "yes" if told.is_settled else f"no, {told.reason}"
+        for change, told in changes.told.items()
+    }
+    return changes.table.assign(told=changes.table["change"].map(words).fillna("–"))
 
 
 def changes_figure(changes: Changes) -> Figure:

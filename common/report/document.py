@@ -122,7 +122,7 @@ def write_pdf(
 
     Args:
         folder: folder of the report.
-        documents: chapters.
+        documents: chapters; the summary of a run comes before the contents.
         front: Typst markup for page 1, before the contents.
         front_files: figures that ``front`` names.
         full: whether notebooks are whole; else a notebook in which cells are tagged ``TAG`` has
@@ -132,8 +132,10 @@ def write_pdf(
         work = Path(scratch)
         for name, data in (front_files or {}).items():
             (work / name).write_bytes(data)
-        body = "\n".join(_typst(document, work, full=full) for document in documents)
-        pdf = _typeset(body, front, work)
+        chapters = {document: _typst(document, work, full=full) for document in documents}
+        lead = [text for document, text in chapters.items() if document.assignment == SUMMARY]
+        rest = [text for document, text in chapters.items() if document.assignment != SUMMARY]
+        pdf = _typeset("\n".join(rest), "\n".join([front, *lead]), work)
     beside = folder / ".report.pdf.partial"
     beside.write_bytes(pdf)
     beside.replace(folder / "report.pdf")
@@ -273,6 +275,8 @@ def _figure(name: str, metadata: dict) -> str:
 
 def _typst(document: Document, work: Path, *, full: bool) -> str:
     """Returns an assignment as Typst: a chapter whose notebooks begin on pages of their own."""
+    if document.assignment == SUMMARY:
+        return "".join(_pages(notebook, work) for notebook in document.notebooks)
     chapter = [f"#pagebreak(weak: true)\n= {assignment_title(document.assignment)}"]
     chapter[0] += f" <{document.assignment}>\n"
     for index, (notebook, number) in enumerate(document.numbered()):
@@ -281,6 +285,13 @@ def _typst(document: Document, work: Path, *, full: bool) -> str:
         body = _pandoc(markdown, "typst", notebook.stem, "--shift-heading-level-by=1")
         chapter.append(f"{start}#metadata(none) <{notebook.stem}>\n{body}")
     return "\n".join(chapter)
+
+
+def _pages(notebook: Path, work: Path) -> str:
+    """Returns a notebook as Typst, a page for each of its sections; its title is left out."""
+    body = _pandoc(_notebook_markdown(notebook, work, ""), "typst", notebook.stem)
+    _, *sections = re.split(r"^(?=== )", body, flags=re.M)
+    return "".join(f"#pagebreak(weak: true)\n{section}" for section in sections)
 
 
 def _typeset(body: str, front: str, work: Path) -> bytes:

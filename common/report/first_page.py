@@ -131,9 +131,10 @@ def as_html(page: FirstPage, anchors: Collection[str] = ()) -> str:
     )
 
 
-def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
+def as_typst(page: FirstPage, *, with_figures: bool = True) -> tuple[str, dict[str, bytes]]:
     """Returns the page as Typst, and the files of its figures by the names used in there."""
-    files = {f"first-{small.assignment}.svg": svg(small.figure).encode() for small in page.figures}
+    figures = page.figures if with_figures else ()
+    files = {f"first-{small.assignment}.svg": svg(small.figure).encode() for small in figures}
     lines = [
         "#set par(justify: false, leading: 0.5em)",
         "#set text(hyphenate: false)",
@@ -165,7 +166,7 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
         f'[#text(size: 8.5pt, weight: "bold")[{_typst(small.title)}] #image('
         f"{json.dumps(f'first-{small.assignment}.svg')}, height: 3.7cm, "
         f"alt: {json.dumps(small.alt)})],"
-        for small in page.figures
+        for small in figures
     ]
     if pictures:  # with the findings' verdicts and commands page 1 is full
         lines.append("#pagebreak(weak: true)")

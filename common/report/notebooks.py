@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.errors import RunFailed, UserError
+from common.runtime.notebook_cells import without_answers
 
 
 def execute_notebooks(
@@ -17,8 +18,12 @@ def execute_notebooks(
     folder: Path,
     parameters: Mapping[str, object],
     on_progress: Callable[[str], None] = lambda line: None,
+    *,
+    with_answers: bool = False,
 ) -> tuple[list[Path], list[UserError]]:
     """Executes each notebook with the parameters; the results go to ``folder``.
+
+    The staff's cells are left out unless ``with_answers``.
 
     Returns:
         the notebooks that were executed, and the UserErrors of cells in the others.
@@ -36,9 +41,11 @@ def execute_notebooks(
     def execute(notebook: Path) -> Path | UserError:
         on_progress(notebook.stem)
         result = folder / notebook.name
+        text = notebook.read_text(encoding="utf-8")
+        result.write_text(text if with_answers else without_answers(text), encoding="utf-8")
         try:
             papermill.execute_notebook(
-                notebook,
+                result,
                 result,
                 parameters=dict(parameters),
                 kernel_name="python3",

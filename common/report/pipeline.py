@@ -41,7 +41,13 @@ SUMMARY = project_root() / "notebooks" / "summary.ipynb"
 
 
 def run_assignments(
-    what: str, label: str, output_dir: str, progress: StageProgress, *, full: bool = False
+    what: str,
+    label: str,
+    output_dir: str,
+    progress: StageProgress,
+    *,
+    full: bool = False,
+    with_answers: bool = False,
 ) -> Path:
     """Runs one assignment or ``all``; returns the folder with report.pdf and index.html.
 
@@ -53,6 +59,7 @@ def run_assignments(
         output_dir: Folder of all runs.
         progress: Display of the terminal.
         full: Whether report.pdf has the notebooks whole.
+        with_answers: Whether the notebooks show the staff's answers.
     """
     assignments = known_assignments()
     if what != "all" and what not in assignments:
@@ -73,7 +80,11 @@ def run_assignments(
     with watch.until_the_end(), KeptRanks() as kept:
         watch.announce()
         for number, preset in enumerate(presets, start=1):
-            folders.append(_run_assignment(preset, label, output, watch, measured, kept))
+            folders.append(
+                _run_assignment(
+                    preset, label, output, watch, measured, kept, with_answers=with_answers
+                )
+            )
             kept.end_all_but(_places(presets[number:]))
     last = timetable.entries[-1]
     with watch.stage(last.assignment, last.key) as update:
@@ -118,6 +129,8 @@ def _run_assignment(
     watch: RunWatch,
     measured: Measured,
     kept: KeptRanks,
+    *,
+    with_answers: bool,
 ) -> Path:
     """Measures, executes the notebooks, writes one assignment's report; returns its folder."""
     device = None if label == "gpu" else "cpu"
@@ -144,15 +157,22 @@ def _run_assignment(
         complete = [stage for stage in new if measuring.is_complete(stage)]
         for stage in complete:
             measured.add(stage, preset, run.path)
-        _write_up(preset, run.path, watch, is_partial=len(complete) < len(new))
+        is_partial = len(complete) < len(new)
+        _write_up(preset, run.path, watch, is_partial=is_partial, with_answers=with_answers)
     return run.path
 
 
-def _write_up(preset: Preset, folder: Path, watch: RunWatch, *, is_partial: bool) -> None:
+def _write_up(
+    preset: Preset, folder: Path, watch: RunWatch, *, is_partial: bool, with_answers: bool
+) -> None:
     """Executes the notebooks on the measurements in ``folder`` and writes the report there."""
     with watch.stage(preset.assignment, NOTEBOOKS) as update:
         executed, errors = execute_notebooks(
-            preset.notebooks, folder / "notebooks", {"run_dir": str(folder)}, update
+            preset.notebooks,
+            folder / "notebooks",
+            {"run_dir": str(folder)},
+            update,
+            with_answers=with_answers,
         )
     _say_left_out(executed, errors, watch.progress, is_partial=is_partial)
     with watch.stage(preset.assignment, REPORT):
@@ -191,11 +211,17 @@ def _say_left_out(
 
 
 def report_measured(
-    assignment: str, run_dir: str, progress: StageProgress, *, full: bool = False
+    assignment: str,
+    run_dir: str,
+    progress: StageProgress,
+    *,
+    full: bool = False,
+    with_answers: bool = False,
 ) -> Path:
     """Writes notebooks and report from measurements that are there, such as those of cluster jobs.
 
-    They go into ``run_dir``, which holds the runs of the benchmarks; returns its path.
+    They show the staff's answers only ``with_answers``. They go into ``run_dir``, which holds the
+    runs of the benchmarks; returns its path.
 
     Raises:
         UserError: there is no such assignment or folder, or nothing was measured there.
@@ -216,7 +242,11 @@ def report_measured(
     try:
         with progress.stage(counted(len(preset.notebooks), "notebook")) as update:
             executed, errors = execute_notebooks(
-                preset.notebooks, folder / "notebooks", {"run_dir": str(folder)}, update
+                preset.notebooks,
+                folder / "notebooks",
+                {"run_dir": str(folder)},
+                update,
+                with_answers=with_answers,
             )
         _say_left_out(executed, errors, progress, is_partial=False)
         with progress.stage("report"):

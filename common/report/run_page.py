@@ -135,7 +135,8 @@ class RunPage:
         write_page(folder, parts, front=front, style=first_page.STYLE.read_text())
 
     def _write_pdf(self, folder: Path, page: FirstPage, documents: list[Document]) -> None:
-        front, files = first_page.as_typst(page)
+        has_pages = any(document in self._summary for document in documents)
+        front, files = first_page.as_typst(page, with_figures=not has_pages)
         write_pdf(folder, documents, front=front, front_files=files, full=self._full)
 
 

@@ -10,16 +10,25 @@ import itertools
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.analysis.runs import Run
 from common.cluster.kept_ranks import KeptRanks, Place
 from common.cluster.launch import launch
 from common.errors import UserError, unwritten_task
+from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
+from common.machine_state import MachineState
 from common.report.presets import Preset, Stage
 from common.report.run_page import RunWatch
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import read_environment, write_atomically
+
+AGAIN = "-again"
+"""What is added to the name of a stage that is measured again."""
+STATES = (QUIET, NOT_WITNESSED, DRIFTING, DISTURBED)
+"""States of the machine, the best first."""
 
 
 class Measured:
@@ -72,7 +81,7 @@ class Measuring:
 
     def is_complete(self, stage: Stage) -> bool:
         """Returns True if the stage has been measured."""
-        folder = self.run_dir / stage.folder / stage.name
+        folder = self._folder(stage)
         is_there = (folder / "environment.json").is_file()
         return is_there and read_environment(folder)["status"] == "complete"
 
@@ -94,32 +103,78 @@ class Measuring:
                 waiting = waiting[complete + 1 :]
 
     def _measure(self, stages: Sequence[Stage]) -> None:
-        """Runs neighbouring stages of one place."""
-        if self.kept is None:
+        """Runs neighbouring stages of one place, those again whose machine was disturbed.
+
+        The preset's ``retry_budget_s`` says how long the latter may take.
+        """
+        self._run(stages)
+        budget_s, again = self.preset.content.get("retry_budget_s", 0), []
+        took_s = {
+            entry.key: entry.took_s
+            for entry in self.watch.timetable.entries
+            if entry.assignment == self.preset.assignment
+        }
+        budget_s -= sum(seconds for key, seconds in took_s.items() if key.endswith(AGAIN))
+        for stage in stages:
+            if self._machine(stage).state == DISTURBED and took_s[stage.key] <= budget_s:
+                again.append(stage)
+                budget_s -= took_s[stage.key]
+        if again:
+            self._run(again, AGAIN)
+        for stage in again:
+            self._keep_better(stage)
+
+    def _run(self, stages: Sequence[Stage], suffix: str = "") -> None:
+        """Runs stages; ``suffix`` is added to the names of their folders and logs."""
+        with ExitStack() as stack:
+            series = self.kept and stack.enter_context(self.kept.series(self._place(stages[0])))
+            for stage in stages if series else ():
+                series.add(stage.script, *self._arguments(stage, suffix))
             for stage in stages:
-                with self.watch.stage(self.preset.assignment, stage.key) as update:
-                    launch(
-                        stage.script,
-                        self._arguments(stage),
-                        self.ranks[stage],
-                        self._log(stage),
-                        hosts=stage.hosts,
-                        on_output=update,
-                    )
-            return
-        with self.kept.series(self._place(stages[0])) as series:
-            for stage in stages:
-                series.add(stage.script, *self._arguments(stage))
-            for stage in stages:
-                with self.watch.stage(self.preset.assignment, stage.key) as update:
-                    series.wait(self._log(stage), update)
+                log = self._log(stage, suffix)
+                with self.watch.stage(self.preset.assignment, stage.key + suffix) as update:
+                    if series:
+                        series.wait(log, update)
+                    else:
+                        launch(
+                            stage.script,
+                            self._arguments(stage, suffix),
+                            self.ranks[stage],
+                            log,
+                            hosts=stage.hosts,
+                            on_output=update,
+                        )
+                machine = self._machine(stage, suffix)
+                if machine.reason:
+                    self.watch.progress.say(f"  the machine was {machine}")
+
+    def _keep_better(self, stage: Stage) -> None:
+        """Keeps of two measurements of a stage the one with the quieter machine."""
+        first, second = self._folder(stage), self._folder(stage, AGAIN)
+        states = [self._machine(stage, suffix).state for suffix in ("", AGAIN)]
+        is_better = STATES.index(states[1]) < STATES.index(states[0])
+        shutil.rmtree(first if is_better else second)
+        if is_better:
+            second.rename(first)
+        kept = "second" if is_better else "first"
+        self.watch.progress.say(f"  {stage.title}: measured twice, and the {kept} measurement kept")
+
+    def _machine(self, stage: Stage, suffix: str = "") -> MachineState:
+        """Returns the state of the machine during a stage."""
+        folder = self._folder(stage, suffix)
+        return Run(folder, folder).machine
+
+    def _folder(self, stage: Stage, suffix: str = "") -> Path:
+        """Returns the run directory of a stage."""
+        return self.run_dir / stage.folder / (stage.name + suffix)
 
     def _place(self, stage: Stage) -> Place:
         return Place(self.ranks[stage], stage.hosts)
 
-    def _arguments(self, stage: Stage) -> list[str]:
-        where = ("--output_dir", str(self.run_dir / stage.folder), "--run_id", stage.name)
+    def _arguments(self, stage: Stage, suffix: str) -> list[str]:
+        folder = self._folder(stage, suffix)
+        where = ("--output_dir", str(folder.parent), "--run_id", folder.name)
         return ["--config", str(self.preset.path), *where, *stage.flags()]
 
-    def _log(self, stage: Stage) -> Path:
-        return self.run_dir / "logs" / f"{stage.key.replace('/', '-')}.log"
+    def _log(self, stage: Stage, suffix: str) -> Path:
+        return self.run_dir / "logs" / f"{stage.key.replace('/', '-')}{suffix}.log"

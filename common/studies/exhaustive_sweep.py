@@ -28,7 +28,7 @@ from common.tuning.results.recommendation import read_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
 from common.tuning.tune_settings import SWEEP_ROUNDS
 from common.tuning.user_model import load_user_model, user_step
-from common.tuning.visits import VISIT_COLUMNS, Visits, check_under_ddp, left_as_it_was
+from common.tuning.visits import Visits, check_under_ddp, left_as_it_was
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,13 @@ def main(settings: Exhaustive) -> None:
             check_under_ddp(user, step, worker)
             with record_run(settings, "tune-sweep", worker) as recorder:
                 caps = [DdpSetting(cap) for cap in table["bucket_cap_mib"]]
-                names = ("sweep-visits.csv", "runoff-visits.csv")
-                sinks = [recorder.run and recorder.run.stream(n, VISIT_COLUMNS) for n in names]
                 progress = Progress(len(caps) * settings.rounds, worker.is_main)
                 began = time.perf_counter()
-                visits = Visits(step, worker, sinks[0], progress)
+                visits = Visits(step, recorder, "sweep-visits.csv", progress)
                 swept = visits.rounds("sweep", caps, settings.rounds)
                 sweep_s = time.perf_counter() - began
                 finalists = _finalists(caps, swept, recommended.setting, settings.runoff_best)
-                runoff = Visits(step, worker, sinks[1])
+                runoff = Visits(step, recorder, "runoff-visits.csv")
                 most = settings.most_runoff_rounds
                 for first in range(0, most, settings.runoff_rounds):
                     rounds = min(settings.runoff_rounds, most - first)

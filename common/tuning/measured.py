@@ -29,7 +29,7 @@ from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCall
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder, gather_rows
-from common.samples import rotated_rounds, slowest_rank
+from common.samples import slowest_rank
 from common.training.scaling.probes import ProbePlan, time_copies
 from common.tuning.same_graph import on_main, together
 from common.tuning.user_model import listed
@@ -80,7 +80,7 @@ def measure_all(
         profile, gradient_dtype(step.model.parameters()), worker, recorder
     )
     costs = measure_costs(step, worker, recorder)
-    casts = pd.DataFrame(gather_rows(worker, _copies(profile, worker))).groupby("cost")
+    casts = pd.DataFrame(gather_rows(worker, _copies(profile, recorder))).groupby("cost")
     cast_s = casts["time_ms"].median() / 1e3 / casts["size_bytes"].first()
     return Measured(
         forward_s=forward_s,
@@ -92,8 +92,8 @@ def measure_all(
     )
 
 
-def _copies(profile: BackwardProfile, worker: Worker) -> list[dict]:
-    return time_copies(profile.total_bytes, worker, ProbePlan(repeats=3))
+def _copies(profile: BackwardProfile, recorder: Recorder) -> list[dict]:
+    return time_copies(profile.total_bytes, recorder, ProbePlan(repeats=3))
 
 
 def watch_passes(step: FixedBatchStep, worker: Worker) -> WatchedPasses:
@@ -161,7 +161,7 @@ def measure_all_reduces(
     Writes allreduce-samples.csv and one for each format. Returns the tables by format.
     """
     sizes = curve_sizes(profile.total_bytes)
-    rows = _time_sizes(sizes, dtype, worker)
+    rows = _time_sizes(sizes, dtype, recorder)
     path = _write(recorder, "allreduce-samples.csv", ALL_REDUCE_COLUMNS, rows)
     networks = {"none": on_main(worker, lambda: read_all_reduce(path))}
     for name, wire_dtype in WIRE_DTYPES.items():
@@ -169,21 +169,21 @@ def measure_all_reduces(
         # once and, of the larger sizes between them, every second one.
         between = (size // 2 for size in sizes[len(sizes) // 2 : -1 : 2])
         some = {sizes[0], *between, max(sizes[-1] // 2, 2 * sizes[0])}
-        narrow = _time_sizes(sorted(some), wire_dtype, worker)
+        narrow = _time_sizes(sorted(some), wire_dtype, recorder)
         path = _write(recorder, f"allreduce-samples-{name}.csv", ALL_REDUCE_COLUMNS, narrow)
         networks[name] = on_main(worker, lambda path=path: read_all_reduce(path))
     return networks
 
 
-def _time_sizes(sizes: list[int], dtype: torch.dtype, worker: Worker) -> list[dict]:
+def _time_sizes(sizes: list[int], dtype: torch.dtype, recorder: Recorder) -> list[dict]:
     rows = []
-    for round_, size in rotated_rounds(sizes, CURVE_ROUNDS):
+    for round_, size in recorder.rounds(sizes, CURVE_ROUNDS, stage="curve"):
         calls = 2 if size > 2**22 else 6 if size > 2**18 else 16
         together = crowd(size, sizes[-1])
         rows += time_all_reduces(
             max(1, size // dtype.itemsize),
             dtype,
-            worker,
+            recorder.worker,
             round_,
             TimedCalls(
                 alone=calls,
@@ -200,7 +200,7 @@ def measure_costs(step: FixedBatchStep, worker: Worker, recorder: Recorder) -> D
     lab = OverlapLab(step, worker)
     rows = []
     arms = lab.plan()
-    for round_, arm in rotated_rounds(arms, CONTENTION_ROUNDS):
+    for round_, arm in recorder.rounds(arms, CONTENTION_ROUNDS, stage="contention"):
         rows += lab.visit(arm, round_, passes=CONTENTION_PASSES)
     path = _write(recorder, "overlap-times.csv", OVERLAP_TIME_COLUMNS, rows)
     return on_main(worker, lambda: read_costs(path, worker.backend))

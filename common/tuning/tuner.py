@@ -39,7 +39,6 @@ from common.tuning.tune_settings import SWEEP_ROUNDS, TuneSettings
 from common.tuning.user_model import UserModel, checked_model, user_step
 from common.tuning.visits import (
     STEPS,
-    VISIT_COLUMNS,
     WARMUP_STEPS,
     Visits,
     check_under_ddp,
@@ -144,8 +143,7 @@ def _tune(
     if recorder.run:
         recorder.run.write_table("predictions.csv", bucketing_table(predicted, measured))
     budget = Budget(allowed, began, visiting=time.perf_counter())
-    sink = recorder.run.stream("visits.csv", VISIT_COLUMNS) if recorder.run else None
-    visits = Visits(step, worker, sink, Progress(plan.visits, worker.is_main))
+    visits = Visits(step, recorder, "visits.csv", Progress(plan.visits, worker.is_main))
     ranked = rank_candidates(visits, predicted.candidates, plan)
     best = ranked[0]
     if visits.count:

@@ -22,10 +22,8 @@ from common.errors import UserError
 from common.runtime import private
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import gather_rows
-from common.runtime.records.run_directory import SampleStream
+from common.runtime.records.recorder import Recorder, gather_rows
 from common.runtime.timing import clock_for
-from common.samples import rotated
 from common.training.ddp import compress_gradients, exchanging, make_ddp
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.same_graph import together
@@ -111,19 +109,21 @@ class Visits:
 
     Args:
         step: the step that is run under each setting.
-        worker: this rank.
-        sink: a table of VISIT_COLUMNS that grows with every visit, on rank 0.
+        recorder: the run's writer.
+        table: name of the table, with VISIT_COLUMNS, that grows with every visit.
         progress: counts the visits.
     """
 
     def __init__(
         self,
         step: FixedBatchStep,
-        worker: Worker,
-        sink: SampleStream | None = None,
+        recorder: Recorder,
+        table: str,
         progress: Progress | None = None,
     ) -> None:
-        self.step, self.worker, self.sink, self.progress = step, worker, sink, progress
+        self.step, self.recorder, self.progress = step, recorder, progress
+        self.worker = recorder.worker
+        self.sink = recorder.run.stream(table, VISIT_COLUMNS) if recorder.run else None
         self.count = 0
         self._rows: list[dict] = []
 
@@ -144,17 +144,18 @@ class Visits:
             first: number of the first round, where a stage goes on.
         """
         before = len(self._rows)
-        for round_ in range(first, first + rounds):
-            for order, setting in enumerate(rotated(settings, round_)):
-                keys = {"stage": stage, "setting": setting.label, "round": round_, "order": order}
-                measured = gather_rows(self.worker, visit(self.step, self.worker, setting))
-                rows = [keys | row for row in measured]
-                self._rows += rows
-                self.count += setting.accumulation  # each of its steps has as many passes
-                if self.sink:
-                    self.sink.write(rows)
-                if self.progress:
-                    self.progress.step(f"{stage}, round {round_ + 1}, {setting.label}")
+        visits = self.recorder.rounds(settings, first + rounds, stage=stage, first=first)
+        for visited, (round_, setting) in enumerate(visits):
+            keys = {"stage": stage, "setting": setting.label, "round": round_}
+            keys |= {"order": visited % len(settings)}
+            measured = gather_rows(self.worker, visit(self.step, self.worker, setting))
+            rows = [keys | row for row in measured]
+            self._rows += rows
+            self.count += setting.accumulation  # each of its steps has as many passes
+            if self.sink:
+                self.sink.write(rows)
+            if self.progress:
+                self.progress.step(f"{stage}, round {round_ + 1}, {setting.label}")
         return self.samples.iloc[before:]
 
 

@@ -24,7 +24,9 @@ from common.analysis.scaling.sweep_tables import (
 from common.analysis.show import show
 from common.diagnose.evidence.evidence import ARMS, STEPS
 from common.errors import UserError
+from common.judged import Judged
 from common.perfmodel.collectives import MeasuredAllReduce
+from common.samples import Interval
 from common.tables import (
     ARM_COLUMNS,
     BUCKET_COLUMNS,
@@ -271,16 +273,20 @@ def test_speedups_of_all_ranks_are_shown_with_their_interval(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "words"),
+    ("low", "high", "rounds", "words"),
     [
-        (1.01, 1.09, "faster"),
-        (0.49, 0.68, "slower"),
-        (0.76, 1.11, "cannot be told"),
-        (np.nan, np.nan, "not known: one round"),
+        (1.01, 1.09, 4, "faster"),
+        (0.49, 0.68, 4, "slower"),
+        (0.76, 1.11, 4, "cannot be told: within noise over 4 rounds"),
+        (1.01, 1.09, 2, "cannot be told: 2 rounds of 4"),
+        (np.nan, np.nan, 1, "cannot be told: 1 round of 4"),
     ],
 )
-def test_what_an_interval_says_against_one_rank(low: float, high: float, words: str) -> None:
-    assert against_one_rank(low, high) == words
+def test_what_an_interval_says_against_one_rank(
+    low: float, high: float, rounds: int, words: str
+) -> None:
+    middle = 1.05 if np.isnan(low) else (low + high) / 2
+    assert against_one_rank(Judged(Interval(middle, low, high, rounds=rounds))) == words
 
 
 def test_an_arm_without_one_on_one_rank_is_shown_with_the_reason(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from common.analysis.buckets.choice import default_facts, gain_text
 from common.analysis.buckets.figures import bucket_times
@@ -14,6 +15,7 @@ from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.model import DdpModel
 
 MIB = 2**20
+HIDDEN = "hidden by noise"
 MODEL = DdpModel(
     BackwardProfile(tuple("abcd"), np.full(4, MIB), np.arange(1, 5) / 100, 0.04),
     AlphaBeta(0.001, MIB / 0.002),
@@ -47,14 +49,25 @@ ALONE = sweep({1.0: (80, 45, 60)})
 
 def test_a_gain_is_taken_within_a_round():
     # 20 of 100, 5 of 50 and 60 of 120 ms. Of the medians, 60 and 100, it would be 40 %.
-    assert BOTH.gains_over_default(1.0) == pytest.approx([0.2, 0.1, 0.5])
-    assert gain_text(BOTH, 1.0) == "20.0% (10.0% to 50.0%)"
+    gain = BOTH.gain_over_default(1.0)
+    assert gain.estimate == pytest.approx(1 - (0.8 * 0.9 * 0.5) ** (1 / 3))
+    logs = np.log([0.8, 0.9, 0.5])
+    low, high = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    assert gain.interval.low == pytest.approx(1 - np.exp(high))
+    assert gain_text(gain) == f"28.9% ({1 - np.exp(high):.1%} to {1 - np.exp(low):.1%}): " + HIDDEN
+
+
+def test_a_gain_over_four_rounds_is_settled_and_one_of_a_single_round_has_no_interval():
+    four = sweep({1.0: (80, 41, 78, 60), None: (100, 50, 100, 75)})
+    low, high = stats.ttest_1samp(np.log([0.8, 0.82, 0.78, 0.8]), 0).confidence_interval(0.95)
+    ends = f"({1 - np.exp(high):.1%} to {1 - np.exp(low):.1%})"
+    assert gain_text(four.gain_over_default(1.0)) == f"20.0% {ends}"
+    assert gain_text(sweep({1.0: (80,), None: (100,)}).gain_over_default(1.0)) == f"20.0%: {HIDDEN}"
 
 
 def test_without_the_default_there_is_no_gain_and_no_row():
     assert ALONE.default() is None
-    assert ALONE.gains_over_default(1.0) == []
-    assert gain_text(ALONE, 1.0) == "not measured"
+    assert gain_text(ALONE.gain_over_default(1.0)) == "not measured"
     accuracy = evaluate(ALONE, {1.0: 0.05})
     assert default_facts(MODEL, ALONE, accuracy) == {DEFAULT_NAME: "not measured in this run"}
 
@@ -68,7 +81,7 @@ def test_the_defaults_row_is_its_own_and_has_its_prediction():
     # is left to compute when it is ready at 40 ms. Then 1 + 3 · 2 ms.
     assert found["its T(b), predicted"] == "47.0 ms"
     assert found["predicted against measured"] == "-53.0%"
-    assert found["gain of 1 MiB over it, by rounds"] == gain_text(BOTH, 1.0)
+    assert found["gain of 1 MiB over it, by rounds"] == gain_text(BOTH.gain_over_default(1.0))
     assert not any("nan" in text for text in (*found, *found.values()))
     assert list(accuracy.table["bucket_cap_mib"]) == [1.0]
 

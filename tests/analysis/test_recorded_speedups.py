@@ -59,10 +59,10 @@ def rows_of_arm(rows: Rows, arm: str) -> Rows:
     return plain or own
 
 
-def step_of_arm(rows: Rows, arm: str) -> tuple[float, float]:
-    """Computes an arm's median step in seconds, and its samples.
+def rounds_of_arm(rows: Rows, arm: str) -> tuple[dict[str, float], float]:
+    """Computes an arm's median step of each round in seconds, and the samples of a step.
 
-    A step is its slowest rank's; the median is over rounds of their medians.
+    A step is its slowest rank's.
     """
     times: dict[tuple, list[float]] = defaultdict(list)
     samples: dict[tuple, float] = defaultdict(float)
@@ -72,8 +72,15 @@ def step_of_arm(rows: Rows, arm: str) -> tuple[float, float]:
         samples[key] += float(row["samples"])
     rounds: dict[str, list[float]] = defaultdict(list)
     for key, of_ranks in times.items():
-        rounds[key[0]].append(max(of_ranks))
-    return median(map(median, rounds.values())) / 1e3, median(samples.values())
+        rounds[key[0]].append(max(of_ranks) / 1e3)
+    medians = {round_: median(of_round) for round_, of_round in rounds.items()}
+    return medians, median(samples.values())
+
+
+def step_of_arm(rows: Rows, arm: str) -> tuple[float, float]:
+    """Computes an arm's step, the median over rounds of their medians, and its samples."""
+    rounds, samples = rounds_of_arm(rows, arm)
+    return median(rounds.values()), samples
 
 
 def one_rank_arm(arms: Rows, arm: dict[str, str]) -> str | None:
@@ -108,9 +115,10 @@ def test_speedup_and_efficiency_are_one_number_in_sweep_and_diagnosis(folder: Pa
         if base is None or arm["world_size"] == "1":
             continue
         (base_s, base_samples), (step_s, samples) = (
-            step_of_arm(rows, name) for name in (base, arm["arm"])
+            rounds_of_arm(rows, name) for name in (base, arm["arm"])
         )
-        expected = samples / step_s / (base_samples / base_s)
+        ratios = [base_s[round_] / step_s[round_] for round_ in step_s if round_ in base_s]
+        expected = geometric_mean(ratios) * samples / base_samples
         run = open_evidence(folder, int(arm["arm"]))
         assert baseline_arm(run) == int(base)
         diagnosed = Case(run, open_evidence(folder, int(base))).speedup_now

@@ -367,17 +367,29 @@ def test_right_predictions_and_changes_that_suffice_are_counted():
     )
     # The unchanged step was predicted exactly, so the error of a gain is that of the speedup.
     error = table["predicted_speedup"] / table["speedup"] - 1
-    changes = Changes(table.assign(error=error, gain_error=error), "made up", "a model")
+    off = np.array([0.0, 0.01, -0.01, 0.02])  # of the rounds, for all alike
+    noise = {"none": off[::-1], "accumulation=8": 3 * off, "compression=fp16": [0.3, -0.3, 0.1, 0]}
+    rounds = pd.DataFrame(
+        {
+            row["change"]: row["speedup"] * (1 + off + np.array(noise[row["change"]]))
+            for _, row in table.iterrows()
+        }
+    )
+    changes = Changes(table.assign(error=error, gain_error=error), "made up", "a model", rounds)
     facts = changes_facts(changes)
     assert facts["predicted speedups within 10% of the achieved"] == "1 of 2"
     assert facts["largest error of a gain"] == "+63.6% (compression=fp16)"
     assert facts["changes that reach 80% of the ideal"] == "1 of 2"
-    # The interval of fp16 meets that of the step as it was: nothing can be told.
-    assert told_apart(changes.table) == ["–", "yes", "no"]
+    # Rounds do not agree on fp16: nothing can be told.
+    hidden = "no, within noise over 4 rounds"
+    assert told_apart(changes)["told"].tolist() == ["–", "yes", hidden]
+    assert facts["the change that helps most"] == "accumulation=8"
 
 
 def test_where_nothing_is_proposed_nothing_is_counted():
     table = pd.DataFrame({"change": ["none"], "world_size": 2})
-    assert changes_facts(Changes(table, "made up", "a model")) == {
+    nothing = Changes(table, "made up", "a model", pd.DataFrame({"none": [0.5, 0.6]}))
+    assert nothing.best is None
+    assert changes_facts(nothing) == {
         "changes proposed": "none that would help by more than the noise"
     }

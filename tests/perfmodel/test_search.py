@@ -12,7 +12,6 @@ from perfmodel_support import MIB, gpt2_profile, make_profile, multiples, networ
 
 from common.perfmodel.buckets import assign_buckets
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.ddp.best_cap import regret
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.simulator import simulate_backward
@@ -158,13 +157,6 @@ def test_gradients_of_several_dtypes_are_searched_over_given_caps_or_a_grid():
     assert chosen.total_s == anywhere.total_s
 
 
-def test_regret_is_the_slowdown_against_the_best_measured_cap():
-    measured = {1.0: 0.30, 5.0: 0.20, 25.0: 0.25}
-    assert regret(measured, 5.0) == 0
-    assert regret(measured, 25.0) == pytest.approx(0.25)
-    assert regret(measured, 1.0) == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("asked_bytes", [1, 10, 25 * MIB])
 def test_a_cap_that_was_not_among_the_given_ones_has_no_prediction(asked_bytes):
     # Below, between and above them; above, too, another cap may give other buckets.
@@ -172,11 +164,6 @@ def test_a_cap_that_was_not_among_the_given_ones_has_no_prediction(asked_bytes):
     best = DdpModel(profile, AlphaBeta(0.1, 10)).best_cap([4 / MIB, 12 / MIB])
     with refused("cap", asked_bytes / MIB, "not searched"):
         best.predicted_s(asked_bytes / MIB)
-
-
-def test_regret_of_a_cap_that_was_not_measured_is_refused():
-    with refused("cap", "25", "not measured"):
-        regret({1.0: 0.3}, 25)
 
 
 @pytest.mark.parametrize("caps", [[], [0], [1, -5], [float("nan")], [1, float("inf")]])

@@ -22,7 +22,8 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     def execute(name: str) -> Path:
         run_dir = recorded_assignment(name.split("_")[0])
         notebook = project_root() / "notebooks" / f"{name}.ipynb"
-        [[path], _] = execute_notebooks([notebook], folder, {"run_dir": str(run_dir)})
+        parameters = {"run_dir": str(run_dir)}
+        [[path], _] = execute_notebooks([notebook], folder, parameters, with_answers=True)
         return path
 
     before = Path.cwd()

@@ -52,6 +52,30 @@ def test_notebooks_are_committed_as_the_style_has_them(path: Path) -> None:
     assert max(cell.source.count("\n") + 1 for cell in code) <= 15
 
 
+@pytest.mark.parametrize("with_answers", [False, True])
+def test_answers_are_in_a_report_only_when_they_are_asked_for(
+    tmp_path: Path, with_answers: bool
+) -> None:
+    notebook = nbformat.v4.new_notebook(metadata={"language_info": {"name": "python"}})
+    staff = {"metadata": {"tags": ["staff"]}}
+    parameters = nbformat.v4.new_code_cell("run_dir = ''", metadata={"tags": ["parameters"]})
+    question, answer = map(nbformat.v4.new_markdown_cell, ("Why is it so?", "It is slower."))
+    answer.update(staff)
+    evidence = nbformat.v4.new_code_cell("print('it holds in', run_dir)", **staff)
+    notebook.cells = [parameters, question, answer, evidence]
+    nbformat.write(notebook, tmp_path / "asking.ipynb")
+    [path], _ = execute_notebooks(
+        [tmp_path / "asking.ipynb"],
+        tmp_path / "out",
+        {"run_dir": "a run"},
+        with_answers=with_answers,
+    )
+    page = render(Document("assignment2", (path,))).html
+    assert "Why is it so?" in page
+    assert ("It is slower." in page) == with_answers
+    assert ("it holds in a run" in page) == with_answers
+
+
 def figures(path: Path) -> int:
     """Counts the pictures among a notebook's outputs."""
     outputs = [output for cell in cells(path, "code") for output in cell.outputs]

@@ -15,6 +15,7 @@ from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.tables import AllReduceTable
 from common.perfmodel.uncertainty import Chance
+from common.runtime.records.recorder import Recorder
 from common.samples import Interval
 from common.tuning import measured as inputs
 from common.tuning import tuner
@@ -160,7 +161,8 @@ def test_all_reduces_are_timed_in_the_gradients_dtype_and_as_many_bytes(monkeypa
     monkeypatch.setattr(inputs, "time_all_reduces", time_all_reduces)
     monkeypatch.setattr(inputs, "_write", lambda *_: None)
     monkeypatch.setattr(inputs, "on_main", lambda *_: None)
-    inputs.measure_all_reduces(measured().profile, dtype, worker=None, recorder=None)
+    recorder = Recorder(SimpleNamespace(gather=lambda item: [item]), None)
+    inputs.measure_all_reduces(measured().profile, dtype, recorder.worker, recorder)
     assert set(timed) == {dtype, torch.float16, torch.bfloat16}
     assert set(curve_sizes(40 * MIB)) <= set(timed[dtype])
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from common.analysis.buckets.choice import told_text
 from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run
 from common.analysis.buckets.networks import NetworkRun
 from common.analysis.buckets.sweep import Accuracy
@@ -89,7 +90,7 @@ def summary(
     accuracies: dict[str, Accuracy], own_speed: Mapping[str, Accuracy] | None = None
 ) -> pd.DataFrame:
     """Tabulates one row per model: median and worst error, the measured cap it would choose,
-    and the regret of that.
+    the regret of that, and whether the regret is told from noise.
 
     Args:
         accuracies: Result of ``compare``.
@@ -108,7 +109,8 @@ def summary(
                 "median error": accuracy.median_error,
                 "worst error": accuracy.worst_error,
                 "chosen cap (MiB)": accuracy.predicted_best_mib,
-                "regret": accuracy.regret,
+                "regret": accuracy.regret.estimate,
+                "told from noise": told_text(accuracy.regret),
             }
             for name, accuracy in accuracies.items()
         ]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import DEFAULT_NAME, Accuracy, BucketSweep
+from common.judged import Fastest, Judged, Verdict
 from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.model import DdpModel
 from common.runtime.wording import counted
 
+
+def told_text(judged: Judged) -> str:
+    """Returns whether a number is told from noise: ``yes``, or ``no`` and why."""
+    return "yes" if judged.is_settled else f"no, {judged.reason}"
+
+
 ACCURACY = {
+    "error": ("median error can be told from noise", told_text),
     "median_error": ("median error of T(b)", "{:.1%}"),
     "worst_error": ("worst error of T(b)", "{:.1%}"),
     "noise_floor": ("noise floor", "{:.1%}"),
@@ -57,18 +65,28 @@ def _interval(low: float, high: float, best: BestCap) -> str:
     return f"{low:.3g} and more" if without_end else f"{low:.3g} to {high:.3g}"
 
 
-def _joined(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f", or {parts[-1]}"
+def _joined(parts: Sequence[str], last: str = "or") -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f", {last} {parts[-1]}"
+
+
+def cap_text(which: Fastest | None) -> str:
+    """Returns the cap that is told from all others, or all that are tied."""
+    if which is None:
+        return "only one was measured"
+    if which.lead.is_settled:
+        return f"{which.arm:g} MiB"
+    tied = _joined([f"{cap:g}" for cap in which.tied], "and")
+    return f"{counted(len(which.tied), 'cap')} are tied: {tied} MiB"
 
 
 def choice_facts(accuracy: Accuracy, best: BestCap) -> dict[str, str]:
     """Returns the cap that the model chooses, of the measured ones and of all, and its cost."""
     chosen = accuracy.predicted_best_mib
     facts = {
-        "regret can be told from noise": "yes" if accuracy.regret_is_clear else "no",
+        "regret can be told from noise": told_text(accuracy.regret),
         "predicted best of the measured caps": f"{chosen:g} MiB",
-        "measured best": f"{accuracy.measured_best_mib:g} MiB",
-        "regret of the prediction": f"{accuracy.regret:.1%}",
+        "measured best": cap_text(accuracy.best),
+        "regret of the prediction": f"{accuracy.regret.estimate:.1%}",
     }
     if best.matched_by(accuracy.table["bucket_cap_mib"]):
         return facts
@@ -81,21 +99,28 @@ def choice_facts(accuracy: Accuracy, best: BestCap) -> dict[str, str]:
 
 def spread_facts(accuracy: Accuracy) -> dict[str, str]:
     """Returns how much the choice of the cap matters at all on this system."""
-    times = accuracy.table["measured_ms"]
-    worst = accuracy.table.loc[times.idxmax()]
-    buckets = counted(int(worst["num_buckets"]), "bucket")
+    worst = cap_text(accuracy.worst)
+    if accuracy.worst is not None and accuracy.worst.lead.is_settled:
+        buckets = accuracy.table.set_index("bucket_cap_mib")["num_buckets"]
+        worst += f", {counted(int(buckets[accuracy.worst.arm]), 'bucket')}"
     return {
-        "worst measured cap": f"{worst['bucket_cap_mib']:g} MiB, {buckets}",
-        "its T(b) over the best cap's": f"{times.max() / times.min():.2f}",
+        "worst measured cap": worst,
+        "the slowest cap's T(b) over the fastest's": ratio_text(accuracy.worst_over_best),
     }
 
 
-def gain_text(sweep: BucketSweep, cap_mib: float) -> str:
-    """Returns median, least and largest gain over DDP's default, or that there is none."""
-    gains = sweep.gains_over_default(cap_mib)
-    if not gains:
-        return "not measured"
-    return f"{np.median(gains):.1%} ({min(gains):.1%} to {max(gains):.1%})"
+def ratio_text(ratio: Judged) -> str:
+    """Returns a ratio, or why there is none."""
+    return f"{ratio.estimate:.2f}" if ratio.is_settled else str(ratio.verdict)
+
+
+def gain_text(gain: Judged) -> str:
+    """Returns a share with its interval, and what it is worth where it is not settled."""
+    if gain.verdict is Verdict.NOT_MEASURED:
+        return str(gain.verdict)
+    low, high = gain.interval.low, gain.interval.high
+    ends = "" if math.isnan(low) else f" ({low:.1%} to {high:.1%})"
+    return f"{gain.estimate:.1%}{ends}" + ("" if gain.is_settled else f": {gain.verdict}")
 
 
 def default_facts(model: DdpModel, sweep: BucketSweep, accuracy: Accuracy) -> dict[str, str]:
@@ -110,7 +135,7 @@ def default_facts(model: DdpModel, sweep: BucketSweep, accuracy: Accuracy) -> di
         "its buckets": f"{measured['num_buckets']:.0f}",
         "its T(b), predicted": f"{predicted_ms:.1f} ms",
         "predicted against measured": f"{predicted_ms / measured['median_ms'] - 1:+.1%}",
-        f"gain of {chosen:g} MiB over it, by rounds": gain_text(sweep, chosen),
+        f"gain of {chosen:g} MiB over it, by rounds": gain_text(sweep.gain_over_default(chosen)),
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.buckets.choice import gain_text
+from common.analysis.buckets.choice import cap_text, gain_text, ratio_text, told_text
 from common.analysis.buckets.measurements import (
     COMMAND,
     Assignment2Run,
@@ -19,7 +19,10 @@ from common.analysis.buckets.sweep import Accuracy, BucketSweep, read_sweep
 from common.analysis.comparable import network_of
 from common.analysis.runs import DOCTOR, Run, origin, recorded_assignment
 from common.errors import UserError
+from common.judged import Judged
+from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import calibrated_model
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.model import DdpModel
@@ -29,6 +32,7 @@ from common.runtime.group.network import OVER_LOOPBACK
 from common.runtime.group.socket_bytes import PAYLOAD_SHARE
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table
+from common.runtime.wording import counted
 
 LINK_RATES = ("link (Mbit/s)", "TCP out (Mbit/s)", "TCP in (Mbit/s)")
 REACHED = "of the payload"
@@ -46,6 +50,7 @@ class NetworkRun:
             4 ranks``.
         folder: run directory of the sweep.
         caption: hardware, network, date and source.
+        trained: name of the model that was trained.
         model: predicts backward passes over this network.
         contention: how contention is known (``OverlapSamples.contention``).
         links: per host what a TCP stream reached, in Mbit/s; empty where none is emulated.
@@ -55,6 +60,7 @@ class NetworkRun:
     name: str
     folder: Path
     caption: str
+    trained: str
     model: DdpModel
     contention: str
     sweep: BucketSweep
@@ -66,9 +72,24 @@ class NetworkRun:
         """Returns the name for a table: the rate of emulated links, else the network's name."""
         return self.name.rpartition(" at ")[2]
 
+    @property
+    def scope(self) -> str:
+        """Returns what the sweep was measured of: model, gradients, ranks and network."""
+        profile = self.model.profile
+        buckets = len(profile_buckets(profile, DdpOptions(None)))
+        default = f"of which DDP's default makes {counted(buckets, 'bucket')}"
+        return (
+            f"{self.trained}, {profile.total_bytes / 2**20:.3g} MiB of gradients, {default}; "
+            f"{counted(self.sweep.world_size, 'rank')}, {self.name}"
+        )
+
     def accuracy(self) -> Accuracy:
         """Holds the prediction against the sweep."""
-        return self.sweep.accuracy_of(self.model.backward_s)
+        return self.sweep.accuracy_of(self.model.backward_s, self.scope)
+
+    def gain_over_default(self, cap_mib: float) -> Judged:
+        """Judges what a measured cap saves of the backward pass with DDP's default."""
+        return self.sweep.gain_over_default(cap_mib, self.scope)
 
 
 @dataclass(frozen=True)
@@ -131,6 +152,7 @@ def _not_emulated(run: Assignment2Run) -> NetworkRun:
         name="loopback" if network in (None, OVER_LOOPBACK) else network,
         folder=folder,
         caption=run.caption,
+        trained=trained(run.settings),
         model=run.model,
         contention=run.calibration.overlap.contention,
         sweep=run.sweep,
@@ -162,6 +184,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
         name=opened.environment["network"],
         folder=opened.folder,
         caption=opened.caption,
+        trained=trained(run.settings),
         model=calibrated_model(
             run.profile,
             all_reduce.curve,
@@ -178,6 +201,11 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     )
 
 
+def trained(settings: dict) -> str:
+    """Returns the name of the model that a run's settings have."""
+    return str(settings.get("model", "a model"))
+
+
 def copies(costs: DdpCosts) -> DdpCosts:
     """Returns DDP's copies alone: they do not depend on the network, contention does."""
     return DdpCosts(costs.copy_in_s_per_byte, costs.copy_out_s_per_byte)
@@ -186,26 +214,29 @@ def copies(costs: DdpCosts) -> DdpCosts:
 def summary(networks: Networks) -> pd.DataFrame:
     """Returns a row per network: what the caps do there, and how well that was predicted.
 
-    ``GAIN`` is what the cap that the model chooses takes off DDP's default: median, least and
-    largest of the rounds.
+    The best and the worst cap are those that are told from all others, or all that are tied. The
+    times are the least and the greatest median. ``GAIN`` is what the cap that the model chooses
+    takes off DDP's default, paired by round.
     """
     rows = []
     for run in networks.runs:
         accuracy = run.accuracy()
-        times = accuracy.table.set_index("bucket_cap_mib")["measured_ms"]
+        times = accuracy.table["measured_ms"]
         rows.append(
             {
                 "network": run.link,
-                "best b (MiB)": f"{accuracy.measured_best_mib:g}",
+                "best b (MiB)": cap_text(accuracy.best).removesuffix(" MiB"),
                 "best T (ms)": times.min(),
-                "worst b (MiB)": f"{times.idxmax():g}",
+                "worst b (MiB)": cap_text(accuracy.worst).removesuffix(" MiB"),
                 "worst T (ms)": times.max(),
-                "worst / best": times.max() / times.min(),
+                "worst / best": ratio_text(accuracy.worst_over_best),
                 "median error": accuracy.median_error,
                 "noise floor": accuracy.noise_floor,
-                "regret": accuracy.regret,
-                GAIN: gain_text(run.sweep, accuracy.predicted_best_mib),
+                "regret": accuracy.regret.estimate,
+                GAIN: gain_text(run.gain_over_default(accuracy.predicted_best_mib)),
                 "contention": run.contention,
+                "error told from noise": told_text(accuracy.error),
+                "regret told from noise": told_text(accuracy.regret),
             }
         )
     return pd.DataFrame(rows)

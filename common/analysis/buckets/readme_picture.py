@@ -14,8 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Transform
 
+from common.analysis.buckets.choice import cap_text
 from common.analysis.buckets.figures import cap_limits, measured_points, ring, star, step_line
 from common.analysis.buckets.networks import NetworkRun, open_networks
+from common.analysis.buckets.sweep import Accuracy
 from common.analysis.runs import recorded_assignment
 from common.analysis.style import BLUE, GREY, SMALLEST_CAP_MIB, cap_axis, figure
 from common.errors import UserError
@@ -72,17 +74,13 @@ def caption(run: NetworkRun) -> str:
 
 def notes(run: NetworkRun) -> dict[str, str | None]:
     """Returns what the file says of itself; a test sees by it whether the picture is up to date."""
-    best, fastest = run.model.best_cap(), fastest_measured(run.sweep.distinct().summary())
+    best, accuracy = run.model.best_cap(), run.accuracy()
+    times_ms = ", ".join(f"{time_ms:.1f}" for time_ms in accuracy.table["measured_ms"])
     description = (
-        f"{run.caption}. Measured best {fastest['bucket_cap_mib']:g} MiB, "
-        f"{fastest['median_ms']:.1f} ms; b* = {best.cap_mib:.3g} MiB, {best.total_s * 1e3:.1f} ms"
+        f"{run.caption}. Measured best: {cap_text(accuracy.best)}, of {times_ms} ms; "
+        f"b* = {best.cap_mib:.3g} MiB, {best.total_s * 1e3:.1f} ms"
     )
     return {"Description": description, "Software": None}
-
-
-def fastest_measured(table: pd.DataFrame) -> pd.Series:
-    """Returns the row of a sweep's summary with the least median."""
-    return table.loc[table["median_ms"].idxmin()]
 
 
 def draw(run: NetworkRun) -> Figure:
@@ -94,7 +92,7 @@ def draw(run: NetworkRun) -> Figure:
         step_line(axes, best, "predicted", BLUE, 2.2)
         _mark_predicted(axes, best)
         table = measured_points(axes, run.sweep, "measured: median and quartiles")
-        _mark_measured(axes, table)
+        _mark_measured(axes, table, run.accuracy())
         axes.axhline(alone_ms, color=GREY, linestyle="--", linewidth=1.2)
         _write(axes, "computation alone", (1, alone_ms), (-2, -11), _across(axes))
         axes.set_xlim(*cap_limits(run.sweep, (best.cap_mib,), 1.3))
@@ -145,14 +143,17 @@ def _mark_predicted(axes: Axes, best: BestCap) -> None:
     star(axes, best, best.cap_mib, label, size=13)
 
 
-def _mark_measured(axes: Axes, table: pd.DataFrame) -> None:
-    """Marks the fastest measured cap, and says how much slower the slowest is."""
-    fastest, slowest = fastest_measured(table), table.loc[table["median_ms"].idxmax()]
-    cap, time_ms = fastest["bucket_cap_mib"], fastest["median_ms"]
-    ring(axes, fastest, f"measured best: {cap:g} MiB, {time_ms:.0f} ms", size=12)
-    slower = slowest["median_ms"] / fastest["median_ms"] - 1
-    position = (slowest["bucket_cap_mib"], slowest["q25_ms"])
-    _write(axes, f"{slower:.0%} slower", position, (6, -14), axes.transData)
+def _mark_measured(axes: Axes, table: pd.DataFrame, accuracy: Accuracy) -> None:
+    """Marks the fastest measured cap, or all that are tied; says how much the slowest adds."""
+    label = f"measured best: {cap_text(accuracy.best)}"
+    tied = table["bucket_cap_mib"].isin(accuracy.best.tied if accuracy.best else ())
+    for name, (_, row) in zip((label, *[""] * len(table)), table[tied].iterrows(), strict=False):
+        ring(axes, row, name, size=12)
+    if accuracy.worst_over_best.is_settled:
+        slowest = table[table["bucket_cap_mib"] == accuracy.worst.arm].iloc[0]
+        slower = f"{accuracy.worst_over_best.estimate - 1:.0%} slower"
+        position = (slowest["bucket_cap_mib"], slowest["q25_ms"])
+        _write(axes, slower, position, (6, -14), axes.transData)
 
 
 def _legend(axes: Axes, middle_ms: float) -> None:

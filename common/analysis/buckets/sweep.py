@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from common.analysis.runs import Run
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
+from common.judged import NOT_WITNESSED, Fastest, Judged, compared, fastest
 from common.perfmodel.buckets import DdpOptions, cap_label
-from common.perfmodel.ddp.best_cap import regret
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
-from common.samples import median_standard_error, per_round, slowest_rank
+from common.samples import (
+    Interval,
+    median_standard_error,
+    paired_gain,
+    paired_ratio,
+    per_round,
+    slowest_rank,
+)
 
 KEYS = ["bucket_cap_mib", "round", "iteration"]
 BUCKETS = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
@@ -36,10 +46,12 @@ class BucketSweep:
             first_bucket_bytes, last_bucket_bytes, bucket_bytes (not in older runs) and the three
             times in ms.
         world_size: number of ranks.
+        machine: state of the machine meanwhile, as ``judged.Judged`` takes it.
     """
 
     steps: pd.DataFrame
     world_size: int
+    machine: str = NOT_WITNESSED
 
     def summary(self, column: str = "backward_time_ms") -> pd.DataFrame:
         """Tabulates buckets, median time, quartiles and number of samples, by ascending cap."""
@@ -57,25 +69,40 @@ class BucketSweep:
         rows = table[table["bucket_cap_mib"].isna()]
         return None if rows.empty else rows.iloc[0]
 
-    def gains_over_default(self, cap_mib: float) -> list[float]:
-        """Returns, by round, 1 − T(cap) / T(default) of the rounds' median backward passes.
+    def rounds(self) -> pd.DataFrame:
+        """Returns the median backward pass (ms) of each round, by distinct bucketing.
 
-        Empty where the default was not measured.
+        A row per round; a column per bucketing, named by its smallest cap (MiB), and one, NaN, for
+        DDP's default where it was measured.
         """
-        by_round = per_round(self.steps, "backward_time_ms", "bucket_cap_mib")
-        chosen, default = by_round.reindex(columns=[cap_mib, np.nan]).to_numpy().T
-        gains = 1 - chosen / default
-        return gains[~np.isnan(gains)].tolist()
+        bucketings = self.steps["bucket_cap_mib"].map(self.smallest_alike())
+        steps = self.steps.assign(bucketing=bucketings)
+        step = ["bucket_cap_mib", "iteration"]
+        return per_round(steps, "backward_time_ms", "bucketing", step=step)
 
-    def accuracy_of(self, predict: Callable[[float], float]) -> Accuracy:
+    def gain_over_default(self, cap_mib: float, scope: str = "") -> Judged:
+        """Judges the share of the default's backward pass that a cap saves.
+
+        Not measured where the default was not.
+
+        Args:
+            cap_mib: smallest cap of a distinct bucketing, chosen before anything was measured.
+            scope: what it was measured of.
+        """
+        chosen, default = self.rounds().reindex(columns=[cap_mib, np.nan]).to_numpy().T
+        gain = paired_gain(chosen, default)
+        return Judged(gain, null=0.0, scope=scope, machine=self.machine)
+
+    def accuracy_of(self, predict: Callable[[float], float], scope: str = "") -> Accuracy:
         """Holds predicted seconds of the backward pass, by cap in MiB, against the sweep."""
-        return evaluate(self, {cap: predict(cap) for cap in self.distinct().measured_s()})
+        return evaluate(self, {cap: predict(cap) for cap in self.distinct().measured_s()}, scope)
 
     def noise_floor(self, column: str = "backward_time_ms") -> float:
         """Computes the median over caps of |A/B − 1|; A, B are medians of two halves of the rounds.
 
-        What two measurements of the same thing differ by; NaN with fewer than two rounds. Rounds
-        go to the halves in pairs, as a round and the next visit the caps in opposite order.
+        What two measurements of the same thing differ by; NaN with fewer than two rounds. It
+        describes a sweep, and decides nothing: what is told from noise, intervals say. Rounds go to
+        the halves in pairs, as a round and the next visit the caps in opposite order.
         """
         pair = 2 if self.steps["round"].nunique() >= 4 else 1
         even = self.steps["round"] // pair % 2 == 0
@@ -142,7 +169,7 @@ class BucketSweep:
         """Joins caps that gave the same buckets to one case, under the smallest of them."""
         explicit = self.steps.dropna(subset="bucket_cap_mib")
         joined = explicit["bucket_cap_mib"].map(self.smallest_alike())
-        return BucketSweep(explicit.assign(bucket_cap_mib=joined), self.world_size)
+        return replace(self, steps=explicit.assign(bucket_cap_mib=joined))
 
 
 def read_sweep(path: Path | str) -> BucketSweep:
@@ -161,7 +188,8 @@ def read_sweep(path: Path | str) -> BucketSweep:
             f"{path}: not all {len(ranks)} ranks are there at cap {label} MiB, round {round_}, "
             f"iteration {iteration}"
         )
-    return BucketSweep(slowest_steps(table), len(ranks))
+    folder = Path(path).parent
+    return BucketSweep(slowest_steps(table), len(ranks), Run(folder, folder).machine_state)
 
 
 def slowest_steps(table: pd.DataFrame) -> pd.DataFrame:
@@ -177,39 +205,113 @@ def bucket_columns(table: pd.DataFrame) -> list[str]:
     return [*BUCKETS, BUCKET_BYTES] if BUCKET_BYTES in table else BUCKETS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Accuracy:
     """A prediction held against a sweep.
 
     Attributes:
         table: per distinct bucketing: bucket_cap_mib (its smallest cap), num_buckets,
             predicted_ms, measured_ms and error (predicted / measured − 1).
-        median_error, worst_error: median and largest |error|.
+        rounds: median backward pass (ms), a row per round, a column per bucketing of ``table``.
         noise_floor: noise floor of the sweep.
-        predicted_best_mib, measured_best_mib: the fastest of these caps.
-        regret: what following the prediction costs, as a fraction of the best measured time.
+        predicted_best_mib: of these caps the one that is predicted to be fastest.
+        scope, machine: what was measured, and the state of the machine (``judged.Judged``).
     """
 
     table: pd.DataFrame
-    median_error: float
-    worst_error: float
+    rounds: pd.DataFrame
     noise_floor: float
     predicted_best_mib: float
-    measured_best_mib: float
-    regret: float
+    scope: str = ""
+    machine: str = NOT_WITNESSED
 
     @property
-    def regret_is_clear(self) -> bool:
-        """Returns True if the regret can be told from noise; of a single round, it never can."""
-        return self.regret > self.noise_floor
+    def median_error(self) -> float:
+        """Returns the median of |error|."""
+        return float(self.table["error"].abs().median())
+
+    @property
+    def worst_error(self) -> float:
+        """Returns the largest |error|."""
+        return float(self.table["error"].abs().max())
+
+    @cached_property
+    def best(self) -> Fastest | None:
+        """Returns the fastest cap, and those that are tied with it; None of a single one."""
+        return fastest(self.rounds, **self._judged_with)
+
+    @cached_property
+    def worst(self) -> Fastest | None:
+        """Returns the slowest cap, and those that are tied with it; None of a single one."""
+        return fastest(1 / self.rounds, **self._judged_with)
+
+    @property
+    def measured_best_mib(self) -> float | None:
+        """Returns the fastest cap; None where it is not told from all others."""
+        if self.best is None:
+            return float(self.table["bucket_cap_mib"].iloc[0])
+        return self.best.arm if self.best.lead.is_settled else None
+
+    @cached_property
+    def worst_over_best(self) -> Judged:
+        """Judges the slowest cap's time over the fastest's, which any two caps could be."""
+        if self.best is None:
+            return Judged(Interval(1.0, np.nan, np.nan, rounds=len(self.rounds)))
+        times = self.rounds[[self.worst.arm, self.best.arm]].to_numpy().T
+        pairs = math.comb(len(self.rounds.columns), 2)
+        return Judged(paired_ratio(*times, claims=pairs), **self._judged_with)
+
+    @cached_property
+    def regret(self) -> Judged:
+        """Judges what following the prediction costs, as a share of a faster cap's time.
+
+        The chosen cap was fixed before the sweep, so all others may be held against it at once:
+        it is beaten where one of them is told to be faster. Where none looks faster it is 0.
+        """
+        ratios = compared(self.rounds, self.predicted_best_mib, **self._judged_with)
+        if not ratios:
+            nothing = Interval(0.0, np.nan, np.nan, rounds=len(self.rounds))
+            return Judged(nothing, null=0.0, **self._judged_with)
+        rival = min(ratios.values(), key=lambda ratio: _first_end(ratio.interval))
+        lost = rival.interval.map(lambda ratio: max(0.0, 1 / ratio - 1))
+        return replace(rival, interval=lost, null=0.0)
+
+    @cached_property
+    def error(self) -> Judged:
+        """Judges the median of |error|.
+
+        Each bucketing's error has an interval over rounds, all of which hold at once. The ends of
+        this one are the medians of their ends, so that it is settled where more than half of them
+        are told from no error.
+        """
+        predicted = self.table.set_index("bucket_cap_mib")["predicted_ms"]
+        intervals = [
+            paired_ratio(np.full(len(times), predicted[cap]), times, claims=len(predicted))
+            for cap, times in self.rounds.items()
+        ]
+        ends = np.array([(interval.low - 1, 1 - interval.high) for interval in intervals])
+        lows = np.maximum(ends.max(axis=1), 0)
+        low, high = np.median([lows, np.abs(ends).max(axis=1)], axis=1)
+        rounds = min(interval.rounds for interval in intervals)
+        over_rounds = Interval(self.median_error, float(low), float(high), rounds=rounds)
+        return Judged(over_rounds, 0.0, population="bucketing by bucketing", **self._judged_with)
+
+    @property
+    def _judged_with(self) -> dict[str, str]:
+        return {"scope": self.scope, "machine": self.machine}
 
 
-def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy:
+def _first_end(ratio: Interval) -> tuple[float, float]:
+    """Returns a key that is least for the ratio that is told to be the smallest."""
+    return (math.inf if math.isnan(ratio.high) else ratio.high), ratio.estimate
+
+
+def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float], scope: str = "") -> Accuracy:
     """Compares predicted backward times (seconds by cap in MiB) with a sweep's medians.
 
     Caps that gave the same buckets are one case. Raises UserError if no cap is in both.
     """
-    sweep = sweep.distinct()
+    rounds, sweep = sweep.rounds(), sweep.distinct()
     measured = sweep.measured_s()
     caps = [cap for cap in measured if cap in predicted_s]
     if not caps:
@@ -224,15 +326,13 @@ def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy
         }
     )
     table["error"] = table["predicted_ms"] / table["measured_ms"] - 1
-    predicted_best = predicted_fastest(predicted_s, caps)
     return Accuracy(
         table=table,
-        median_error=float(table["error"].abs().median()),
-        worst_error=float(table["error"].abs().max()),
+        rounds=rounds[caps],
         noise_floor=sweep.noise_floor(),
-        predicted_best_mib=predicted_best,
-        measured_best_mib=min(caps, key=lambda cap: measured[cap]),
-        regret=regret({cap: measured[cap] for cap in caps}, predicted_best),
+        predicted_best_mib=predicted_fastest(predicted_s, caps),
+        scope=scope,
+        machine=sweep.machine,
     )
 
 

@@ -21,14 +21,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from common.analysis.buckets.choice import told_text
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import BucketSweep
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
+from common.judged import Judged
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.ddp.timeline import BackwardTimeline, BucketEvent
 from common.perfmodel.perfetto_trace import Around, copy_starts_s
 from common.runtime.records.run_directory import find_table
+from common.samples import student
 
 TABLE = "bucket-timeline.csv"
 KEYS = ("bucket_cap_mib", "iteration", "rank", "bucket")
@@ -232,18 +235,18 @@ def copy_facts(
     """Returns what the model takes for DDP's copies, how well that is known, and what was seen.
 
     DDP over a group of one rank copies and sends nothing: what it adds to the backward pass is the
-    copies, in and out. Where the lower quartile over rounds is not above 0, they cannot be told
-    from nothing by that difference; the copies out may be known from DDP's own record besides.
+    copies, in and out. Where the interval over rounds holds 0, they cannot be told from nothing by
+    that difference; the copies out may be known from DDP's own record besides.
     """
-    bookkeeping_ms = run.calibration.overlap.bookkeeping_s * 1e3
-    low, middle, high = np.nanquantile(bookkeeping_ms, [0.25, 0.5, 0.75])
+    added = Judged(student(run.calibration.overlap.bookkeeping_s * 1e3), null=0.0)
+    low, high = added.interval.low, added.interval.high
     costs = run.model.costs
     per_byte = costs.copy_in_s_per_byte + costs.copy_out_s_per_byte
     copies_ms = per_byte * run.profile.total_bytes * 1e3
     facts = {
-        "copies can be told from nothing": "yes" if low > 0 else "no",
+        "copies can be told from nothing": told_text(added),
         "copies in the model, in and out": f"{copies_ms:.1f} ms",
-        "measured with DDP on one rank": f"{middle:+.1f} ms ({low:+.1f} to {high:+.1f})",
+        "measured with DDP on one rank": f"{added.estimate:+.1f} ms ({low:+.1f} to {high:+.1f})",
     }
     if (copied_s := run.calibration.overlap.copy_out_s) is not None:
         out_ms = np.nanmedian(copied_s) * 1e3

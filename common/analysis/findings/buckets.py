@@ -5,25 +5,28 @@ All three are about the slowest network of the run: where communication takes lo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from common.analysis.buckets.choice import near_text
+from common.analysis.buckets.choice import cap_text, near_text
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.analysis.buckets.sweep import Accuracy
 from common.analysis.findings.finding import (
+    FIRST_PAGE_ROUNDS,
     MEASURED,
     PREDICTED,
     Answer,
     Question,
-    hidden_by_noise,
+    measured_again,
+    span,
 )
 from common.analysis.runs import Run
-from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.ddp.bucketings import profile_buckets
-from common.runtime.wording import counted
+from common.judged import Judged, Verdict
+
+SCRIPT = "assignment2/ddp_benchmark.py"
 
 
 def best_cap(folder: Path) -> Answer:
@@ -33,7 +36,7 @@ def best_cap(folder: Path) -> Answer:
     accuracy = network.accuracy()
     return Answer(
         value=f"b* = {best.cap_mib:.3g} MiB",
-        spread=f"within 1 %: {near_text(best)}; {_measured_best(accuracy)}; {network.name}",
+        spread=f"within 1 %: {near_text(best)}; {_measured_best(accuracy)}; {network.scope}",
         kind=PREDICTED,
         runs=(run,),
     )
@@ -41,18 +44,21 @@ def best_cap(folder: Path) -> Answer:
 
 def _measured_best(accuracy: Accuracy) -> str:
     """Returns which of the measured caps is best, as far as it can be told from noise."""
-    times = accuracy.table["measured_ms"]
-    worst = times.max() / times.min()
-    which = hidden_by_noise(f"which of the {len(times)} measured caps is best")
-    if np.isnan(accuracy.noise_floor):
-        return f"{which} (a single round)"
-    if worst - 1 <= accuracy.noise_floor:
-        return which
-    best_mib, chosen_mib = accuracy.measured_best_mib, accuracy.predicted_best_mib
-    verdict = f"best of the {len(times)} measured: {best_mib:g} MiB"
-    if best_mib != chosen_mib and not accuracy.regret_is_clear:
-        verdict = f"of the {len(times)} measured, {chosen_mib:g} MiB is not told from the best"
-    return f"{verdict}, the worst takes {worst:.2f} times as long"
+    count = len(accuracy.table)
+    if accuracy.best is None:
+        return "a single cap was measured"
+    lead, spread = (on_first_page(one) for one in (accuracy.best.lead, accuracy.worst_over_best))
+    if len(accuracy.best.tied) > 1:
+        return f"of the {count} measured, {cap_text(accuracy.best)} ({lead.reason})"
+    if not lead.is_settled:
+        return f"which of the {count} measured caps is best is {lead.verdict} ({lead.reason})"
+    longest = f", the worst takes {spread.estimate:.2f} times as long" if spread.is_settled else ""
+    return f"best of the {count} measured: {cap_text(accuracy.best)}{longest}"
+
+
+def on_first_page(judged: Judged) -> Judged:
+    """Returns a number with the rounds that the first page asks for."""
+    return replace(judged, least_rounds=FIRST_PAGE_ROUNDS)
 
 
 def gain_over_default(folder: Path) -> Answer:
@@ -63,52 +69,64 @@ def gain_over_default(folder: Path) -> Answer:
     """
     network, run = slowest_network(folder)
     chosen = network.accuracy().predicted_best_mib
-    gains = network.sweep.gains_over_default(chosen)
-    if not gains:
+    gain = on_first_page(network.gain_over_default(chosen))
+    if gain.verdict is Verdict.NOT_MEASURED:
         default_s, best_s = network.model.backward_s(None), network.model.best_cap().total_s
         return Answer(
             value=f"{1 - best_s / default_s:.1%} of the backward pass",
-            spread=f"the sweep has no steps with the default; {_of_default(network)}",
+            spread=f"the sweep has no steps with the default; {network.scope}",
             kind=PREDICTED,
             runs=(run,),
         )
-    low, high, single = min(gains), max(gains), len(gains) == 1
-    rounds = "a single round" if single else f"{low:.1%} to {high:.1%} over {len(gains)} rounds"
     return Answer(
-        value=f"{np.median(gains):.1%} of the backward pass",
-        spread=f"{rounds}; {chosen:g} MiB against 1 MiB, then 25; {_of_default(network)}",
+        value=f"{gain.estimate:.1%} of the backward pass",
+        spread=f"{_ends(gain)}; {chosen:g} MiB against 1 MiB, then 25; {network.scope}",
         kind=MEASURED,
         runs=(run,),
-        hidden="whether it gains anything" if single or low <= 0 <= high else "",
+        judged=gain,
+        hidden="whether it gains anything",
+        settle=measured_again(run, SCRIPT),
     )
 
 
-def _of_default(network: NetworkRun) -> str:
-    """Returns the buckets that DDP's default makes of the run's gradients, and the network."""
-    profile = network.model.profile
-    buckets = counted(len(profile_buckets(profile, DdpOptions(None))), "bucket")
-    return f"the default makes {buckets} of {profile.total_bytes / 2**20:.0f} MiB; {network.name}"
+def _ends(judged: Judged) -> str:
+    """Returns an interval of shares and its rounds, in words."""
+    if np.isnan(judged.interval.low):
+        return "a single round"
+    ends = span(judged.interval.low, judged.interval.high, "{:.1%}")
+    return f"{ends} over {judged.rounds} rounds"
 
 
 def error_of_prediction(folder: Path) -> Answer:
-    """Finds the median error of the predicted backward passes beside the measurement's noise."""
+    """Finds the median error of the predicted backward passes beside the measurement's noise.
+
+    Other networks of the run stand beside the slowest, with what following the prediction costs
+    there.
+    """
     network, run = slowest_network(folder)
     accuracy = network.accuracy()
-    if np.isnan(accuracy.noise_floor):
-        noise, hidden = "noise not known: a single round", ""
-    else:
-        noise = f"noise {accuracy.noise_floor:.1%}"
-        above = accuracy.median_error > accuracy.noise_floor
-        hidden = "" if above else "the median error"
+    error = on_first_page(accuracy.error)
+    is_known = not np.isnan(accuracy.noise_floor)
+    noise = f"noise {accuracy.noise_floor:.1%}" if is_known else "noise not known: a single round"
+    others = {other.name: other.accuracy() for other in measured_networks(open_run(folder))[1:]}
+    elsewhere = "".join(f"; {at.median_error:.1%} on {name}" for name, at in others.items())
+    beaten = [
+        f"on {name} the cap that it chooses takes {at.regret.estimate:.0%} longer than another"
+        for name, at in {network.name: accuracy, **others}.items()
+        if on_first_page(at.regret).is_settled
+    ]
     return Answer(
         value=f"{accuracy.median_error:.1%} in the median",
         spread=(
-            f"{noise}; at most {accuracy.worst_error:.1%}, of {len(accuracy.table)} bucketings; "
-            f"{network.name}"
+            f"{_ends(error)}; {noise}; at most {accuracy.worst_error:.1%}, of "
+            f"{len(accuracy.table)} bucketings; {network.scope}{elsewhere}"
         ),
         kind=MEASURED,
         runs=(run,),
-        hidden=hidden,
+        judged=error,
+        hidden="the median error",
+        doubt="; ".join(beaten),
+        settle=measured_again(run, SCRIPT),
     )
 
 

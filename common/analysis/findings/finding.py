@@ -12,6 +12,8 @@ from common.analysis.runs import Run
 from common.judged import MOST_ROUNDS, Judged, Verdict
 
 MEASURED, PREDICTED = "measured", "predicted"
+FIRST_PAGE_ROUNDS = 6
+"""Number of rounds below which nothing is settled on the first page."""
 UNREADABLE = (LookupError, ValueError, TypeError, ArithmeticError)
 """Errors of tables that are cut or are others than their names say. They cost a finding, never the
 run whose page is made."""
@@ -127,6 +129,27 @@ class Finding:
 def hidden_by_noise(what: str) -> str:
     """Returns the words of the first page for what noise hides."""
     return f"hidden by noise: {what}"
+
+
+def measured_again(run: Run, script: str) -> str:
+    """Returns the command that repeats a measurement on as many ranks, and hosts if emulated.
+
+    Args:
+        run: the run that made it.
+        script: path of the script below assignments/.
+    """
+    environment = run.environment
+    ranks = int(environment.get("world_size") or 1)
+    emulated = (environment.get("interconnect") or {}).get("emulated")
+    if not emulated:
+        return f"uv run torchrun --nproc_per_node={ranks} assignments/{script}"
+    rates = [f"{rate / 1e6:g}mbit" for rate in emulated["rates_bit_per_s"]]
+    hosts = len(rates)
+    per_host = f" --nproc-per-host {ranks // hosts}" if ranks > hosts else ""
+    listed = " ".join(rates if len(set(rates)) > 1 else rates[:1])
+    return (
+        f"uv run ddplab emulate --hosts {hosts} --rate {listed}{per_host} -- assignments/{script}"
+    )
 
 
 def span(low: float, high: float, form: str = "{:.2f}") -> str:

@@ -10,6 +10,7 @@ from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
 from common.analysis.data_parallel.strategy_times import read_strategies
 from common.analysis.findings.finding import UNREADABLE, span
+from common.analysis.findings.your_step import DEPTHS
 from common.analysis.runs import complete_runs
 from common.analysis.step_parts import TIMED, decompose_all
 from common.analysis.sweep_speedups import sweep_speedups
@@ -17,8 +18,6 @@ from common.errors import UserError
 from common.judged import compared
 from common.samples import per_round, student
 
-DEPTHS = ("", "*/", "*/*/")
-"""Where stages lie below a run directory; those on emulated hosts are one folder deeper."""
 PEAKS_APART = 0.05
 """Largest relative difference between two peaks of one device."""
 STAGES_APART = 0.10

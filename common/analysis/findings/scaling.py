@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.findings.finding import MEASURED, Answer, Question, span
+from common.analysis.findings.finding import (
+    FIRST_PAGE_ROUNDS,
+    MEASURED,
+    Answer,
+    Question,
+    measured_again,
+    span,
+)
 from common.analysis.runs import Run, complete_runs
+from common.analysis.sweep_speedups import NO_CHANGE
 from common.diagnose.changes import (
     CLOSE,
     SWEEP,
-    TOLD,
+    Changes,
+    best_text,
     find_changes,
     open_changes,
     sweep_before,
-    told_apart,
 )
 from common.diagnose.diagnosis import diagnose_folder
 from common.errors import UserError
@@ -59,38 +68,61 @@ def _diagnosed_sweep(folder: Path) -> tuple[Run, int | None]:
 
 
 def best_change(folder: Path) -> Answer:
-    """Finds the proposed change with the greatest predicted speedup, and what it achieved."""
+    """Finds the change that helps most of those that were proposed and run.
+
+    One is named only where it is faster than every other one and than no change; the number that
+    is judged is its lead over whichever of them is told from it the least.
+    """
     made = find_changes(folder)
     if not made:
         raise UserError("no proposed change was run (no proposals.csv)")
-    table = open_changes(made[-1]).table
-    table = table.assign(told=told_apart(table))
-    before, after = table.iloc[0], table.iloc[1:]
-    if after.empty:
+    changes = open_changes(made[-1])
+    if len(changes.table) < 2:
         raise UserError("no change was predicted to help by more than the noise")
-    best = after.loc[after["predicted_speedup"].idxmax()]
-    is_told = best["told"] == TOLD
-    beside = f"off by {best['error']:+.0%}" if is_told else f"without it {_interval(before)}"
+    if changes.best is None:
+        raise UserError("no step of the changes was measured on several ranks and on one")
+    run = Run(made[-1], folder)
+    rows = changes.table.set_index("change")
+    before, name = rows.loc[NO_CHANGE], changes.best.arm
+    best = rows.loc[name]
+    lead = replace(changes.best.lead, least_rounds=FIRST_PAGE_ROUNDS, scope=_scope(run, changes))
+    helps = name != NO_CHANGE
+    value = (
+        f"{name}: {before['speedup']:.2f} → {best['speedup']:.2f} times as fast as one rank"
+        if helps
+        else f"none: no change is faster than the step as it was, {before['speedup']:.2f} times"
+    )
     batch = "; changes the global batch" if best["global_batch_changed"] else ""
-    missed = is_told and abs(best["error"]) > CLOSE
+    settled = lead.is_settled and helps
+    beside = f", off by {best['error']:+.0%}" if settled else f"; {best_text(changes)}"
+    missed = settled and abs(best["error"]) > CLOSE
     return Answer(
-        value=(
-            f"{best['change']}: {before['speedup']:.2f} → {best['speedup']:.2f} times as fast as "
-            "one rank"
+        value=value,
+        spread=(
+            f"{name if helps else 'without a change'}: {_interval(best)}; without it "
+            f"{_interval(before)}; predicted {best['predicted_speedup']:.2f}{beside}{batch}; "
+            f"{lead.scope}"
         ),
-        spread=f"{_interval(best)}; predicted {best['predicted_speedup']:.2f}, {beside}{batch}",
         kind=MEASURED,
-        runs=(Run(made[-1], folder),),
-        hidden="" if is_told else f"what {best['change']} brings",
+        runs=(run,),
+        judged=lead,
+        hidden="which change helps most, or whether any does",
         doubt="the prediction missed by more than 10 %" if missed else "",
+        settle=measured_again(run, "assignment4/verify_changes.py"),
     )
 
 
+def _scope(run: Run, changes: Changes) -> str:
+    """Returns what changes were measured of: model, ranks and network."""
+    network = run.environment.get("network") or "loopback"
+    return f"{changes.model}; {counted(changes.ranks, 'rank')}, {network}"
+
+
 def _interval(row: pd.Series) -> str:
-    """Returns the interval of a change's speedup, in words."""
+    """Returns a speedup with its interval, in words."""
     if pd.isna(row["speedup_low"]):
-        return "a single round, so no interval"
-    return f"95 % interval {span(row['speedup_low'], row['speedup_high'])}"
+        return f"{row['speedup']:.2f} in a single round"
+    return f"{row['speedup']:.2f} ({span(row['speedup_low'], row['speedup_high'])})"
 
 
 QUESTIONS = (
@@ -103,7 +135,7 @@ QUESTIONS = (
     Question(
         title="The change that helps most",
         meaning="The model chose it before it was run: the same training, changed on all ranks.",
-        anchor="assignment4_text_scaling-changed-and-verified",
+        anchor="assignment4_text_scaling-changes-predicted-and-verified",
         find=best_change,
     ),
 )

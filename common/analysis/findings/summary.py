@@ -11,10 +11,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from common.analysis.buckets import networks
+from common.analysis.buckets.cap_gains import (
+    GRADIENTS,
+    cap_gains,
+    gain_matrix,
+    on_clusters,
+    on_networks,
+)
 from common.analysis.buckets.figures import bucket_times_by_network
 from common.analysis.buckets.networks import GAIN, Networks, open_networks
 from common.analysis.clusters.figures import efficiency
-from common.analysis.findings.your_step import BARS, step_bars, step_bars_figure
+from common.analysis.findings.decisions import DECISIONS, decisions
+from common.analysis.findings.your_step import step_bars, step_bars_figure
 from common.analysis.runs import (
     Run,
     caption_of,
@@ -24,6 +32,8 @@ from common.analysis.runs import (
     recorded_assignment,
 )
 from common.analysis.show import Table, show
+from common.analysis.speedups import TITLES as SPEEDUPS
+from common.analysis.speedups import find_speedups, tabulate_speedups
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.scale_out import (
@@ -34,6 +44,7 @@ from common.perfmodel.cluster.scale_out import (
 )
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.one_device.workload import Workload
+from common.runtime.group.network import OVER_LOOPBACK
 
 PREDICTION = {
     "network": "network",
@@ -45,6 +56,8 @@ PREDICTION = {
     GAIN: GAIN,
 }
 """Titles of ``Summary.prediction_table``."""
+LEFT_OUT = {"model", "gradient_bytes", "ranks", "regime", "rounds", "computation_ms"}
+"""Columns of the table of speedups that have no room on a page."""
 ASSIGNMENTS = tuple(f"assignment{number}" for number in range(5))
 
 
@@ -77,13 +90,24 @@ class Summary:
         bars = [step_bars(folder) for folder in self.folders.values()]
         return pd.concat(bars, ignore_index=True)
 
-    def step_table(self) -> Table | str:
-        """Returns ``bars`` as a table, or what would measure them."""
-        return show(self.bars, BARS) if len(self.bars) else _not_run("assignment1")
-
     def step_figure(self) -> Figure | None:
         """Draws ``bars``."""
         return step_bars_figure(self.bars, self.caption) if len(self.bars) else None
+
+    def speedups_table(self) -> Table:
+        """Returns every speedup of two ranks over one that the run measured."""
+        table = tabulate_speedups(find_speedups(self.folders.values(), ranks=2))
+        network = table["network"].replace(OVER_LOOPBACK, "loopback").str.rpartition(" at ")[2]
+        what = table["what"] + ", " + table["model"].str.partition(",")[0]
+        short = table.assign(what=what, network=network)
+        titles = {name: SPEEDUPS[name] for name in SPEEDUPS if name not in LEFT_OUT}
+        hidden_at = ("hidden at (GB/s)", "{:.2f}")
+        return show(short, titles | {"verdict": "verdict", "needed_bytes_per_s": hidden_at})
+
+    def decisions_table(self) -> Table:
+        """Returns a row per change that was tried, of all assignments."""
+        made = [decision for folder in self.folders.values() for decision in decisions(folder)]
+        return show(made, DECISIONS)
 
     @cached_property
     def networks(self) -> Networks | None:
@@ -101,6 +125,14 @@ class Summary:
         ]
         gradient_mib = [run.model.profile.total_bytes / 2**20 for run in self.networks.runs]
         return show(table.assign(buckets=buckets, gradient_mib=gradient_mib), PREDICTION)
+
+    def caps_table(self) -> Table:
+        """Returns what the best cap gains over DDP's default, by the size of the gradients."""
+        folder = self.folders.get("assignment2")
+        own = on_networks(folder) if folder else []
+        gains = gain_matrix(cap_gains([*own, *on_clusters()]))
+        networks_named = [name for name in gains if name not in GRADIENTS]
+        return show(gains, GRADIENTS | {name: (name, "{:.1%}") for name in networks_named})
 
     def prediction_figure(self) -> Figure | None:
         """Draws T(b), predicted and measured, on each network."""

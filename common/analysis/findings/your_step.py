@@ -18,6 +18,8 @@ from common.runtime.group.network import OVER_LOOPBACK
 from common.runtime.wording import counted
 from common.samples import per_round
 
+DEPTHS = ("", "*/", "*/*/")
+"""Where stages lie below a run directory; those on emulated hosts are one folder deeper."""
 PARTS = {
     "computation_ms": ("computation", BLUE),
     "exchange_ms": ("exposed exchange", ORANGE),
@@ -25,14 +27,6 @@ PARTS = {
     "rest_ms": ("rest", GREY),
 }
 """Columns of ``step_bars``, with their titles and colours."""
-BARS = {
-    "configuration": "configuration",
-    "network": "network",
-    "step_ms": "step (ms)",
-    **{column: f"{title} (ms)" for column, (title, _) in PARTS.items()},
-    "exchange": "exchange",
-}
-"""Titles of ``step_bars``."""
 
 
 def step_bars(run_dir: Path) -> pd.DataFrame:
@@ -48,7 +42,7 @@ def step_bars(run_dir: Path) -> pd.DataFrame:
 
 
 def _strategies(run_dir: Path) -> Iterator[dict]:
-    for run in complete_runs(run_dir, "strategy-times.csv", places=("*/", "*/*/")):
+    for run in complete_runs(run_dir, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
         times = strategies.times
         fewest = times[times["accumulation"] == times["accumulation"].min()]
@@ -57,16 +51,14 @@ def _strategies(run_dir: Path) -> Iterator[dict]:
             continue
         alone = [name for name in ("single", "local") if name in rounds]
         against = compared(rounds.drop(columns=[*{"single"} & {*alone}]), "local")
-        settings = strategies.settings
-        gradient_mib = 4 * strategies.config.num_parameters() / 2**20
-        what = f"{settings['model']} ({gradient_mib:.0f} MiB)"
+        model = strategies.settings["model"]
         for name in rounds:
             step_ms = float(rounds[name].mean())
             exchange = 0.0 if name in alone else float((rounds[name] - rounds["local"]).mean())
-            devices = "1 device" if name == "single" else f"{strategies.ranks} ranks"
+            ranks = 1 if name == "single" else strategies.ranks
             yield {
-                "configuration": f"{what}, {_named(name)}, {devices}",
-                "network": _network(run),
+                "configuration": f"{model}, {_named(name)}, {counted(ranks, 'rank')}",
+                "network": network_name(run),
                 "step_ms": step_ms,
                 "computation_ms": step_ms - max(0.0, exchange),
                 "exchange_ms": max(0.0, exchange),
@@ -81,19 +73,17 @@ def _named(strategy: str) -> str:
 
 
 def _arms(run_dir: Path) -> Iterator[dict]:
-    for run in complete_runs(run_dir, "arms.csv", places=("*/", "*/*/")):
+    for run in complete_runs(run_dir, "arms.csv", DEPTHS):
         arms, steps = run.table("arms.csv"), run.table("steps.csv")
         if run.has("proposals.csv") or TIMED not in set(steps["kind"]):
             continue
         model = str(run.table("facts.csv")["model"].iloc[0]).partition(",")[0]
         for row in decompose_all(arms, steps).itertuples():
             computation_ms = row.forward_ms + row.backward_ms
+            batches = f"{counted(row.world_size, 'rank')} × {row.batch_per_rank:g}"
             yield {
-                "configuration": (
-                    f"{model}, {row.batch_per_rank:g} samples on each of "
-                    f"{counted(row.world_size, 'rank')}"
-                ),
-                "network": _network(run),
+                "configuration": f"{model}, {batches}",
+                "network": network_name(run),
                 "step_ms": row.step_ms,
                 "computation_ms": computation_ms,
                 "exchange_ms": row.communication_ms,
@@ -103,14 +93,15 @@ def _arms(run_dir: Path) -> Iterator[dict]:
             }
 
 
-def _network(run: Run) -> str:
+def network_name(run: Run) -> str:
+    """Returns the network between a run's ranks, in few words: the rate of emulated links."""
     network = network_of(run.environment)
-    return "loopback" if network in (None, OVER_LOOPBACK) else str(network)
+    return "loopback" if network in (None, OVER_LOOPBACK) else str(network).rpartition(" at ")[2]
 
 
 def step_bars_figure(bars: pd.DataFrame, caption: str) -> Figure:
     """Draws a bar per configuration, its parts from the left; an unsettled exchange is hatched."""
-    with figure(caption, figsize=(7.2, 0.34 * len(bars) + 1.3)) as (fig, axes):
+    with figure(caption, figsize=(7.2, 0.21 * len(bars) + 1.2)) as (fig, axes):
         start = pd.Series(0.0, index=bars.index)
         for column, (title, colour) in PARTS.items():
             drawn = axes.barh(bars.index, bars[column], left=start, color=colour, label=title)
@@ -119,8 +110,8 @@ def step_bars_figure(bars: pd.DataFrame, caption: str) -> Figure:
                 for bar, verdict in zip(drawn, bars["exchange"], strict=True):
                     if verdict not in ("", Verdict.SETTLED):
                         bar.set(hatch="////", fill=False, edgecolor=colour)
-        labels = bars["configuration"] + "\n" + bars["network"]
-        axes.set_yticks(bars.index, labels, fontsize=7)
+        labels = bars["configuration"] + " · " + bars["network"]
+        axes.set_yticks(bars.index, labels, fontsize=9)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("step (ms)")

@@ -28,7 +28,7 @@ from common.analysis.scaling.laws import FittedLaw, fit_law
 from common.analysis.scaling.prediction import predicted_steps, prediction_errors
 from common.analysis.scaling.training_run import STRONG, WEAK
 from common.analysis.step_parts import decompose_all
-from common.analysis.sweep_speedups import step_times_by_round, sweep_speedups
+from common.analysis.sweep_speedups import speedups_by_round, sweep_speedups
 from common.diagnose.evidence.evidence import (
     ARMS,
     ASSIGNMENT,
@@ -137,7 +137,7 @@ class SweepRun(OfRun):
     @cached_property
     def speedups(self) -> pd.DataFrame:
         """Returns a row per arm; columns in ``sweep_speedups``."""
-        return sweep_speedups(self.arms, self.steps)
+        return sweep_speedups(self.arms, self.steps, self.opened.machine_state)
 
     @cached_property
     def parts(self) -> pd.DataFrame:
@@ -183,14 +183,14 @@ class SweepRun(OfRun):
         """
         table = self.speedups
         kept = table[(table["change"] == "none") & (table["refused"] == "")]
-        rounds = step_times_by_round(self.steps)
+        rounds = speedups_by_round(self.arms, self.steps)
         series = []
         for regime, column in ((WEAK, "batch_per_rank"), (STRONG, "global_batch")):
             for batch, rows in kept[kept["regime"] == regime].groupby(column):
                 rows = rows.sort_values("world_size")
                 if len(rows) > 1 and rows["world_size"].iloc[0] == 1:
-                    by_round = _by_round(rows, rounds)
-                    series.append(Series(regime, int(batch), rows, by_round))
+                    by_round = rounds[rows["arm"].tolist()].dropna()
+                    series.append(Series(regime, int(batch), rows, by_round.to_numpy()))
         return series
 
 
@@ -273,13 +273,3 @@ def _replays(sweeps: Sequence[Run]) -> list[SweepRun]:
 
 def _open(opened: Run) -> SweepRun:
     return SweepRun(opened, read_tables(opened.folder, with_rows=(ARMS, STEPS)))
-
-
-def _by_round(rows: pd.DataFrame, rounds: pd.DataFrame) -> NDArray:
-    """Returns [rounds, arms], speedups of each round that has all of these arms.
-
-    Each arm is divided by the one on one rank of the same round.
-    """
-    times = rounds[rows["arm"].tolist()].dropna().to_numpy()
-    samples = rows["global_batch"].to_numpy() / rows["global_batch"].iloc[0]
-    return times[:, :1] / times * np.asarray(samples)

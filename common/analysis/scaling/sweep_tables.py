@@ -13,6 +13,7 @@ import pandas as pd
 from common.analysis.scaling.laws import FittedLaw
 from common.analysis.scaling.sweep_run import ARM, Series, SweepRun, arm_name
 from common.analysis.step_parts import PARTS, TOLERANCE
+from common.judged import Judged
 from common.perfmodel.scaling.published_mlp import MEAN_SLOWDOWN, PCIE3_X16_BYTES_PER_S, Explanation
 from common.perfmodel.scaling.published_mlp import TOLERANCE as PUBLISHED_TOLERANCE
 from common.samples import Interval
@@ -20,18 +21,16 @@ from common.samples import Interval
 NO_INTERVAL = "no interval: one round"
 
 
-def against_one_rank(low: float, high: float, refused: str = "") -> str:
-    """Returns whether a speedup with this 95 % interval is faster or slower than one rank.
+def against_one_rank(judged: Judged | float, refused: str = "") -> str:
+    """Returns whether a speedup is told to be faster or slower than one rank.
 
     An arm without a speedup has a reason, ``refused``.
     """
-    if refused:
+    if refused or not isinstance(judged, Judged):
         return refused
-    if pd.isna(low) or pd.isna(high):
-        return "not known: one round"
-    if low > 1:
-        return "faster"
-    return "slower" if high < 1 else "cannot be told"
+    if not judged.is_settled:
+        return f"cannot be told: {judged.reason}"
+    return "faster" if judged.estimate > 1 else "slower"
 
 
 def _interval(low: float, high: float, form: str = "{:.2f}") -> str:
@@ -44,7 +43,7 @@ SPEEDUPS = {
     "regime": "scaling",
     "batch": "batch",
     "world_size": "ranks",
-    ("speedup_low", "speedup_high", "refused"): ("compared with one rank", against_one_rank),
+    ("judged", "refused"): ("compared with one rank", against_one_rank),
     "step_ms": ("step (ms)", "{:.1f}"),
     "throughput_samples_per_s": "samples/s",
     "speedup": "speedup",

@@ -17,7 +17,7 @@ from common.runtime.records.recorder import (
     Recorder,
     record_run,
 )
-from common.samples import rotated_rounds, slowest_rank
+from common.samples import slowest_rank
 from common.settings import NonNegative, OneOf, Positive, RankOptions
 from common.training.precision import DTYPES
 
@@ -117,7 +117,7 @@ def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) ->
     dtype = DTYPES[settings.dtype]
     calls = settings.warmup_steps + settings.iterations
     progress = Progress(settings.rounds * len(settings.numel), worker.is_main)
-    for round_, numel in rotated_rounds(settings.numel, settings.rounds):
+    for round_, numel in recorder.rounds(settings.numel, settings.rounds, stage="sizes"):
         fitting = settings.in_flight_mib * 2**20 // (numel * dtype.itemsize)
         in_flight = int(min(16, max(2, fitting)))
         rows = time_all_reduces(

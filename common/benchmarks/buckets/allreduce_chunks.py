@@ -16,7 +16,7 @@ from common.runtime.group.collective_timing import check_sum, time_in_flight, ti
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
-from common.samples import rotated_rounds, slowest_rank
+from common.samples import slowest_rank
 from common.settings import OneOf, Positive, RankOptions
 from common.training.precision import DTYPES
 
@@ -88,7 +88,7 @@ def measure(settings: ChunkBenchmark, worker: Worker, recorder: Recorder) -> pd.
     check_sum(buffer, worker)
     sizes = chunk_sizes(settings.numel)
     progress = Progress(settings.rounds * len(sizes), worker.is_main)
-    for round_, size in rotated_rounds(sizes, settings.rounds):
+    for round_, size in recorder.rounds(sizes, settings.rounds, stage="chunks"):
         chunks = list(buffer.split(size))
         rows = []
         for mode in ("sequential", "in_flight"):

@@ -29,8 +29,8 @@ from common.runtime.records.recorder import (
     record_run,
 )
 from common.runtime.timing import clock_for
-from common.samples import rotated_rounds, slowest_rank
-from common.settings import AtLeast, NonNegative, Positive
+from common.samples import per_round, slowest_rank
+from common.settings import AtLeast, NonNegative, Positive, RoundOptions
 from common.training.ddp import make_ddp
 
 STEP_COLUMNS = (
@@ -69,7 +69,7 @@ LOCAL_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class DdpBenchmark(UpdatedStepOptions):
+class DdpBenchmark(RoundOptions, UpdatedStepOptions):
     """Time DDP training steps of a GPT-2 over bucket caps; a step's time is its slowest rank's.
 
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py
@@ -87,8 +87,6 @@ class DdpBenchmark(UpdatedStepOptions):
 
     bucket_cap_mb: tuple[str, ...] = ("1", "5", "10", "25", "50", "100", "200", "400")
     """Caps in DDP's unit (MiB); None is DDP's default (a first bucket of 1 MiB, then 25)."""
-    rounds: Annotated[int, Positive] = 4
-    """Rounds; each visits every bucket cap once."""
     num_steps: Annotated[int, Positive] = 5
     """Measured steps per cap and round."""
     warmup_steps: Annotated[int, AtLeast(3, "DDP forms its buckets in the first two")] = 3
@@ -161,7 +159,14 @@ def measure(
     progress = Progress(settings.rounds * len(arms) + len(watched), worker.is_main)
     for _ in range(settings.initial_steps):
         timed_step(step, step.forward_model, worker, 0)
-    for round_, arm in rotated_rounds(arms, settings.rounds):
+    rounds = recorder.rounds(
+        arms,
+        settings,
+        stage="caps",
+        times=lambda: per_round(times.table(), "backward_time_ms", "bucket_cap_mib"),
+        progress=progress,
+    )
+    for round_, arm in rounds:
         if arm == "local":
             rows = [timed_step(step, step.forward_model, worker, i) for i in _steps(settings)]
             local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])

@@ -19,7 +19,7 @@ from common.runtime.records.recorder import (
     Recorder,
     record_run,
 )
-from common.samples import rotated_rounds, slowest_rank
+from common.samples import slowest_rank
 from common.settings import NonNegative, Positive
 
 
@@ -80,7 +80,7 @@ def measure(
     lab = OverlapLab(step, worker)
     arms = lab.plan([int(size * 2**20) for size in settings.message_mib])
     progress = Progress(settings.rounds * len(arms), worker.is_main)
-    for round_, arm in rotated_rounds(arms, settings.rounds):
+    for round_, arm in recorder.rounds(arms, settings.rounds, stage="arms"):
         rows = lab.visit(arm, round_, passes=settings.num_steps, warmup=settings.warmup_steps)
         stream.write(rows)
         progress.step(f"round {round_ + 1}, {arm.kind}")

@@ -219,6 +219,7 @@ def compare(
                 for mode, time_ms in slowest.items():
                     ratios.setdefault(mode, []).append(time_ms / slowest["static"])
                 rows = []
+                recorder.witness("modes", step + 1)
     return {mode: float(np.median(values)) for mode, values in ratios.items()}
 
 
@@ -278,6 +279,7 @@ def compare_slowed(
             if index + 1 == len(visits) or visits[index + 1][1] != step:
                 _write(table, rows, worker)
                 rows = []
+                recorder.witness("slowed rank", step + 1)
 
 
 def control_texts(

@@ -20,7 +20,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from common.analysis.one_device.options import judged_ratios, option_ratios, ratios_text
+from common.analysis.one_device.options import (
+    judged_ratios,
+    option_ratios,
+    rates,
+    ratios_text,
+)
 from common.benchmarks.one_device.option_arms import AGAIN, BASELINE, Arm, plan_arms
 from common.data.batches import BatchStream
 from common.errors import UserError
@@ -28,14 +33,10 @@ from common.perfmodel.one_device.memory import estimated_states, predict_memory
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.memory_limit import available_memory_bytes, is_out_of_memory
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import (
-    record_run,
-    single_device,
-)
+from common.runtime.records.recorder import Recorder, record_run, single_device
 from common.runtime.records.run_directory import RunDirectory
 from common.runtime.seeding import seed_everything
-from common.samples import rotated_rounds
-from common.settings import DeviceOptions, NonNegative, Positive
+from common.settings import DeviceOptions, NonNegative, Positive, RoundOptions
 from common.training.step import TrainingStep, time_steps
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ PREPARATION = -1
 
 
 @dataclass(frozen=True)
-class OptionsBenchmark(DeviceOptions, Workload):
+class OptionsBenchmark(RoundOptions, DeviceOptions, Workload):
     """Measure what each option of the training step buys: alone, together, and all but one.
 
     The options given as flags are those of the baseline, on which the arms turn on others; by
@@ -61,7 +62,7 @@ class OptionsBenchmark(DeviceOptions, Workload):
     arms: tuple[str, ...] = ()
     """Options to measure besides the baseline, such as sdpa all all-but-compile; by default all."""
     rounds: Annotated[int, Positive] = 6
-    """Rounds; each measures every option once."""
+    """Rounds, at least; each measures every option once."""
     num_steps: Annotated[int, Positive] = 3
     """Measured steps per visit."""
     warmup_steps: Annotated[int, NonNegative] = 1
@@ -85,7 +86,7 @@ def main(settings: OptionsBenchmark) -> None:
         with record_run(settings, "options", worker) as recorder, ExitStack() as stack:
             if any(arm.workload.compile for arm in arms):
                 stack.enter_context(compiled_apart())
-            times, table = measure(settings, arms, worker.device, recorder.run)
+            times, table = measure(settings, arms, worker.device, recorder)
             recorder.run.write_table("options-arms.csv", table)
             ratios = judged_ratios(times)
             print(ratios_text(option_ratios(times, table, ratios), ratios))
@@ -139,20 +140,27 @@ def resting_place(device: torch.device) -> torch.device | None:
 
 
 def measure(
-    settings: OptionsBenchmark, arms: list[Arm], device: torch.device, run: RunDirectory
+    settings: OptionsBenchmark, arms: list[Arm], device: torch.device, recorder: Recorder
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Visits the arms in rotated rounds.
 
     Returns:
         the rows of options-times.csv and those of options-arms.csv.
     """
-    bench = Bench(settings, device, run)
+    bench = Bench(settings, device, recorder.run)
     usable = visiting_order(tuple(arm for arm in arms if not arm.reason))
     progress = Progress(len(usable) * (1 + settings.rounds))
     for arm in usable:
         bench.visit(arm, PREPARATION)
         progress.step(f"build {arm.name}")
-    for round_, arm in rotated_rounds(usable, settings.rounds):
+    rounds = recorder.rounds(
+        usable,
+        settings,
+        stage="options",
+        times=lambda: 1 / rates(pd.DataFrame(bench.rows)),
+        progress=progress,
+    )
+    for round_, arm in rounds:
         bench.visit(arm, round_)
         progress.step(f"round {round_ + 1}, {arm.name}")
     return pd.DataFrame(bench.rows), pd.DataFrame([bench.describe(arm) for arm in arms])

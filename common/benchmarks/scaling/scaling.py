@@ -37,7 +37,15 @@ from common.runtime.records.recorder import (
     Recorder,
     record_run,
 )
-from common.settings import AtLeast, NonNegative, OneOf, Positive, RankOptions, SomeOf
+from common.settings import (
+    AtLeast,
+    NonNegative,
+    OneOf,
+    Positive,
+    RankOptions,
+    RoundOptions,
+    SomeOf,
+)
 from common.training.precision import set_tf32
 from common.training.recording.tracing import traced_steps
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
@@ -70,7 +78,7 @@ PRINTED = (
 
 
 @dataclass(frozen=True)
-class ScalingBenchmark(RankOptions):
+class ScalingBenchmark(RoundOptions, RankOptions):
     """Measure how DDP scales, on a synthetic MLP.
 
     Recipe: uv run python assignments/assignment4/benchmark.py --epochs 1 --steps-per-epoch 10
@@ -125,7 +133,7 @@ class ScalingBenchmark(RankOptions):
     batch_sizes: Annotated[tuple[int, ...], AtLeast(1)] = ()
     """Batches per rank of a sweep, at its largest world size; by default batch_size."""
     rounds: Annotated[int, Positive] = 4
-    """Rounds of a sweep; each measures every case once."""
+    """Rounds of a sweep, at least; each measures every case once."""
     steps_per_visit: Annotated[int, Positive] = 6
     """Timed steps of a world size in each round of a sweep."""
     plain: bool = True
@@ -217,7 +225,7 @@ class ScalingBenchmark(RankOptions):
             regimes=self.regimes,
             batch_sizes=self.batch_sizes or (self.batch_size,),
             options=self.options(),
-            rounds=self.rounds,
+            rounds=self,
             steps_per_visit=self.steps_per_visit,
             kinds=("plain", "timed") if self.plain else ("timed",),
         )

@@ -14,14 +14,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 import torch.distributed as dist
 
+from common.analysis.sweep_speedups import step_times_by_round
 from common.benchmarks.scaling.workloads import Workload
 from common.errors import UserError
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder
-from common.samples import rotated_rounds
+from common.settings import RoundOptions, Settings
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
 from common.training.scaling.log import ScalingLog, StepKey, single_arm
 from common.training.scaling.probes import Probed, ProbePlan, probe
@@ -75,19 +77,19 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class SweepPlan(Settings):
     """The arms and visits of a sweep; ``batch_sizes`` are those per rank on the most ranks."""
 
     world_sizes: tuple[int, ...]
     regimes: tuple[str, ...]
     batch_sizes: tuple[int, ...]
     options: StepOptions
-    rounds: int
+    rounds: RoundOptions
     steps_per_visit: int
     kinds: tuple[str, ...] = ("plain", "timed")
 
     def __post_init__(self) -> None:
-        """Raises UserError where no speedup could be computed: with one world size only."""
+        super().__post_init__()
         if len(self.world_sizes) < 2:
             raise UserError(
                 f"--sweep with world size {self.world_sizes[0]} only: no speedup can be computed; "
@@ -134,7 +136,7 @@ def visit_arms(
     workload: Workload,
     worker: Worker,
     recorder: Recorder,
-    rounds: int,
+    rounds: RoundOptions,
     steps: int,
     kinds: tuple[str, ...] = ("plain", "timed"),
 ) -> None:
@@ -147,8 +149,15 @@ def visit_arms(
         for index, arm in enumerate(arms)
         for kind in (kinds if arm.world_size > 1 else kinds[-1:])
     )
-    progress = Progress(rounds * len(visits), worker.is_main)
-    for round_, (index, kind) in rotated_rounds(visits, rounds):
+    progress, rows = Progress(rounds.rounds * len(visits), worker.is_main), []
+    visited = recorder.rounds(
+        visits,
+        rounds,
+        stage="arms",
+        times=lambda: step_times_by_round(pd.DataFrame(rows)),
+        progress=progress,
+    )
+    for round_, (index, kind) in visited:
         arm = arms[index]
         if worker.rank < arm.world_size:
             step = open_step(arm, workload, worker, groups[arm.world_size], kind == "timed")
@@ -157,7 +166,7 @@ def visit_arms(
             counted = kind == kinds[0] or arm.world_size == 1
             _visit(step, workload, log, Visit(index, kind, round_, count, counted))
         worker.barrier()
-        log.write()
+        rows += log.write()
         if kind == kinds[0] or arm.world_size == 1:
             log.end_epoch(round_, arm=index)
         progress.step(f"round {round_ + 1}, {arm.world_size} ranks, {arm.regime} scaling")

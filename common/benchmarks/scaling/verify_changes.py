@@ -27,7 +27,7 @@ from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.records.recorder import record_run
 from common.runtime.records.run_directory import read_environment
-from common.settings import Positive, RankOptions, SomeOf
+from common.settings import Positive, RankOptions, RoundOptions, SomeOf
 from common.training.scaling.data_parallel_step import StepOptions
 
 SWEEP = "assignment4-sweep"
@@ -39,7 +39,7 @@ FACTORS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
-class VerifyChanges(RankOptions):
+class VerifyChanges(RoundOptions, RankOptions):
     """Run the changes proposed for a sweep's configuration, on one rank and on all of them.
 
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment4/benchmark.py --sweep, then
@@ -58,7 +58,7 @@ class VerifyChanges(RankOptions):
     kinds: Annotated[tuple[str, ...], SomeOf(KINDS, "kind")] = KINDS
     """Kinds of changes to try; the best predicted change of each kind is run."""
     rounds: Annotated[int, Positive] = 4
-    """Rounds; each visits the run as it was and every change once."""
+    """Rounds, at least; each visits the run as it was and every change once."""
     steps_per_visit: Annotated[int, Positive] = 4
     """Timed steps of each visit."""
     output_dir: str = "outputs/assignment4"
@@ -94,7 +94,7 @@ def main(settings: VerifyChanges) -> None:
                 workload,
                 worker,
                 recorder,
-                rounds=settings.rounds,
+                rounds=settings,
                 steps=settings.steps_per_visit,
                 kinds=("plain",),
             )

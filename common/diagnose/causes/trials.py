@@ -12,6 +12,7 @@ change itself, so where one was made it decides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ import pandas as pd
 from common.diagnose.causes.communication import cap_change
 from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
 from common.diagnose.evidence.evidence import PLACEMENT, TRIALS
+from common.judged import DISTURBED, NOT_WITNESSED, Judged
 from common.samples import Interval, paired_gain, per_round
 
 AS_IT_IS, AS_IT_LOADS = "as it is", "as it loads"
@@ -51,8 +53,7 @@ itself loads and updates in less time, too."""
 LEAST_ROUNDS = 6
 """Least number of rounds of trials that decide on a cause."""
 LEAST_GAIN = 0.05
-"""Least share of a step saved, at the lower end of the interval. Some ten changes are tried, so
-that now and then one of them gains a little by chance."""
+"""Least share of a step saved, at the lower end of the interval."""
 TITLES = {
     "bucket-cap": "the bucket cap does not fit",
     "needless-search": "DDP looks for unused parameters, and there are none",
@@ -83,11 +84,12 @@ class Tried:
 
     Attributes:
         kind, change: kind of the change, and the change as a line of Python or a word.
-        gain: the share of a pass that it saves.
+        gain: the share of a pass that it saves; the intervals of all that were tried hold at once.
         share: share of a step that it shortens as it does a pass.
         speedup: samples per second over those of one rank with it; None where one rank's are not
             known.
         passes: passes of a step, where they are not the script's: the global batch is another one.
+        machine: state of the machine meanwhile (``Judged``).
     """
 
     kind: str
@@ -96,20 +98,32 @@ class Tried:
     share: float
     speedup: Interval | None = None
     passes: int | None = None
+    machine: str = NOT_WITNESSED
+
+    @property
+    def judged(self) -> Judged:
+        """Returns the gain as it may be said."""
+        return Judged(self.gain, null=0.0, machine=self.machine, least_rounds=LEAST_ROUNDS)
+
+    @property
+    def decides(self) -> bool:
+        """Returns True if there were rounds enough, on a machine that had no other work."""
+        return self.gain.rounds >= LEAST_ROUNDS and self.machine != DISTURBED
 
     def said(self) -> str:
         """Returns what came out, in words: ``takes 33 % less of a pass (30 % to 36 %) …``."""
-        gain = self.gain
-        low, high = percent(gain.low), percent(gain.high)
+        gain, has_ends = self.gain, not math.isnan(self.gain.low)
         what = "loading and a pass take" if self.kind == WORKERS else "a pass takes"
         saved = f"{percent(abs(gain.estimate))} {'less' if gain.estimate >= 0 else 'more'}"
-        sentence = f"{self.change}: {what} {saved} ({low} to {high} less)"
+        sentence = f"{self.change}: {what} {saved}"
+        if has_ends:
+            sentence += f" ({percent(gain.low)} to {percent(gain.high)} less)"
         if speedup := self.speedup:
-            sentence += (
-                f"; speedup {speedup.estimate:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
-            )
-        if gain.low <= 0 <= gain.high:
-            sentence += "; not told from no change"
+            sentence += f"; speedup {speedup.estimate:.2f}"
+            if has_ends:
+                sentence += f" ({speedup.low:.2f} to {speedup.high:.2f})"
+        if not self.judged.is_settled:
+            sentence += f"; not told from no change: {self.judged.reason}"
         if self.passes is not None:
             sentence += f"; a step is then of {self.passes} passes"
         return sentence
@@ -122,13 +136,14 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
         return ()
     times = per_round(trials, "step_time_ms", "setting")
     changed = trials[~trials["setting"].isin([AS_IT_IS, AS_IT_LOADS])]
-    tried = [
-        _tried(case, times, change, rows) for change, rows in changed.groupby("setting", sort=False)
-    ]
+    by_change = changed.groupby("setting", sort=False)
+    tried = [_tried(case, times, change, rows, len(by_change)) for change, rows in by_change]
     return tuple(sorted(filter(None, tried), key=lambda trial: -trial.gain.estimate))
 
 
-def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> Tried | None:
+def _tried(
+    case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame, claims: int
+) -> Tried | None:
     """Returns what a change brought; None where no round has both it and the script as it is.
 
     Args:
@@ -136,13 +151,14 @@ def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> 
         times: the pass of each round (index) and setting (columns).
         change: the setting.
         rows: the trials of this setting.
+        claims: number of changes that were tried.
     """
     kind, passes = str(rows["kind"].iloc[0]), int(rows["passes"].iloc[0])
     base = AS_IT_LOADS if kind == WORKERS else AS_IT_IS
     pairs = times.reindex(columns=[change, base]).dropna()
     if pairs.empty:
         return None
-    gain = paired_gain(pairs[change], pairs[base])
+    gain = paired_gain(pairs[change], pairs[base], claims=claims)
     share = _changed_share(case, kind)
     has_speedup = case.speedup_now is not None
     return Tried(
@@ -154,6 +170,7 @@ def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> 
         if has_speedup
         else None,
         passes=passes if passes != case.run.accumulation else None,
+        machine=case.run.opened.machine_state,
     )
 
 
@@ -189,7 +206,7 @@ def borne_out(case: Case, tried: Sequence[Tried], verdicts: Sequence[Verdict]) -
 
 def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | None:
     is_judged = trial is not None and trial.passes is None and verdict.cause in JUDGED
-    if not is_judged or trial.gain.rounds < LEAST_ROUNDS:
+    if not is_judged or not trial.decides:
         return verdict
     low, high = (percent(saved * trial.share) for saved in (trial.gain.low, trial.gain.high))
     reason = f"tried in {trial.gain.rounds} rounds: a step then takes {low} to {high} less"
@@ -278,7 +295,7 @@ def _more_threads_than_cores(case: Case) -> bool:
 
 
 def _gains(tried: Tried) -> bool:
-    return tried.gain.rounds >= LEAST_ROUNDS and tried.gain.low * tried.share > LEAST_GAIN
+    return tried.judged.is_settled and tried.gain.low * tried.share > LEAST_GAIN
 
 
 def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:

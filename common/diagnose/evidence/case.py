@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from common.analysis.sweep_speedups import step_times_by_round
 from common.diagnose.evidence.evidence import (
     FACTS,
     STACKS,
@@ -22,6 +23,7 @@ from common.diagnose.evidence.evidence import (
 from common.diagnose.evidence.measured_step import step_model
 from common.errors import UserError
 from common.perfmodel.scaling.scaled_step import StepModel, StepSettings, predict
+from common.samples import paired_ratio
 
 VALIDITY, PERFORMANCE, MINOR = 0, 1, 2
 """Verdicts that make a comparison void come first, then what costs time, then what costs neither.
@@ -160,11 +162,21 @@ class Case:
         samples = self.run.samples_per_step / self.ranks if self.run.mixed else None
         return (samples or model.settings.samples) / predict(model).step_1_s
 
-    @property
+    @cached_property
     def speedup_now(self) -> float | None:
-        """Returns the samples per second over those of one rank; None where that is not known."""
+        """Returns the samples per second over those of one rank; None where that is not known.
+
+        Paired by round where one rank was measured in the same rounds, as in a sweep.
+        """
         one_rank = self.one_rank_throughput
-        return None if not one_rank else self.run.throughput / one_rank
+        if not one_rank:
+            return None
+        run, base = self.run, self.baseline
+        if base is None or base.folder != run.folder or one_rank != base.throughput:
+            return run.throughput / one_rank
+        times = [step_times_by_round(side.measured)[side.arm["arm"]] for side in (base, run)]
+        ratio = paired_ratio(*times[0].align(times[1]))
+        return ratio.estimate * run.samples_per_step / base.samples_per_step
 
     def speedup_without(self, lost_share: float) -> float | None:
         """Returns the speedup if this share of the step fell away."""

@@ -125,15 +125,3 @@ def _near_intervals(
             intervals.append((candidate.low_mib, candidate.high_mib))
             extend = True
     return tuple(intervals)
-
-
-def regret(measured_s: dict[float, float], chosen_mib: float) -> float:
-    """Computes the excess of the measured time at the chosen cap over the best, as a fraction.
-
-    Args:
-        measured_s: measured time by cap (MiB).
-        chosen_mib: chosen cap, one of those measured.
-    """
-    if chosen_mib not in measured_s:
-        raise UserError(f"cap {chosen_mib} MiB was not measured")
-    return measured_s[chosen_mib] / min(measured_s.values()) - 1

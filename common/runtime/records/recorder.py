@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,35 @@ from typing import Any
 import pandas as pd
 
 from common.errors import UserError
+from common.judged import QUIET
+from common.machine_state import RUN, WITNESS, judge_machine
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.environment import RankGroup, describe_environment
 from common.runtime.machine.placement import own_placement
+from common.runtime.machine.witness import (
+    LEAST_SPAN_S,
+    Reading,
+    read_machine,
+    witness_rows,
+)
 from common.runtime.processes.ranks import current_ranks
+from common.runtime.progress import Progress
 from common.runtime.records.run_directory import RunDirectory, SampleStream
+from common.samples import LEAST_ROUNDS, Item, rotated, widest
+from common.settings import RoundOptions
+from common.tables import WITNESS_COLUMNS
 
 
 class Recorder:
     """The writer of all ranks' measurements: rank 0 writes, the others only send theirs."""
 
-    def __init__(self, worker: Worker, run: RunDirectory | None) -> None:
+    def __init__(self, worker: Worker, run: RunDirectory | None, hosts: Sequence[str] = ()) -> None:
         self.worker = worker
         self.run = run
+        self._hosts = list(hosts)
+        self._witness = run.stream(WITNESS, WITNESS_COLUMNS) if run else None
+        self._readings: list[Reading] = []
+        self._witnessed: list[dict] = []
 
     @cached_property
     def folder(self) -> Path:
@@ -34,6 +51,86 @@ class Recorder:
     def stream(self, name: str, columns: Sequence[str]) -> RankStream:
         """Opens a table of raw samples that every rank adds to."""
         return RankStream(self.worker, self.run.stream(name, columns) if self.run else None)
+
+    def rounds(
+        self,
+        items: Collection[Item],
+        plan: RoundOptions | int,
+        *,
+        stage: str,
+        times: Callable[[], pd.DataFrame] | None = None,
+        progress: Progress | None = None,
+        first: int = 0,
+    ) -> Iterator[tuple[int, Item]]:
+        """Yields ``(round_, item)`` for whole rounds in rotated order; all ranks call it.
+
+        Before every round and after the last the machine is witnessed. Where the plan has a budget,
+        rank 0 decides after each round whether another one follows. It looks at how wide the
+        intervals are and never at what they say, so that no order is made by going on.
+
+        Args:
+            items: visited once a round, each.
+            plan: how many rounds; a number for exactly so many.
+            stage: name of the loop, for the witness.
+            times: returns what was measured so far, on rank 0: a row per round, a column per arm
+                (``samples.per_round``). Without it a plan's budget means nothing.
+            progress: is told of the visits of each further round.
+            first: the first round's number, below 0 where rounds of warm-up come before.
+        """
+        least = plan.rounds if isinstance(plan, RoundOptions) else plan
+        began, round_ = time.monotonic(), first
+        while True:
+            self.witness(stage, round_)
+            if round_ >= least:
+                if times is None or not plan.budget_s:
+                    return
+                spent_s = time.monotonic() - began
+                is_next = self.worker.is_main and goes_on(plan, spent_s, round_, times)
+                if not self.worker.broadcast(is_next):
+                    return
+                if progress:
+                    progress.total += len(items)
+            for item in rotated(items, round_):
+                yield round_, item
+            round_ += 1
+
+    def witness(self, stage: str = RUN, round_: int | None = None) -> None:
+        """Writes a row of each rank to witness.csv; all ranks call it, outside of what is timed.
+
+        A run that is not made of rounds has them numbered: 0 at its beginning.
+        """
+        readings = self.worker.gather(read_machine())
+        if self._witness is None:
+            return
+        if round_ is None:
+            round_ = sum(row["stage"] == stage for row in self._witnessed) // len(readings)
+        keys = {"stage": stage, "round": round_}
+        rows = [keys | row for row in witness_rows(self._readings, readings, self._hosts)]
+        self._witness.write(rows)
+        self._witnessed += rows
+        if not self._readings or rows[0]["span_s"] >= LEAST_SPAN_S:
+            self._readings = readings
+
+    def end(self) -> None:
+        """Witnesses the run's end, notes the machine's state and says it if it is not quiet."""
+        self.witness()
+        if self.run:
+            judged = judge_machine(pd.DataFrame(self._witnessed))
+            self.run.environment |= {
+                "machine_state": judged.state,
+                "machine_reason": judged.reason,
+            }
+            if judged.state != QUIET:
+                print(f"The machine was {judged}")
+
+
+def goes_on(
+    plan: RoundOptions, spent_s: float, rounds: int, times: Callable[[], pd.DataFrame]
+) -> bool:
+    """Returns True if another round is to follow these: there is time, and intervals are wide."""
+    if spent_s >= plan.budget_s:
+        return False
+    return rounds < LEAST_ROUNDS or widest(times()) > plan.half_width
 
 
 class RankStream:
@@ -136,8 +233,8 @@ def record_run(
     refusal = worker.broadcast(refusal)
     if refusal:
         raise UserError(refusal)
-    if run is None:
-        yield Recorder(worker, None)
-        return
-    with run:
-        yield Recorder(worker, run)
+    with run or nullcontext():
+        recorder = Recorder(worker, run, rank_hosts)
+        recorder.witness()
+        yield recorder
+        recorder.end()

@@ -165,6 +165,7 @@ class CaseRounds:
     def calibrate(self, round_: int) -> None:
         """Measures every input of the predictions once, on the case's network."""
         self.connect()
+        self.recorder.witness("calibration", round_)
         arms = ("local", *self.between, "watch", "curve", "forward")
         for arm in rotated(arms, round_):
             self._visit(arm, round_)
@@ -195,6 +196,7 @@ class CaseRounds:
     def judge(self, round_: int) -> None:
         """Visits every judged bucketing once, and the step without DDP, on the case's network."""
         self.connect()
+        self.recorder.witness("bucketings", round_)
         for arm in rotated(("witness", *self.caps), round_):
             self._visit(arm, round_)
 

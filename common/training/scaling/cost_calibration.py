@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder
-from common.samples import rotated_rounds
 from common.scheduling.cost import CalibratedCost
 from common.scheduling.loader import MicroBatch
 from common.scheduling.modes import StepPlan
@@ -55,7 +54,7 @@ def calibration_sizes(
 
 
 def time_sizes(
-    step: MicroBatchStep, sizes: Sequence[tuple[int, int]], vocab_size: int, worker: Worker
+    step: MicroBatchStep, sizes: Sequence[tuple[int, int]], vocab_size: int, recorder: Recorder
 ) -> list[dict]:
     """Times forward and backward pass of each size; returns rows of CALIBRATION_COLUMNS.
 
@@ -66,12 +65,14 @@ def time_sizes(
         step: step whose ``local_pass`` is timed.
         sizes: (batch size, longest text in tokens) pairs, the same on all ranks.
         vocab_size: number of tokens to draw from.
-        worker: this rank.
+        recorder: the run's writer.
     """
+    worker = recorder.worker
     batches = [(size, random_batch(size, vocab_size, worker)) for size in sizes]
     rows = []
     # Repeat -1 is the warm-up.
-    for repeat, ((batch_size, longest), batch) in rotated_rounds(batches, REPEATS, first=-1):
+    rounds = recorder.rounds(batches, REPEATS, stage="calibration", first=-1)
+    for repeat, ((batch_size, longest), batch) in rounds:
         worker.barrier()
         time_s = step.local_pass(batch)
         if repeat >= 0:
@@ -108,7 +109,7 @@ def calibrate(config: TextSettings, task: Task, worker: Worker, recorder: Record
     sizes = calibration_sizes(
         task.train.lengths, worker.world_size, config.global_batch, min(task.limits)
     )
-    rows = time_sizes(task.step, sizes, task.train.vocab_size, worker)
+    rows = time_sizes(task.step, sizes, task.train.vocab_size, recorder)
     recorder.stream("calibration.csv", CALIBRATION_COLUMNS).write(rows)
     costs = worker.gather(fit_cost(rows))
     rank_costs = RankCosts(costs, sizes, config.speed_tolerance)

@@ -134,8 +134,11 @@ class ScalingLog:
         """Leaves ``between_time_ms`` of the next step blank, as of the first in an epoch or arm."""
         self._ended_s = None
 
-    def write(self) -> None:
-        """Writes the steps and buckets added since the last call; all ranks call it."""
+    def write(self) -> list[dict]:
+        """Writes the steps and buckets added since the last call; all ranks call it.
+
+        Returns the rows of steps of all ranks.
+        """
         # The exchange times of all ranks, by step; a step whose buckets nobody watched has none.
         gathered = self.worker.gather(self._rows)
         exchange: dict[tuple, list[float]] = {}
@@ -143,9 +146,10 @@ class ScalingLog:
             if row["exchange_time_ms"] is not None:
                 exchange.setdefault(_key(row), []).append(row["exchange_time_ms"])
         divided = [divided_exchange(row, exchange.get(_key(row))) for row in self._rows]
-        self._write("steps.csv", divided)
+        steps = self._write("steps.csv", divided)
         self._write("buckets.csv", self._buckets)
         self._rows, self._buckets = [], []
+        return steps
 
     def end_epoch(self, epoch: int, data_samples: int | None = None, arm: int = 0) -> None:
         """Counts the samples of an epoch and writes samples.csv; all ranks call it.
@@ -191,10 +195,11 @@ class ScalingLog:
         row |= {BUCKET_VIEW: getattr(step.ddp, BUCKET_VIEW, False)}  # of a step on one rank: no DDP
         self._write("facts.csv", [row])
 
-    def _write(self, name: str, rows: Sequence[Mapping]) -> None:
+    def _write(self, name: str, rows: Sequence[Mapping]) -> list[dict]:
         gathered = gather_rows(self.worker, rows)
         if self._streams:
             self._streams[name].write(gathered)
+        return gathered
 
 
 def tensor_columns(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str, object]:

@@ -34,7 +34,6 @@ from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder
 from common.runtime.seeding import kept_random_numbers
 from common.runtime.timing import clock_for
-from common.samples import rotated_rounds
 from common.tables import COST_COLUMNS, PROBE_COLUMNS
 from common.training.ddp import COMPRESSIONS
 from common.training.precision import autocast
@@ -84,20 +83,21 @@ def probe(probed: Probed, worker: Worker, recorder: Recorder, plan: ProbePlan) -
     The tables are probes.csv, costs.csv, gradient-ready-times.csv and, on several ranks,
     allreduce-samples.csv (and one for each format).
     """
+    recorder.witness()  # of what ran before
     with kept_random_numbers(worker.device):  # dropout in here changes nothing there
         passes = _Passes(probed, worker)
-        rows, ready = passes.measure(plan)
+        rows, ready = passes.measure(plan, recorder)
     recorder.stream("probes.csv", PROBE_COLUMNS).write(rows)
     recorder.stream("gradient-ready-times.csv", READY_COLUMNS).write(ready)
     gradient_bytes = sum(p.numel() * p.element_size() for p in probed.model.parameters())
-    costs = time_copies(gradient_bytes, worker, plan)
+    costs = time_copies(gradient_bytes, recorder, plan)
     recorder.stream("costs.csv", COST_COLUMNS).write(costs)
     if worker.world_size == 1:
         return
     for name in plan.formats:
         dtype = COMPRESSIONS[name] or torch.float32
         suffix = f"-{str(dtype).removeprefix('torch.')}" if name != "none" else ""
-        samples = time_curve(gradient_bytes // 4, dtype, worker, plan)
+        samples = time_curve(gradient_bytes // 4, dtype, recorder, plan)
         recorder.stream(f"allreduce-samples{suffix}.csv", ALL_REDUCE_COLUMNS).write(samples)
 
 
@@ -110,7 +110,7 @@ class _Passes:
         self.optimizer = probed.make_optimizer(self.model.parameters())
         self.clock = clock_for(worker.device)
 
-    def measure(self, plan: ProbePlan) -> tuple[list[dict], list[dict]]:
+    def measure(self, plan: ProbePlan, recorder: Recorder) -> tuple[list[dict], list[dict]]:
         """Times passes in rounds of rotated order.
 
         Returns:
@@ -125,7 +125,7 @@ class _Passes:
         batches = {size: self.probed.make_batch(size) for size in sizes}
         self._pass(batches[sizes[-1]])  # warm-up, at the largest
         rows, ready = [], []
-        for repeat, (size, together) in rotated_rounds(arms, plan.repeats):
+        for repeat, (size, together) in recorder.rounds(arms, plan.repeats, stage="passes"):
             self._pass(batches[size])  # the size before must not be felt
             turns = [None] if together else range(self.worker.world_size)
             for turn in turns:
@@ -170,7 +170,7 @@ class _Passes:
         return dict(zip(names, spans, strict=True)), at
 
 
-def time_copies(gradient_bytes: int, worker: Worker, plan: ProbePlan) -> list[dict]:
+def time_copies(gradient_bytes: int, recorder: Recorder, plan: ProbePlan) -> list[dict]:
     """Times the way of a float32 gradient into a bucket and back, in each format.
 
     The gradient has all the model's ``gradient_bytes``, at most 64 MiB.
@@ -179,12 +179,13 @@ def time_copies(gradient_bytes: int, worker: Worker, plan: ProbePlan) -> list[di
         rows of COST_COLUMNS, but for the rank.
     """
     numel = max(1, min(gradient_bytes, 2**26) // 4)
-    clock = clock_for(worker.device)
-    gradient = torch.zeros(numel, device=worker.device)
+    device = recorder.worker.device
+    clock, gradient = clock_for(device), torch.zeros(numel, device=device)
     bucket = torch.zeros_like(gradient)
     formats = (("copy", None), ("fp16", torch.float16), ("bf16", torch.bfloat16))
     rows = []
-    for repeat, (name, narrow) in rotated_rounds(formats, plan.repeats, first=-1):
+    rounds = recorder.rounds(formats, plan.repeats, stage="copies", first=-1)
+    for repeat, (name, narrow) in rounds:
         clock.wait()
         clock.hold(4 * LAUNCH_S)  # a copy takes about as long as its launch
         start = clock.mark()
@@ -201,7 +202,7 @@ def time_copies(gradient_bytes: int, worker: Worker, plan: ProbePlan) -> list[di
     return rows
 
 
-def time_curve(numel: int, dtype: torch.dtype, worker: Worker, plan: ProbePlan) -> list[dict]:
+def time_curve(numel: int, dtype: torch.dtype, recorder: Recorder, plan: ProbePlan) -> list[dict]:
     """Times all-reduces of 1 element up to ``numel``, one after another.
 
     Returns:
@@ -210,10 +211,10 @@ def time_curve(numel: int, dtype: torch.dtype, worker: Worker, plan: ProbePlan) 
     sizes = sorted({1, *(int(numel * share) for share in (1, 1 / 4, 1 / 16, 1 / 64, 1 / 512))})
     sizes = [size for size in sizes if size >= 1]
     rows = []
-    for round_, size in rotated_rounds(sizes, plan.all_reduce_rounds):
+    for round_, size in recorder.rounds(sizes, plan.all_reduce_rounds, stage="curve"):
         small = size * dtype.itemsize <= SMALL_MESSAGE_BYTES
         calls = SMALL_MESSAGE_CALLS if small else plan.all_reduce_calls
-        samples = time_all_reduces(size, dtype, worker, round_, TimedCalls(calls))
+        samples = time_all_reduces(size, dtype, recorder.worker, round_, TimedCalls(calls))
         # The median of many calls stands for each of the usual number of samples, so that a
         # stalled call has no weight and all sizes have as many rows.
         if small:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UserError
-from common.runtime.records.run_directory import write_atomically
+from common.judged import NOT_WITNESSED, Judged
+from common.runtime.records.run_directory import read_environment, write_atomically
 from common.samples import Interval
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 
@@ -84,8 +86,15 @@ class Recommendation:
 
     @property
     def worth_it(self) -> bool:
-        """Returns True if the whole interval of the best setting's gain is above zero."""
-        return self.best.gain is not None and self.best.gain.low > 0
+        """Returns True if it is settled that the best setting saves time."""
+        return self.judged.is_settled and self.judged.estimate > 0
+
+    @property
+    def judged(self) -> Judged:
+        """Returns the best setting's gain over DDP's default as it may be said."""
+        gain = self.best.gain or Interval(math.nan, math.nan, math.nan)
+        state = read_environment(Path(self.run_dir)).get("machine_state", NOT_WITNESSED)
+        return Judged(gain, null=0.0, scope=f"{self.model}, {self.hardware}", machine=str(state))
 
     @property
     def setting(self) -> DdpSetting:

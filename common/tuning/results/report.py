@@ -88,9 +88,11 @@ def verdict(advice: Recommendation) -> str:
             f"Recommended: {best.setting.label}, {best.num_buckets} buckets. Time saved per step: "
             f"{measured}, from {gain.rounds} rounds that had no part in the choice. {noise}"
         )
+    judged = advice.judged
+    why = f" ({judged.verdict}: {judged.reason})" if judged.reason else ""
     return (
-        f"Nothing beats DDP's default by more than the noise: keep it. The best candidate was "
-        f"{best.setting.label}; time saved per step: {measured}, {gain.rounds} rounds. {noise}"
+        f"Nothing beats DDP's default{why}: keep it. The best candidate was {best.setting.label}; "
+        f"time saved per step: {measured}, {gain.rounds} rounds. {noise}"
     )
 
 

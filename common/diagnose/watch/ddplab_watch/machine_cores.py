@@ -102,19 +102,27 @@ class CpuTimes:
     throttling: Mapping[str, Throttling]
 
 
-def read_cpu_times(root: Path = ROOT, pid: int | None = None) -> CpuTimes:
-    """Reads the counts as they are now, of this process unless another is named."""
-    busy_s, stolen_s = _machine_times_s(root)
+def read_cpu_times(
+    root: Path = ROOT, pid: int | None = None, cores: Iterable[int] = ()
+) -> CpuTimes:
+    """Reads the counts as they are now, of this process unless another is named.
+
+    With ``cores`` the times of the machine are those of these cores alone.
+    """
+    busy_s, stolen_s = _machine_times_s(root, cores)
     own_s = process_tree_s(os.getpid() if pid is None else pid, root)
     return CpuTimes(time.monotonic(), busy_s, stolen_s, own_s, throttling(root))
 
 
-def _machine_times_s(root: Path) -> tuple[float | None, float | None]:
-    line = (read_text(root / "proc/stat") or "").partition("\n")[0].split()
-    if len(line) < 9 or line[0] != "cpu":
+def _machine_times_s(root: Path, cores: Iterable[int]) -> tuple[float | None, float | None]:
+    names = {f"cpu{core}" for core in cores} or {"cpu"}
+    words = map(str.split, (read_text(root / "proc/stat") or "").splitlines())
+    lines = [line for line in words if len(line) >= 9 and line[0] in names]
+    if len(lines) < len(names):
         return None, None
     # Time of guests is counted in user and nice already; waiting for a disk is not computing.
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, line[1:9])
+    ticks = [sum(map(int, column)) for column in zip(*(line[1:9] for line in lines), strict=True)]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     return (user + nice + system + irq + softirq) / ticks_per_s, steal / ticks_per_s
 

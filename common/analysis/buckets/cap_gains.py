@@ -1,0 +1,190 @@
+"""What the best cap gains over DDP's default, by the size of a model's gradients and the network.
+
+DDP's default is a first bucket of 1 MiB and others of 25. Of gradients that fit into two buckets it
+leaves nothing to overlap, and another cap gains much; of large ones it makes many buckets. So a
+gain that was measured on a small model says nothing of a large one. Everything here is predicted:
+passes are those of GPT-2s of several sizes, computed from their operations (``computed_profile``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.buckets.measurements import Assignment2Run, open_run
+from common.analysis.buckets.networks import NetworkRun, measured_networks
+from common.errors import UserError
+from common.perfmodel.buckets import MIB, DdpOptions
+from common.perfmodel.cluster.assumptions import MFU
+from common.perfmodel.cluster.clusters import Cluster, known_clusters, load_cluster
+from common.perfmodel.cluster.computed_profile import (
+    computed_model,
+    computed_profile,
+    forward_parts_s,
+)
+from common.perfmodel.cluster.nccl import NcclAllReduce
+from common.perfmodel.cluster.steps import default_caps_mib
+from common.perfmodel.ddp.bucketings import distinct_bucketings, profile_buckets
+from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.model import DdpModel
+from common.perfmodel.one_device.architecture import CONFIGS, GPT2Config
+from common.perfmodel.one_device.peaks import known_peak
+from common.perfmodel.one_device.workload import Workload
+from common.runtime.wording import digits
+
+MODELS = ("gpt2-nano", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+GPUS = 64
+"""Number of GPUs of a cluster, unless another is asked for."""
+WORKLOAD = Workload(model="gpt2", precision="bfloat16")
+"""The batch of a GPU on a cluster, whatever the model."""
+CAPS = 60
+"""Number of caps among which the best is looked for, evenly spaced on a log axis."""
+COLUMNS = (
+    *("gradients", "gradient_bytes", "default_buckets", "network"),
+    *("default_s", "best_cap_mib", "best_buckets", "gain"),
+)
+GRADIENTS = {
+    "gradients": "gradients of",
+    "gradient_bytes": ("size (MB)", "{:,.0f}"),
+    "default_buckets": "buckets",
+}
+"""Titles of ``gain_matrix``, whose buckets are the default's; a network is a column of its own."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Where backward passes would run.
+
+    Attributes:
+        network: name of the network, or of the cluster.
+        seq_len: tokens of a sequence.
+        tokens: tokens of one backward pass.
+        flops_per_s: the rate at which it computes.
+        model_of: returns what predicts a profile's passes there.
+    """
+
+    network: str
+    seq_len: int
+    tokens: int
+    flops_per_s: float
+    model_of: Callable[[BackwardProfile], DdpModel]
+
+    def profile(self, config: GPT2Config) -> BackwardProfile:
+        """Computes when the gradients of a GPT-2 of this size are ready."""
+        seq_len = min(self.seq_len, config.n_positions)
+        return computed_profile(config, seq_len, self.tokens, self.flops_per_s)
+
+
+def on_clusters(gpus: int = GPUS) -> list[Passes]:
+    """Returns the clusters of ``data/clusters``, each with this number of GPUs.
+
+    Raises UserError for a number that one of them cannot have.
+    """
+    return [_on_cluster(load_cluster(name), gpus) for name in known_clusters()]
+
+
+def on_networks(run_dir: str | Path) -> list[Passes]:
+    """Returns the networks that a run of assignment 2 measured, at its device's own speed.
+
+    Raises UserError for no such run, and for one that did not compute a GPT-2's passes.
+    """
+    run = open_run(run_dir)
+    model = str(run.settings.get("model"))
+    if run.settings.get("replay") or model.startswith("replay of "):
+        raise UserError(f"{run_dir}: it replays {model}: its device's speed is not known")
+    return [_on_network(network, run) for network in measured_networks(run)]
+
+
+def cap_gains(passes: Iterable[Passes], gradient_mib: Sequence[float] = ()) -> pd.DataFrame:
+    """Predicts what the best cap gains, for GPT-2s of several sizes and for gradients of one's own.
+
+    Gradients of another size than a GPT-2's are those of the nearest one, all in proportion, with
+    as many operations to a parameter.
+
+    Args:
+        passes: where the passes would run.
+        gradient_mib: sizes in MiB of further models' gradients.
+
+    Returns:
+        a row per model and network, small models first; columns in ``COLUMNS``. ``gain`` is the
+        share of the default's backward pass that the best cap takes off.
+
+    Raises UserError for a size that is none.
+    """
+    for size in gradient_mib:
+        if not (math.isfinite(size) and size > 0):
+            raise UserError(f"gradients of {size:g} MiB: a number above 0 is needed")
+    rows = [row for where in passes for row in _gains_on(where, gradient_mib)]
+    return pd.DataFrame(rows, columns=[*COLUMNS]).sort_values(
+        "gradient_bytes", kind="stable", ignore_index=True
+    )
+
+
+def gain_matrix(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns ``cap_gains`` with a row per model and a column per network, which has the gain."""
+    keys = list(GRADIENTS)
+    gains = table.pivot(index=keys, columns="network", values="gain")
+    gains = gains[table["network"].drop_duplicates()]
+    return gains.reset_index().sort_values("gradient_bytes", ignore_index=True)
+
+
+def _gains_on(where: Passes, gradient_mib: Sequence[float]) -> Iterator[tuple]:
+    """Yields the rows of ``cap_gains`` of one network."""
+    profiles = {name: where.profile(GPT2Config.named(name)) for name in MODELS}
+    for size in gradient_mib:
+        nearest = min(CONFIGS, key=lambda name: abs(math.log(_mib(name) / size)))
+        factor = size / _mib(nearest)
+        profile = where.profile(GPT2Config.named(nearest)).scaled(compute=factor, size=factor)
+        profiles[f"yours, {digits(size)} MiB"] = profile
+    for name, profile in profiles.items():
+        model = where.model_of(profile)
+        caps = default_caps_mib(profile.total_bytes, CAPS)
+        bucketings = distinct_bucketings(profile, caps)
+        best = model.best_cap(caps, bucketings=bucketings)
+        default_s = model.backward_s(None)
+        yield (
+            name,
+            profile.total_bytes,
+            len(profile_buckets(profile, DdpOptions(None))),
+            where.network,
+            default_s,
+            best.cap_mib,
+            best.candidate(best.cap_mib).num_buckets,
+            1 - best.total_s / default_s,
+        )
+
+
+def _mib(name: str) -> float:
+    """Returns the size of a model's gradients in MiB, in float32."""
+    return 4 * GPT2Config.named(name).num_parameters() / MIB
+
+
+def _on_cluster(cluster: Cluster, gpus: int) -> Passes:
+    peak = known_peak(cluster.gpu)
+    network = NcclAllReduce(cluster, gpus)
+    return Passes(
+        network=cluster.name,
+        seq_len=WORKLOAD.seq_len,
+        tokens=WORKLOAD.seq_len * WORKLOAD.batch_size,
+        flops_per_s=peak.flops(WORKLOAD.precision) * MFU.value,
+        model_of=lambda profile: computed_model(profile, network, peak.memory_bytes_per_s),
+    )
+
+
+def _on_network(network: NetworkRun, run: Assignment2Run) -> Passes:
+    config, seq_len = GPT2Config.named(run.settings["model"]), int(run.settings["max_seq_len"])
+    tokens = seq_len * int(run.settings["batch_size"])
+    # The rate at which this device's backward pass does the operations that are counted for it.
+    block_s, head_s = forward_parts_s(config, seq_len, tokens, 1.0)
+    operations = 2 * (config.n_layer * block_s + head_s)
+    return Passes(
+        network=network.link,
+        seq_len=seq_len,
+        tokens=tokens,
+        flops_per_s=operations / run.profile.backward_s,
+        model_of=lambda profile: replace(network.model, profile=profile),
+    )

@@ -1,0 +1,155 @@
+"""A conclusion from measurements: a predicate, and what a run says of it.
+
+An answer of the staff explains; what it concludes from numbers is evaluated here, on the recorded
+run and on the reader's. Students do not get this package (``assignments/course.yaml``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.findings.finding import UNREADABLE
+from common.analysis.runs import is_recorded, recorded_assignment
+from common.analysis.show import Table
+from common.errors import UserError
+from common.judged import Judged, Verdict
+
+MODULES = {
+    "assignment0": "one_device",
+    "assignment1": "data_parallel",
+    "assignment2": "buckets",
+    "assignment3": "micro_batches",
+    "assignment4": "scaling",
+}
+"""Module of this package by assignment; its ``CONCLUSIONS`` are by notebook."""
+SAME_DATA = "the same data"
+
+
+class Status(StrEnum):
+    """What a run says of a conclusion."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "not settled"
+    ABSENT = "not measured"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run says of a conclusion.
+
+    Attributes:
+        number: what it rests on, with its interval or noise; or why there is no such number.
+    """
+
+    status: Status
+    number: str
+
+    def __str__(self) -> str:
+        return f"**{self.status}**: {self.number}"
+
+
+Look = Callable[[str], Seen]
+"""Says what the run directory that it gets says of a conclusion."""
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """A sentence that a run confirms or contradicts.
+
+    Attributes:
+        question: number of the question in the notebook.
+        of_run: False where the sentence is about published or recorded tables, whatever the run.
+    """
+
+    question: int
+    statement: str
+    look: Look
+    of_run: bool = True
+
+
+def counted(holds: bool, number: str) -> Seen:
+    """Returns what a number without noise says: one that was counted or predicted."""
+    return Seen(Status.HOLDS if holds else Status.FAILS, number)
+
+
+def unsettled(number: str) -> Seen:
+    """Returns what noise hides."""
+    return Seen(Status.OPEN, number)
+
+
+def above(judged: Judged, form: str = "{:.2f}") -> Seen:
+    """Returns whether a measured number lies above its null; not settled where noise hides it.
+
+    Args:
+        form: format of the number and of the ends of its interval.
+    """
+    return _judged(judged, form, judged.estimate > (judged.null or 0.0))
+
+
+def below(judged: Judged, form: str = "{:.2f}") -> Seen:
+    """Returns whether a measured number lies below its null, as ``above``."""
+    return _judged(judged, form, judged.estimate < (judged.null or 0.0))
+
+
+def _judged(judged: Judged, form: str, holds: bool) -> Seen:
+    if judged.verdict is Verdict.NOT_MEASURED:
+        return Seen(Status.ABSENT, judged.reason)
+    ends = (judged.interval.low, judged.interval.high)
+    number = form.format(judged.estimate)
+    if not any(map(pd.isna, ends)):
+        number += f" ({form.format(ends[0])} to {form.format(ends[1])})"
+    if not judged.is_settled:
+        return unsettled(f"{number}, {judged.reason}")
+    return counted(holds, number)
+
+
+def seen(conclusion: Conclusion, run_dir: str | Path) -> Seen:
+    """Asks a run. What it has not measured, or has in tables that cannot be read, is not there."""
+    try:
+        return conclusion.look(str(run_dir))
+    except UserError as missing:
+        return Seen(Status.ABSENT, str(missing))
+    except UNREADABLE as error:
+        return Seen(Status.ABSENT, f"its tables do not tell ({type(error).__name__}: {error})")
+
+
+def conclusions_of(notebook: str) -> tuple[Conclusion, ...]:
+    """Returns the conclusions of a notebook's answers, in the order of its questions."""
+    name = MODULES[notebook.partition("_")[0]]
+    return importlib.import_module(f"{__package__}.{name}").CONCLUSIONS[notebook]
+
+
+def conclusions(notebook: str, run_dir: str = "") -> Table:
+    """Returns a row per conclusion: what the recorded run says of it, and what this run says.
+
+    Args:
+        notebook: name of the notebook.
+        run_dir: run directory; empty takes what the notebook takes. Of a recorded one there is no
+            second column.
+    """
+    recorded = recorded_assignment(notebook.partition("_")[0])
+    listed = conclusions_of(notebook)
+    is_recorded_run = bool(run_dir) and is_recorded(Path(run_dir))
+    has_second = not is_recorded_run and any(conclusion.of_run for conclusion in listed)
+    rows = []
+    for conclusion in listed:
+        row = {"question": str(conclusion.question), "conclusion": conclusion.statement}
+        row["recorded run"] = str(seen(conclusion, recorded))
+        if has_second:
+            row["this run"] = str(seen(conclusion, run_dir)) if conclusion.of_run else SAME_DATA
+        rows.append(row)
+    return Table(pd.DataFrame(rows), left=("conclusion", "recorded run", "this run"))
+
+
+def numbered(
+    of_question: Iterable[tuple[int, str, Look]], of_run: bool = True
+) -> tuple[Conclusion, ...]:
+    """Returns conclusions from (question, statement, look)."""
+    return tuple(Conclusion(*entry, of_run=of_run) for entry in of_question)

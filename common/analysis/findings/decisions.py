@@ -1,0 +1,175 @@
+"""What each change that a run tried brought, what it costs, and whether training stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.analysis.buckets.measurements import open_run
+from common.analysis.buckets.networks import measured_networks
+from common.analysis.data_parallel.strategy_times import EXCHANGING, read_strategies
+from common.analysis.findings.finding import UNREADABLE
+from common.analysis.findings.training import DYNAMIC
+from common.analysis.findings.your_step import DEPTHS, network_name
+from common.analysis.micro_batches.lab import open_assignment3
+from common.analysis.one_device.options import open_options
+from common.analysis.runs import complete_runs
+from common.diagnose.changes import find_changes, open_changes
+from common.errors import UserError
+from common.judged import Judged, compared
+from common.samples import paired_ratio
+
+SAME, ROUNDED = "the same", "the same but for rounding"
+CONSEQUENCES = {
+    "sdpa": ("nothing", ROUNDED),
+    "bfloat16": ("nothing", "8 bits of mantissa in products"),
+    "tf32": ("nothing", "10 bits of mantissa in products"),
+    "compile": ("a longer first step", ROUNDED),
+    "fused": ("nothing", ROUNDED),
+    "loss_chunks": ("nothing; it frees memory", ROUNDED),
+    "gradient_accumulation": ("nothing; it frees memory", ROUNDED),
+    "activation_checkpointing": ("a second forward pass; it frees memory", SAME),
+    "FULL_SHARD": ("traffic; it frees the most memory", SAME),
+    "SHARD_GRAD_OP": ("traffic; it frees memory", SAME),
+    "HYBRID_SHARD": ("traffic; it frees memory", SAME),
+    "MY_ZERO1": ("traffic; it frees memory", SAME),
+    "compression": ("nothing", "gradients rounded to 16 bits"),
+    "accumulation": ("fewer updates", "a larger global batch"),
+}
+"""What a change costs beside time, and what becomes of training, by name."""
+DECISIONS = {
+    "change": "change",
+    "where": "where",
+    "verdict": "verdict",
+    "speedup": ("times as fast", "{:.2f}"),
+    ("low", "high"): ("95 %", "{:.2f} to {:.2f}"),
+    "rounds": "rounds",
+    "costs": "what it costs",
+    "training": "training is then",
+}
+"""Titles of ``Decision``."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A change and what it brought.
+
+    Attributes:
+        change: name of the change, and what it replaces.
+        where: model and network.
+        judged: how many times as fast it is, as its own section judges it.
+        costs: what it costs beside time.
+        training: what becomes of training.
+    """
+
+    change: str
+    where: str
+    judged: Judged
+    costs: str = ""
+    training: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Returns the verdict in words."""
+        return str(self.judged.verdict)
+
+    @property
+    def speedup(self) -> float:
+        """Returns how many times as fast the change is."""
+        return self.judged.estimate
+
+    @property
+    def low(self) -> float:
+        """Returns the lower end of the interval."""
+        return self.judged.interval.low
+
+    @property
+    def high(self) -> float:
+        """Returns the upper end of the interval."""
+        return self.judged.interval.high
+
+    @property
+    def rounds(self) -> int:
+        """Returns the number of rounds."""
+        return self.judged.rounds
+
+
+def decisions(run_dir: Path) -> tuple[Decision, ...]:
+    """Returns the changes that a run directory has measured; what it has not is left out."""
+    made: list[Decision] = []
+    for measured in (options, strategies, caps, plans, changes):
+        try:
+            made += measured(run_dir)
+        except (UserError, *UNREADABLE):
+            continue
+    return tuple(made)
+
+
+def options(run_dir: Path) -> Iterator[Decision]:
+    """Yields the options of one device, each against the baseline."""
+    run = open_options(run_dir)
+    for name in run.alone.index:
+        costs, training = CONSEQUENCES.get(name, ())
+        yield Decision(
+            name, f"one device, {run.settings['model']}", run.ratios[name], costs, training
+        )
+
+
+def strategies(run_dir: Path) -> Iterator[Decision]:
+    """Yields the other strategies in place of DDP, and more micro-batches between two exchanges."""
+    for run in complete_runs(run_dir, "strategy-times.csv", DEPTHS):
+        measured = read_strategies(run)
+        where = f"{measured.settings['model']}, {network_name(run)}"
+        fewest, *more = sorted(measured.rounds)
+        times = measured.rounds[fewest]
+        faster = 1 / times[[name for name in times if name in EXCHANGING]]
+        for name, judged in compared(faster, "DDP", **measured.conditions).items():
+            change = f"{name} in place of DDP"
+            yield Decision(change, where, judged, *CONSEQUENCES.get(name, ()))
+        for count in more:
+            longer = measured.rounds[count]["DDP"] * (fewest / count)
+            judged = Judged(paired_ratio(times["DDP"], longer), **measured.conditions)
+            change = f"accumulation of {count} in place of {fewest}"
+            yield Decision(change, where, judged, *CONSEQUENCES["accumulation"])
+
+
+def caps(run_dir: Path) -> Iterator[Decision]:
+    """Yields, by network, the cap that the model chooses in place of DDP's default."""
+    for network in measured_networks(open_run(run_dir)):
+        cap_mib = network.accuracy().predicted_best_mib
+        gain = network.sweep.gain_over_default(cap_mib)
+        faster = gain.interval.map(lambda saved: 1 / (1 - saved))
+        gradient_mib = network.model.profile.total_bytes / 2**20
+        yield Decision(
+            change=f"a cap of {cap_mib:g} MiB in place of DDP's default",
+            where=f"backward pass, {gradient_mib:.0f} MiB, {network.link}",
+            judged=replace(gain, interval=faster, null=1.0),
+            costs="nothing",
+            training=ROUNDED,
+        )
+
+
+def plans(run_dir: Path) -> Iterator[Decision]:
+    """Yields, by data set, texts shared by work in place of number."""
+    for comparison in open_assignment3(run_dir).comparisons:
+        if DYNAMIC in comparison.judged:
+            longer = comparison.judged[DYNAMIC]
+            faster = longer.interval.map(lambda ratio: 1 / ratio)
+            yield Decision(
+                change="dynamic micro-batches in place of static",
+                where=f"{comparison.dataset}, {comparison.ranks} ranks",
+                judged=replace(longer, interval=faster),
+                costs="planning",
+                training=ROUNDED,
+            )
+
+
+def changes(run_dir: Path) -> Iterator[Decision]:
+    """Yields the changes that the diagnosis proposed, as they were run."""
+    for folder in find_changes(run_dir)[-1:]:
+        made = open_changes(folder)
+        where = f"{made.model}, {made.ranks} ranks"
+        for name, judged in made.told.items():
+            kind = str(name).partition("=")[0]
+            yield Decision(str(name), where, judged, *CONSEQUENCES.get(kind, ()))

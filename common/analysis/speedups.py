@@ -1,0 +1,319 @@
+"""Every speedup of several ranks over one that a run measured, in one table, with why they differ.
+
+A run has many: strategies in turns on this machine and on emulated hosts, sweeps over ranks, text
+training, changes that were made. They differ by what the exchange has to carry while the ranks
+compute: the bytes of a step over the time of its computation is the rate at which a network could
+just hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.comparable import network_of
+from common.analysis.data_parallel.strategy_times import StrategyTimes, read_strategies
+from common.analysis.data_parallel.training_runs import NAMES, TIMES
+from common.analysis.runs import Run, complete_runs
+from common.analysis.scaling.speedups import OVER_RUNS, regime_of
+from common.analysis.scaling.study import Compared
+from common.analysis.scaling.study_files import read_runs
+from common.analysis.scaling.text_study import WARMUP, by_data
+from common.analysis.scaling.training_run import STRONG, ScalingRun
+from common.analysis.step_parts import decompose
+from common.analysis.sweep_speedups import NO_CHANGE, baseline_of, step_times_by_round
+from common.csv_tables import read_table
+from common.errors import UserError
+from common.judged import PAIRED, Judged
+from common.runtime.wording import counted
+from common.samples import LEAST_ROUNDS, Interval, paired_ratio, per_round
+from common.tables import ARM_COLUMNS, FACT_COLUMNS, STEP_COLUMNS
+
+SAME_GLOBAL_BATCH, SAME_BATCH_PER_RANK = "same global batch", "same batch per rank"
+PLACES = ("", "*/", "*/*/")
+"""Where the stages of a run lie: in its folder, below it, and below those of emulated hosts."""
+ARMS, STEPS, FACTS, PROPOSALS = "arms.csv", "steps.csv", "facts.csv", "proposals.csv"
+SINGLE, LOCAL = "single", "local"
+WORKLOADS = {"mlp": "MLP", "text": "text", "replay": "replay"}
+SETTINGS = ("model", "micro_batch_size", "seq_len", "precision", "bucket_cap_mb")
+ARM_SETTINGS = (
+    *("world_size", "batch_per_rank", "global_batch", "accumulation"),
+    *("compression", "bucket_cap_mb", "precision"),
+)
+TITLES = {
+    "what": "what",
+    "verdict": "faster or slower than one",
+    "model": "model",
+    "gradient_bytes": ("gradients (MB)", "{:,.1f}"),
+    "network": "network",
+    "regime": "batch",
+    "ranks": "ranks",
+    "speedup": "speedup",
+    ("speedup_low", "speedup_high", "rounds"): (
+        "95 % interval",
+        lambda low, high, rounds: f"{low:.2f} to {high:.2f}" if rounds >= LEAST_ROUNDS else "–",
+    ),
+    "rounds": ("rounds", "{:.0f}"),
+    "exchanged_bytes": ("exchanged (MB)", "{:,.1f}"),
+    "computation_ms": "computation (ms)",
+    "needed_bytes_per_s": ("to hide it (GB/s)", "{:.2f}"),
+}
+"""Titles of ``tabulate_speedups``: a verdict stands before its number. An interval of two or three
+rounds, which may reach from nothing to thousands, is not shown."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankSpeedup:
+    """How many times as fast as one rank several ranks are, in samples per second.
+
+    Attributes:
+        run: the run that measured it.
+        what: the strategy, the sweep, or what was changed.
+        model: the model in words.
+        gradient_bytes: bytes of all gradients.
+        regime: SAME_GLOBAL_BATCH or SAME_BATCH_PER_RANK.
+        ranks: number of ranks.
+        estimate: returns the speedup, paired by round where both were measured in turns; of how
+            many that hold at once is its argument ``claims``.
+        exchanged_bytes: bytes that the exchange of a step carries, of one rank; NaN if not counted.
+        computation_ms: a step of these ranks without its exchange, in ms; NaN if not measured.
+        settings: what must be the same before two of these are called the same measurement.
+        population: how the two were compared.
+        claims: number of speedups that a reader is shown together.
+    """
+
+    run: Run
+    what: str
+    model: str
+    gradient_bytes: float
+    regime: str
+    ranks: int
+    estimate: Callable[..., Interval]
+    exchanged_bytes: float
+    computation_ms: float
+    settings: Mapping[str, object]
+    population: str = PAIRED
+    claims: int = 1
+
+    @cached_property
+    def speedup(self) -> Judged:
+        """Returns the speedup and what it is worth."""
+        interval = self.estimate(claims=self.claims)
+        return Judged(interval, population=self.population, machine=self.run.machine_state)
+
+    @property
+    def network(self) -> str:
+        """Returns the name of the network between the ranks."""
+        return network_of(self.run.environment) or "not recorded"
+
+    @property
+    def needed_bytes_per_s(self) -> float:
+        """Returns the rate at which a network hides the exchange behind all of the computation."""
+        return self.exchanged_bytes / self.computation_ms * 1e3
+
+    @property
+    def verdict(self) -> str:
+        """Returns ``faster``, ``slower``, or why that cannot be said."""
+        if not self.speedup.is_settled:
+            return self.speedup.reason
+        return "faster" if self.speedup.estimate > 1 else "slower"
+
+
+def find_speedups(
+    folders: Iterable[Path], ranks: int | None = None, claims: int | None = None
+) -> list[RankSpeedup]:
+    """Finds every speedup of several ranks over one that runs have measured.
+
+    Args:
+        folders: run directories, each with a folder per stage.
+        ranks: number of ranks whose speedups are looked for; by default any.
+        claims: number of speedups whose intervals hold all at once; by default as many as there
+            are, so that where nothing differs a table calls one settled in at most 5 % of runs.
+
+    Raises UserError for a table that cannot be read.
+    """
+    rows = [row for folder in folders for row in _of_run(folder)]
+    rows = [row for row in rows if ranks in (None, row.ranks)]
+    return [replace(row, claims=claims or len(rows)) for row in rows]
+
+
+def tabulate_speedups(speedups: Sequence[RankSpeedup]) -> pd.DataFrame:
+    """Returns a row per speedup, by network and then by the rate that the exchange needs.
+
+    Columns as in ``TITLES``; ``speedup_low`` to ``speedup_high`` hold all at once with 95 %.
+    """
+    names = [name for key in TITLES for name in (key if isinstance(key, tuple) else (key,))]
+    columns = [*dict.fromkeys(names)]
+    rows = []
+    for row in speedups:
+        interval = row.speedup.interval
+        values = {
+            "speedup": interval.estimate,
+            "speedup_low": interval.low,
+            "speedup_high": interval.high,
+            "rounds": row.speedup.rounds,
+        }
+        rows.append([values[name] if name in values else getattr(row, name) for name in columns])
+    return pd.DataFrame(rows, columns=columns).sort_values(
+        ["network", "needed_bytes_per_s", "what"], ignore_index=True
+    )
+
+
+def _of_run(folder: Path) -> Iterator[RankSpeedup]:
+    for opened in complete_runs(folder, TIMES, PLACES):
+        yield from _strategy_speedups(read_strategies(opened), opened)
+    for opened in complete_runs(folder, ARMS, PLACES):
+        yield from arm_speedups(opened)
+    yield from text_speedups(folder)
+
+
+def _strategy_speedups(strategies: StrategyTimes, opened: Run) -> Iterator[RankSpeedup]:
+    """Yields the speedup of each strategy over one device that does the same global batch."""
+    sent = strategies.sent().set_index(["accumulation", "strategy"])
+    sent_bytes = sent["measured_bytes"].fillna(sent["predicted_bytes"])
+    for accumulation, times in strategies.times.groupby("accumulation"):
+        rounds = per_round(times, "step_time_ms", "strategy")
+        if SINGLE not in rounds:
+            continue
+        computation_ms = float(rounds[LOCAL].median()) if LOCAL in rounds else np.nan
+        batches = "" if accumulation == 1 else f", {counted(int(accumulation), 'micro-batch')}"
+        for strategy in rounds.columns.drop(SINGLE):
+            exchanged = (
+                0.0 if strategy == LOCAL else sent_bytes.get((accumulation, strategy), np.nan)
+            )
+            yield RankSpeedup(
+                run=opened,
+                what=f"{NAMES.get(strategy, strategy)}{batches}",
+                model=str(strategies.settings["model"]),
+                gradient_bytes=4.0 * strategies.config.num_parameters(),
+                regime=SAME_GLOBAL_BATCH,
+                ranks=strategies.ranks,
+                estimate=partial(paired_ratio, rounds[SINGLE], rounds[strategy]),
+                exchanged_bytes=float(exchanged),
+                computation_ms=computation_ms,
+                settings=strategy_settings(strategies),
+            )
+
+
+def strategy_settings(strategies: StrategyTimes) -> dict[str, object]:
+    """Returns what must be the same before two comparisons of strategies are repetitions."""
+    settings = {name: strategies.settings.get(name) for name in SETTINGS}
+    return settings | {"ranks": strategies.ranks, "backend": strategies.backend}
+
+
+def arm_speedups(opened: Run) -> Iterator[RankSpeedup]:
+    """Yields the speedup of each arm of a sweep, or of changes, over its arm on one rank."""
+    arms = read_table(opened.folder / ARMS, ARM_COLUMNS)
+    words = arms[["regime", "change"]].astype(object).fillna({"regime": "", "change": NO_CHANGE})
+    arms = arms.assign(**words)
+    several = [arm for _, arm in arms[arms["world_size"] > 1].iterrows()]
+    pairs = [(arm, base) for arm in several if (base := baseline_of(arm, arms)) is not None]
+    if not pairs:
+        return
+    steps = read_table(opened.folder / STEPS, STEP_COLUMNS)
+    rounds = step_times_by_round(steps)
+    model, gradient_bytes = _model_of(opened)
+    for arm, base in pairs:
+        if missing := {base["arm"], arm["arm"]} - set(rounds.columns):
+            raise UserError(f"{opened.folder / STEPS}: no measured step of arm {min(missing)}")
+        per_sample = [rounds[side["arm"]] / side["global_batch"] for side in (base, arm)]
+        exchanged_bytes, computation_ms = _exchange(steps, int(arm["arm"]))
+        yield RankSpeedup(
+            run=opened,
+            what=_name_of_arm(opened, arm),
+            model=model,
+            gradient_bytes=gradient_bytes,
+            regime=SAME_GLOBAL_BATCH if arm["regime"] == STRONG else SAME_BATCH_PER_RANK,
+            ranks=int(arm["world_size"]),
+            estimate=partial(paired_ratio, *per_sample),
+            exchanged_bytes=exchanged_bytes,
+            computation_ms=computation_ms,
+            settings={"model": model, "backend": opened.environment.get("backend")}
+            | {name: _plain(arm[name]) for name in ARM_SETTINGS},
+        )
+
+
+def _name_of_arm(opened: Run, arm: pd.Series) -> str:
+    workload = WORKLOADS.get(str(opened.settings.get("workload", "mlp")), "sweep")
+    if opened.has(PROPOSALS):
+        change = "as it was" if arm["change"] == NO_CHANGE else arm["change"]
+        return f"changes: {change}"
+    batch = arm["global_batch"] if arm["regime"] == STRONG else arm["batch_per_rank"]
+    return f"{workload} sweep, batch {batch:,.0f}"
+
+
+def text_speedups(folder: Path) -> Iterator[RankSpeedup]:
+    """Yields the speedups of text training: runs one after another, so no rounds to be paired."""
+    try:
+        runs = [run for run in read_runs(folder).runs if run.environment]
+    except UserError:  # there is none
+        return
+    if not runs:
+        return
+    warmup = min(WARMUP, min(len(run.epochs) for run in runs) - 1)
+    for cases in by_data(runs, warmup).values():
+        for case in cases:
+            if case.speedup and not case.is_base:
+                yield _text_speedup(case, folder)
+
+
+def _text_speedup(case: Compared, folder: Path) -> RankSpeedup:
+    run: ScalingRun = case.configuration.runs[0]
+    opened = Run(run.folder, folder)
+    model, gradient_bytes = _model_of(opened)
+    exchanged_bytes, computation_ms = _exchange(read_table(run.folder / STEPS, STEP_COLUMNS), 0)
+    speedup, repeats = case.speedup, min(len(case.base.runs), len(case.configuration.runs))
+    # Epochs of a run do not know by how much runs differ: they are no repetitions.
+    ends = (speedup.low, speedup.high) if speedup.over == OVER_RUNS else (np.nan, np.nan)
+    regime = regime_of(case.base.identity, run.identity)
+    return RankSpeedup(
+        run=opened,
+        what="text training",
+        model=model,
+        gradient_bytes=gradient_bytes,
+        regime=SAME_GLOBAL_BATCH if regime == STRONG else SAME_BATCH_PER_RANK,
+        ranks=run.identity.world_size,
+        estimate=lambda claims: Interval(speedup.value, *ends, rounds=repeats),
+        population="runs one after another",
+        exchanged_bytes=exchanged_bytes,
+        computation_ms=computation_ms,
+        settings={
+            "model": model,
+            "data": run.dataset,
+            "ranks": run.identity.world_size,
+            "global_batch": run.identity.global_batch,
+            "precision": run.identity.precision,
+            "backend": opened.environment.get("backend"),
+        },
+    )
+
+
+def _model_of(opened: Run) -> tuple[str, float]:
+    """Returns the model in words and the bytes of its gradients, from ``facts.csv``."""
+    if not opened.has(FACTS):
+        return str(opened.settings.get("model", "not recorded")), np.nan
+    first = read_table(opened.folder / FACTS, FACT_COLUMNS).iloc[0]
+    return str(first["model"]), float(first["gradient_bytes"])
+
+
+def _exchange(steps: pd.DataFrame, arm: int) -> tuple[float, float]:
+    """Returns the bytes of a step's exchange, and its parts that compute, in ms; NaN if unknown."""
+    try:
+        parts = decompose(steps, arm)
+    except UserError:
+        return np.nan, np.nan
+    computing = ("data", "forward", "backward", "optimizer")
+    computation_ms = sum(parts.parts_ms[name] for name in computing)
+    return parts.exchanged_bytes_per_step, computation_ms
+
+
+def _plain(value: object) -> object:
+    """Returns a table's value as settings have it: None where it is blank, and no type of NumPy."""
+    if pd.isna(value):
+        return None
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,175 @@
+"""The runs of a class: tarballs that were handed in, unpacked ones, run directories, folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from common.course.submission import RUN, STEM, read_name, read_submission
+from common.errors import UserError
+from common.runtime.records.run_directory import read_environment
+
+RECORD = "environment.json"
+ARCHIVE = ".tar.gz"
+OTHER_ARCHIVES = (".zip", ".tgz", ".tar", ".7z", ".rar", ".gz")
+DEPTH = 4
+"""Levels of folders below a folder that hand-ins and runs are looked for in."""
+RUN_ID = re.compile(r"\d{8}-\d{6}-.+-[0-9a-f]{8}")
+NAMELESS = re.compile(rf"{RUN_ID.pattern}|assignment\d|outputs|runs?|data")
+"""Names of folders that say nothing of a student."""
+
+
+@dataclass(frozen=True)
+class HandIn:
+    """A student's run, packed or not.
+
+    Attributes:
+        student: the student's name, or that of a folder.
+        path: the tarball or the folder.
+        assignment: number of the assignment that its name says; 0 where it says none.
+    """
+
+    student: str
+    path: Path
+    assignment: int = 0
+
+    @contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Yields the run directory. Raises UserError for a tarball that is none or has no run."""
+        if self.path.is_dir():
+            yield self.path
+            return
+        submission = read_submission(self.path)
+        if not any(name.startswith(f"{RUN}/") for name in submission.files):
+            raise UserError(f"{self.path.name}: no run in it")
+        with TemporaryDirectory(prefix="ddplab-pool-") as folder:
+            submission.write_run(Path(folder))
+            yield Path(folder)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What is not pooled.
+
+    Attributes:
+        student: the student's name, or that of the file or folder.
+        what: the hand-in, the run or the quantity.
+        reason: why not, in words.
+    """
+
+    student: str
+    what: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        for name in ("student", "what", "reason"):
+            object.__setattr__(self, name, in_a_line(getattr(self, name)))
+
+
+def in_a_line(text: str) -> str:
+    """Returns words of somebody else's in a line of letters that a terminal only shows."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def find_hand_ins(folders: list[Path], left_out: list[LeftOut]) -> list[HandIn]:
+    """Finds the hand-ins and run directories of a class, each once.
+
+    Args:
+        folders: each a hand-in, a run directory, or a folder of many.
+        left_out: gets what is none, or cannot be read.
+
+    Raises UserError for a folder that does not exist.
+    """
+    for folder in folders:
+        if not folder.exists():
+            raise UserError(f"{folder}: no such folder or hand-in")
+    hand_ins: dict[Path, HandIn] = {}
+    for folder in folders:
+        path = folder.resolve()
+        before = len(left_out)
+        below = list(_below(path, DEPTH, left_out))
+        if not below and len(left_out) == before:
+            left_out.append(LeftOut(folder.name, str(folder), "no run in it"))
+        for hand_in in below:
+            hand_ins.setdefault(hand_in.path, hand_in)
+    return list(hand_ins.values())
+
+
+def _below(path: Path, depth: int, left_out: list[LeftOut]) -> Iterator[HandIn]:
+    """Yields what is handed in at a path or below it."""
+    if path.is_file():
+        yield from _packed(path, left_out)
+    elif (path / RUN).is_dir() and not is_run(path):  # an unpacked tarball
+        yield _named(path / RUN)
+    elif is_run(path):
+        yield HandIn(path.name, path) if RUN_ID.fullmatch(path.name) else _named(path)
+    elif depth:
+        for child in sorted(path.iterdir()):
+            if child.name.startswith(".") or (child.is_file() and not _is_archive(child)):
+                continue
+            yield from _within(child, path, depth, left_out)
+
+
+def _within(child: Path, path: Path, depth: int, left_out: list[LeftOut]) -> Iterator[HandIn]:
+    """Yields what is handed in at or below a child of a folder of many."""
+    before = len(left_out)
+    hand_ins = list(_below(child, depth - 1, left_out))
+    if not hand_ins and len(left_out) == before and depth == DEPTH:
+        left_out.append(LeftOut(child.name, str(path / child.name), "no run in it"))
+    for hand_in in hand_ins:
+        yield _named(hand_in.path) if hand_in.path.is_dir() else hand_in
+
+
+def _named(path: Path) -> HandIn:
+    student, assignment = _student(path)
+    return HandIn(student, path, assignment)
+
+
+def _packed(path: Path, left_out: list[LeftOut]) -> Iterator[HandIn]:
+    try:
+        of = read_name(path)
+        yield HandIn(of.name, path, of.assignment)
+    except UserError as error:
+        left_out.append(LeftOut(path.name, "hand-in", str(error)))
+
+
+def _is_archive(path: Path) -> bool:
+    return path.name.endswith((ARCHIVE, *OTHER_ARCHIVES))
+
+
+def is_run(folder: Path) -> bool:
+    """Returns True for a run directory: one with a record, or with stages that have records.
+
+    Runs beside each other are no stages: they have stages of their own or names of runs, or several
+    of them are of one program.
+    """
+    if (folder / RECORD).is_file():
+        return True
+    stages = [path.parent for path in folder.glob(f"*/{RECORD}")]
+    are_runs = any(
+        RUN_ID.fullmatch(stage.name) or any(stage.glob(f"*/{RECORD}")) for stage in stages
+    )
+    programs = {_program(stage) for stage in stages}
+    return bool(stages) and not are_runs and len(programs) == len(stages)
+
+
+def _program(stage: Path) -> str:
+    record = read_environment(stage)
+    return str(record.get("label")) if isinstance(record, dict) else ""
+
+
+def _student(path: Path) -> tuple[str, int]:
+    """Returns the nearest name above a run that a student may have, and the assignment in it.
+
+    A hand-in's name has both; of other folders the assignment is not known, 0.
+    """
+    for part in (path, *path.parents):
+        if match := STEM.fullmatch(part.name):
+            return match["name"], int(match["number"])
+        if part.name and not NAMELESS.fullmatch(part.name):
+            return part.name, 0
+    return path.name, 0
