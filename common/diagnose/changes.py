@@ -6,7 +6,7 @@ Read from a run of ``verify_changes.py``: what was predicted before anything was
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from common.analysis.sweep_speedups import NO_CHANGE, speedups_by_round, sweep_s
 from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
 from common.diagnose.evidence.evidence import choose_run
-from common.judged import NOT_WITNESSED, Fastest, Judged, compared, fastest
+from common.judged import NOT_WITNESSED, PAGE_ROUNDS, Fastest, Judged, compared, fastest
+from common.runtime.wording import counted
 
 PROPOSALS, SWEEP = "proposals.csv", "assignment4-sweep"
 PREDICTED = (
@@ -66,13 +67,14 @@ class Changes:
 
     Attributes:
         rounds: speedups over one rank under the same change: a row per round, a column per change.
-        machine: state of the machine meanwhile (``Judged``).
+        scope, machine: what was measured, and the state of the machine (``Judged``).
     """
 
     table: pd.DataFrame
     caption: str
     model: str
     rounds: pd.DataFrame
+    scope: str = ""
     machine: str = NOT_WITNESSED
 
     @property
@@ -85,12 +87,17 @@ class Changes:
 
         Both are over one rank; all four arms of a pair are of the same round.
         """
-        return compared(self.rounds, NO_CHANGE, machine=self.machine)
+        return compared(self.rounds, NO_CHANGE, machine=self.machine, scope=self.scope)
 
     @cached_property
     def best(self) -> Fastest | None:
         """Returns the configuration of the greatest speedup, the unchanged one among them."""
-        return fastest(1 / self.rounds, machine=self.machine)
+        return fastest(1 / self.rounds, machine=self.machine, scope=self.scope)
+
+    @property
+    def lead(self) -> Judged | None:
+        """Returns the lead of ``best`` over its closest rival, as a first page may say it."""
+        return self.best and replace(self.best.lead, least_rounds=PAGE_ROUNDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +191,9 @@ def open_changes(folder: Path) -> Changes:
     table["gain_error"] = (1 + table["error"]) / (1 + table["error"].iloc[0]) - 1
     model = read_table(folder / "facts.csv", ("model",))["model"].iloc[0]
     caption = caption_of(opened.environment, folder)
-    return Changes(table, caption, str(model), rounds, opened.machine_state)
+    ranks = counted(int(table["world_size"].iloc[0]), "rank")
+    scope = f"{model}; {ranks}, {opened.environment.get('network') or 'loopback'}"
+    return Changes(table, caption, str(model), rounds, scope, opened.machine_state)
 
 
 def changes_facts(changes: Changes) -> dict[str, str]:
@@ -198,7 +207,7 @@ def changes_facts(changes: Changes) -> dict[str, str]:
     good = int((after["efficiency"] >= GOOD_EFFICIENCY).sum())
     worst = after.loc[after["gain_error"].abs().idxmax()]
     return {
-        "the change that helps most": best_text(changes),
+        "the change that helps most": best_or_tied(changes),
         "changes proposed and run": f"{count}",
         f"predicted speedups within {CLOSE:.0%} of the achieved": f"{right} of {count}",
         "the same, relative to the unchanged step of this run": f"{gains_right} of {count}",
@@ -207,21 +216,20 @@ def changes_facts(changes: Changes) -> dict[str, str]:
     }
 
 
-def best_text(changes: Changes) -> str:
+def best_or_tied(changes: Changes) -> str:
     """Returns the change whose speedup is told from all others, or which are tied."""
-    best = changes.best
+    best, lead = changes.best, changes.lead
     if best is None:
         return "not measured"
     names = ["no change" if change == NO_CHANGE else str(change) for change in best.tied]
-    return names[0] if best.lead.is_settled else f"{' and '.join(names)} are tied"
+    if len(names) > 1:
+        return f"{' and '.join(names)} are tied"
+    return names[0] if lead.is_settled else f"{lead.verdict}, {lead.reason}"
 
 
 def told_apart(changes: Changes) -> pd.DataFrame:
-    """Returns the table of changes with a column, told: ``yes``, or ``no`` and why."""
-    words = {
-        change: "yes" if told.is_settled else f"no, {told.reason}"
-        for change, told in changes.told.items()
-    }
+    """Returns the table of changes with a column, told: the verdict on each against no change."""
+    words = {change: str(told.verdict) for change, told in changes.told.items()}
     return changes.table.assign(told=changes.table["change"].map(words).fillna("–"))
 
 

@@ -25,6 +25,7 @@ import pandas as pd
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError, unknown_name
+from common.judged import Verdict, fastest
 from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
@@ -199,16 +200,17 @@ def compare(advice: Recommendation, sweep: Path) -> dict:
 def regrets(label: str, sweep: Path) -> dict:
     """Computes the regret of a setting, and DDP's default's; returns columns of ``cases.csv``.
 
-    ``regret_sweep`` is taken from the sweep's own medians, whose best looks better than it is;
-    ``regret`` from the rounds of the run-off, with its interval, against the fastest there of the
-    settings that the sweep chose.
+    ``best_of_sweep`` is named where the sweep tells it from all others. ``regret_sweep`` is of the
+    sweep's own medians, whose best looks better than it is; ``regret`` of the rounds of the
+    run-off, with its interval, against the fastest there of the settings that the sweep chose.
     """
     visits = pd.read_csv(sweep / "sweep-visits.csv")
-    swept = per_round(visits, "step_time_ms", "setting").median()
+    rounds = per_round(visits, "step_time_ms", "setting")
+    swept, best = rounds.median(), fastest(rounds)
     runoff = pd.read_csv(sweep / "runoff-visits.csv")
     against = runoff_regret(runoff, visits, label)
     return {
-        "best_of_sweep": swept.idxmin(),
+        "best_of_sweep": best.arm if best and best.lead.is_settled else str(Verdict.HIDDEN),
         "regret": against.estimate,
         "regret_low": against.low,
         "regret_high": against.high,

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pandas as pd
 
-from common.analysis.buckets.choice import told_text
 from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run
 from common.analysis.buckets.networks import NetworkRun
 from common.analysis.buckets.sweep import Accuracy
@@ -110,7 +109,7 @@ def summary(
                 "worst error": accuracy.worst_error,
                 "chosen cap (MiB)": accuracy.predicted_best_mib,
                 "regret": accuracy.regret.estimate,
-                "told from noise": told_text(accuracy.regret),
+                "told from noise": str(accuracy.regret.verdict),
             }
             for name, accuracy in accuracies.items()
         ]

@@ -14,14 +14,8 @@ from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.model import DdpModel
 from common.runtime.wording import counted
 
-
-def told_text(judged: Judged) -> str:
-    """Returns whether a number is told from noise: ``yes``, or ``no`` and why."""
-    return "yes" if judged.is_settled else f"no, {judged.reason}"
-
-
 ACCURACY = {
-    "error": ("median error can be told from noise", told_text),
+    "error.verdict": "median error can be told from noise",
     "median_error": ("median error of T(b)", "{:.1%}"),
     "worst_error": ("worst error of T(b)", "{:.1%}"),
     "noise_floor": ("noise floor", "{:.1%}"),
@@ -69,7 +63,7 @@ def _joined(parts: Sequence[str], last: str = "or") -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f", {last} {parts[-1]}"
 
 
-def cap_text(which: Fastest | None) -> str:
+def cap_or_ties(which: Fastest | None) -> str:
     """Returns the cap that is told from all others, or all that are tied."""
     if which is None:
         return "only one was measured"
@@ -83,9 +77,9 @@ def choice_facts(accuracy: Accuracy, best: BestCap) -> dict[str, str]:
     """Returns the cap that the model chooses, of the measured ones and of all, and its cost."""
     chosen = accuracy.predicted_best_mib
     facts = {
-        "regret can be told from noise": told_text(accuracy.regret),
+        "regret can be told from noise": str(accuracy.regret.verdict),
         "predicted best of the measured caps": f"{chosen:g} MiB",
-        "measured best": cap_text(accuracy.best),
+        "measured best": cap_or_ties(accuracy.best),
         "regret of the prediction": f"{accuracy.regret.estimate:.1%}",
     }
     if best.matched_by(accuracy.table["bucket_cap_mib"]):
@@ -99,17 +93,17 @@ def choice_facts(accuracy: Accuracy, best: BestCap) -> dict[str, str]:
 
 def spread_facts(accuracy: Accuracy) -> dict[str, str]:
     """Returns how much the choice of the cap matters at all on this system."""
-    worst = cap_text(accuracy.worst)
+    worst = cap_or_ties(accuracy.worst)
     if accuracy.worst is not None and accuracy.worst.lead.is_settled:
         buckets = accuracy.table.set_index("bucket_cap_mib")["num_buckets"]
         worst += f", {counted(int(buckets[accuracy.worst.arm]), 'bucket')}"
     return {
         "worst measured cap": worst,
-        "the slowest cap's T(b) over the fastest's": ratio_text(accuracy.worst_over_best),
+        "the slowest cap's T(b) over the fastest's": ratio_or_verdict(accuracy.worst_over_best),
     }
 
 
-def ratio_text(ratio: Judged) -> str:
+def ratio_or_verdict(ratio: Judged) -> str:
     """Returns a ratio, or why there is none."""
     return f"{ratio.estimate:.2f}" if ratio.is_settled else str(ratio.verdict)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.buckets.choice import cap_text, gain_text, ratio_text, told_text
+from common.analysis.buckets.choice import cap_or_ties, gain_text, ratio_or_verdict
 from common.analysis.buckets.measurements import (
     COMMAND,
     Assignment2Run,
@@ -225,18 +225,18 @@ def summary(networks: Networks) -> pd.DataFrame:
         rows.append(
             {
                 "network": run.link,
-                "best b (MiB)": cap_text(accuracy.best).removesuffix(" MiB"),
+                "best b (MiB)": cap_or_ties(accuracy.best).removesuffix(" MiB"),
                 "best T (ms)": times.min(),
-                "worst b (MiB)": cap_text(accuracy.worst).removesuffix(" MiB"),
+                "worst b (MiB)": cap_or_ties(accuracy.worst).removesuffix(" MiB"),
                 "worst T (ms)": times.max(),
-                "worst / best": ratio_text(accuracy.worst_over_best),
+                "worst / best": ratio_or_verdict(accuracy.worst_over_best),
                 "median error": accuracy.median_error,
                 "noise floor": accuracy.noise_floor,
                 "regret": accuracy.regret.estimate,
                 GAIN: gain_text(run.gain_over_default(accuracy.predicted_best_mib)),
                 "contention": run.contention,
-                "error told from noise": told_text(accuracy.error),
-                "regret told from noise": told_text(accuracy.regret),
+                "error told from noise": str(accuracy.error.verdict),
+                "regret told from noise": str(accuracy.regret.verdict),
             }
         )
     return pd.DataFrame(rows)

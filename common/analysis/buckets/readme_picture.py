@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Transform
 
-from common.analysis.buckets.choice import cap_text
+from common.analysis.buckets.choice import cap_or_ties
 from common.analysis.buckets.figures import cap_limits, measured_points, ring, star, step_line
 from common.analysis.buckets.networks import NetworkRun, open_networks
 from common.analysis.buckets.sweep import Accuracy
@@ -77,7 +77,7 @@ def notes(run: NetworkRun) -> dict[str, str | None]:
     best, accuracy = run.model.best_cap(), run.accuracy()
     times_ms = ", ".join(f"{time_ms:.1f}" for time_ms in accuracy.table["measured_ms"])
     description = (
-        f"{run.caption}. Measured best: {cap_text(accuracy.best)}, of {times_ms} ms; "
+        f"{run.caption}. Measured best: {cap_or_ties(accuracy.best)}, of {times_ms} ms; "
         f"b* = {best.cap_mib:.3g} MiB, {best.total_s * 1e3:.1f} ms"
     )
     return {"Description": description, "Software": None}
@@ -145,7 +145,7 @@ def _mark_predicted(axes: Axes, best: BestCap) -> None:
 
 def _mark_measured(axes: Axes, table: pd.DataFrame, accuracy: Accuracy) -> None:
     """Marks the fastest measured cap, or all that are tied; says how much the slowest adds."""
-    label = f"measured best: {cap_text(accuracy.best)}"
+    label = f"measured best: {cap_or_ties(accuracy.best)}"
     tied = table["bucket_cap_mib"].isin(accuracy.best.tied if accuracy.best else ())
     for name, (_, row) in zip((label, *[""] * len(table)), table[tied].iterrows(), strict=False):
         ring(axes, row, name, size=12)

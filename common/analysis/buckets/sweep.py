@@ -14,7 +14,7 @@ import pandas as pd
 from common.analysis.runs import Run
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.judged import NOT_WITNESSED, Fastest, Judged, compared, fastest
+from common.judged import NOT_WITNESSED, PAGE_ROUNDS, Fastest, Judged, compared, fastest
 from common.perfmodel.buckets import DdpOptions, cap_label
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
@@ -91,7 +91,7 @@ class BucketSweep:
         """
         chosen, default = self.rounds().reindex(columns=[cap_mib, np.nan]).to_numpy().T
         gain = paired_gain(chosen, default)
-        return Judged(gain, null=0.0, scope=scope, machine=self.machine)
+        return Judged(gain, 0.0, scope, machine=self.machine, least_rounds=PAGE_ROUNDS)
 
     def accuracy_of(self, predict: Callable[[float], float], scope: str = "") -> Accuracy:
         """Holds predicted seconds of the backward pass, by cap in MiB, against the sweep."""
@@ -280,13 +280,13 @@ class Accuracy:
     def error(self) -> Judged:
         """Judges the median of |error|.
 
-        Each bucketing's error has an interval over rounds, all of which hold at once. The ends of
-        this one are the medians of their ends, so that it is settled where more than half of them
-        are told from no error.
+        Each bucketing's error has an interval over rounds; the ends of this one are the medians of
+        theirs. It is wrong only where half of them are, however they depend on each other: at most
+        twice as often as a single one (Markov's inequality), for which they are made wider.
         """
         predicted = self.table.set_index("bucket_cap_mib")["predicted_ms"]
         intervals = [
-            paired_ratio(np.full(len(times), predicted[cap]), times, claims=len(predicted))
+            paired_ratio(np.full(len(times), predicted[cap]), times, claims=min(2, len(predicted)))
             for cap, times in self.rounds.items()
         ]
         ends = np.array([(interval.low - 1, 1 - interval.high) for interval in intervals])
@@ -294,7 +294,13 @@ class Accuracy:
         low, high = np.median([lows, np.abs(ends).max(axis=1)], axis=1)
         rounds = min(interval.rounds for interval in intervals)
         over_rounds = Interval(self.median_error, float(low), float(high), rounds=rounds)
-        return Judged(over_rounds, 0.0, population="bucketing by bucketing", **self._judged_with)
+        return Judged(
+            over_rounds,
+            null=0.0,
+            population="bucketing by bucketing",
+            least_rounds=PAGE_ROUNDS,
+            **self._judged_with,
+        )
 
     @property
     def _judged_with(self) -> dict[str, str]:

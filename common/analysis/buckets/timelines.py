@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.buckets.choice import told_text
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import BucketSweep
 from common.csv_tables import numbers, read_table
@@ -244,7 +243,7 @@ def copy_facts(
     per_byte = costs.copy_in_s_per_byte + costs.copy_out_s_per_byte
     copies_ms = per_byte * run.profile.total_bytes * 1e3
     facts = {
-        "copies can be told from nothing": told_text(added),
+        "copies can be told from nothing": str(added.verdict),
         "copies in the model, in and out": f"{copies_ms:.1f} ms",
         "measured with DDP on one rank": f"{added.estimate:+.1f} ms ({low:+.1f} to {high:+.1f})",
     }

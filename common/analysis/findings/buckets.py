@@ -10,23 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from common.analysis.buckets.choice import cap_text, near_text
+from common.analysis.buckets.choice import cap_or_ties, near_text
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.analysis.buckets.sweep import Accuracy
 from common.analysis.findings.finding import (
-    FIRST_PAGE_ROUNDS,
     MEASURED,
     PREDICTED,
     Answer,
     Question,
-    measured_again,
+    repeated,
     span,
 )
 from common.analysis.runs import Run
-from common.judged import Judged, Verdict
-
-SCRIPT = "assignment2/ddp_benchmark.py"
+from common.judged import PAGE_ROUNDS, Judged, Verdict
 
 
 def best_cap(folder: Path) -> Answer:
@@ -47,18 +44,11 @@ def _measured_best(accuracy: Accuracy) -> str:
     count = len(accuracy.table)
     if accuracy.best is None:
         return "a single cap was measured"
-    lead, spread = (on_first_page(one) for one in (accuracy.best.lead, accuracy.worst_over_best))
-    if len(accuracy.best.tied) > 1:
-        return f"of the {count} measured, {cap_text(accuracy.best)} ({lead.reason})"
+    lead, spread = accuracy.best.lead, accuracy.worst_over_best
     if not lead.is_settled:
-        return f"which of the {count} measured caps is best is {lead.verdict} ({lead.reason})"
+        return f"of the {count} measured, {cap_or_ties(accuracy.best)} ({lead.reason})"
     longest = f", the worst takes {spread.estimate:.2f} times as long" if spread.is_settled else ""
-    return f"best of the {count} measured: {cap_text(accuracy.best)}{longest}"
-
-
-def on_first_page(judged: Judged) -> Judged:
-    """Returns a number with the rounds that the first page asks for."""
-    return replace(judged, least_rounds=FIRST_PAGE_ROUNDS)
+    return f"best of the {count} measured: {cap_or_ties(accuracy.best)}{longest}"
 
 
 def gain_over_default(folder: Path) -> Answer:
@@ -69,7 +59,7 @@ def gain_over_default(folder: Path) -> Answer:
     """
     network, run = slowest_network(folder)
     chosen = network.accuracy().predicted_best_mib
-    gain = on_first_page(network.gain_over_default(chosen))
+    gain = network.gain_over_default(chosen)
     if gain.verdict is Verdict.NOT_MEASURED:
         default_s, best_s = network.model.backward_s(None), network.model.best_cap().total_s
         return Answer(
@@ -85,7 +75,7 @@ def gain_over_default(folder: Path) -> Answer:
         runs=(run,),
         judged=gain,
         hidden="whether it gains anything",
-        settle=measured_again(run, SCRIPT),
+        settle=repeated(run),
     )
 
 
@@ -105,7 +95,7 @@ def error_of_prediction(folder: Path) -> Answer:
     """
     network, run = slowest_network(folder)
     accuracy = network.accuracy()
-    error = on_first_page(accuracy.error)
+    error = accuracy.error
     is_known = not np.isnan(accuracy.noise_floor)
     noise = f"noise {accuracy.noise_floor:.1%}" if is_known else "noise not known: a single round"
     others = {other.name: other.accuracy() for other in measured_networks(open_run(folder))[1:]}
@@ -113,7 +103,7 @@ def error_of_prediction(folder: Path) -> Answer:
     beaten = [
         f"on {name} the cap that it chooses takes {at.regret.estimate:.0%} longer than another"
         for name, at in {network.name: accuracy, **others}.items()
-        if on_first_page(at.regret).is_settled
+        if replace(at.regret, least_rounds=PAGE_ROUNDS).is_settled
     ]
     return Answer(
         value=f"{accuracy.median_error:.1%} in the median",
@@ -126,7 +116,7 @@ def error_of_prediction(folder: Path) -> Answer:
         judged=error,
         hidden="the median error",
         doubt="; ".join(beaten),
-        settle=measured_again(run, SCRIPT),
+        settle=repeated(run),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,7 @@ from common.analysis.runs import Run
 from common.judged import MOST_ROUNDS, Judged, Verdict
 
 MEASURED, PREDICTED = "measured", "predicted"
-FIRST_PAGE_ROUNDS = 6
-"""Number of rounds below which nothing is settled on the first page."""
+SCRIPTS = "assignments/"
 UNREADABLE = (LookupError, ValueError, TypeError, ArithmeticError)
 """Errors of tables that are cut or are others than their names say. They cost a finding, never the
 run whose page is made."""
@@ -131,25 +131,25 @@ def hidden_by_noise(what: str) -> str:
     return f"hidden by noise: {what}"
 
 
-def measured_again(run: Run, script: str) -> str:
-    """Returns the command that repeats a measurement on as many ranks, and hosts if emulated.
+def repeated(run: Run) -> str:
+    """Returns the command that makes a run again, on as many ranks and hosts, without its rounds.
 
-    Args:
-        run: the run that made it.
-        script: path of the script below assignments/.
+    Empty where its record does not say.
     """
     environment = run.environment
+    words = str(environment.get("command", "")).removeprefix("python ")
+    if not words.startswith(SCRIPTS):
+        return ""
+    words = re.sub(r" --rounds[ =]\d+", "", words)
     ranks = int(environment.get("world_size") or 1)
-    emulated = (environment.get("interconnect") or {}).get("emulated")
-    if not emulated:
-        return f"uv run torchrun --nproc_per_node={ranks} assignments/{script}"
-    rates = [f"{rate / 1e6:g}mbit" for rate in emulated["rates_bit_per_s"]]
-    hosts = len(rates)
-    per_host = f" --nproc-per-host {ranks // hosts}" if ranks > hosts else ""
-    listed = " ".join(rates if len(set(rates)) > 1 else rates[:1])
-    return (
-        f"uv run ddplab emulate --hosts {hosts} --rate {listed}{per_host} -- assignments/{script}"
-    )
+    if emulated := (environment.get("interconnect") or {}).get("emulated"):
+        rates = [f"{rate / 1e6:g}mbit" for rate in emulated["rates_bit_per_s"]]
+        listed = " ".join(rates if len(set(rates)) > 1 else rates[:1])
+        per_host = ranks // len(rates)
+        some = f" --nproc_per_host {per_host}" if per_host > 1 else ""
+        return f"uv run ddplab emulate --hosts {len(rates)} --rate {listed}{some} -- {words}"
+    launcher = "python" if ranks == 1 else f"torchrun --nproc_per_node={ranks}"
+    return f"uv run {launcher} {words}"
 
 
 def span(low: float, high: float, form: str = "{:.2f}") -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from common.analysis.findings.finding import (
-    FIRST_PAGE_ROUNDS,
     MEASURED,
     Answer,
     Question,
-    measured_again,
+    repeated,
     span,
 )
 from common.analysis.runs import Run, complete_runs
@@ -20,8 +18,7 @@ from common.analysis.sweep_speedups import NO_CHANGE
 from common.diagnose.changes import (
     CLOSE,
     SWEEP,
-    Changes,
-    best_text,
+    best_or_tied,
     find_changes,
     open_changes,
     sweep_before,
@@ -85,7 +82,7 @@ def best_change(folder: Path) -> Answer:
     rows = changes.table.set_index("change")
     before, name = rows.loc[NO_CHANGE], changes.best.arm
     best = rows.loc[name]
-    lead = replace(changes.best.lead, least_rounds=FIRST_PAGE_ROUNDS, scope=_scope(run, changes))
+    lead = changes.lead
     helps = name != NO_CHANGE
     value = (
         f"{name}: {before['speedup']:.2f} → {best['speedup']:.2f} times as fast as one rank"
@@ -94,7 +91,7 @@ def best_change(folder: Path) -> Answer:
     )
     batch = "; changes the global batch" if best["global_batch_changed"] else ""
     settled = lead.is_settled and helps
-    beside = f", off by {best['error']:+.0%}" if settled else f"; {best_text(changes)}"
+    beside = f", off by {best['error']:+.0%}" if settled else f"; {best_or_tied(changes)}"
     missed = settled and abs(best["error"]) > CLOSE
     return Answer(
         value=value,
@@ -108,14 +105,8 @@ def best_change(folder: Path) -> Answer:
         judged=lead,
         hidden="which change helps most, or whether any does",
         doubt="the prediction missed by more than 10 %" if missed else "",
-        settle=measured_again(run, "assignment4/verify_changes.py"),
+        settle=repeated(run),
     )
-
-
-def _scope(run: Run, changes: Changes) -> str:
-    """Returns what changes were measured of: model, ranks and network."""
-    network = run.environment.get("network") or "loopback"
-    return f"{changes.model}; {counted(changes.ranks, 'rank')}, {network}"
 
 
 def _interval(row: pd.Series) -> str:

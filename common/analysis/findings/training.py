@@ -200,7 +200,7 @@ ONE_DEVICE = (
     Question(
         title="Where a step's time goes",
         meaning="This kind of work is the first to look at: nothing else can gain as much.",
-        anchor="assignment0_profile-one-step-cut-into-kinds-of-work",
+        anchor="assignment0_profile-one-step-by-kind-of-work",
         find=largest_kind_of_work,
     ),
 )

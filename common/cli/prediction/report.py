@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from common.analysis.buckets.choice import cap_text, near_text, told_text
+from common.analysis.buckets.choice import cap_or_ties, near_text
 from common.analysis.buckets.measurements import WRITTEN_BY, added_latency_s, check_comparable
 from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate, read_sweep
 from common.cli.prediction.question import TableQuestion
@@ -215,16 +215,16 @@ class Report:
         console.print(
             f"Error of the prediction: median {accuracy.median_error:.1%}, worst "
             f"{accuracy.worst_error:.1%}; noise floor {accuracy.noise_floor:.1%} (two halves of "
-            f"the rounds); median error told from noise: {told_text(accuracy.error)}",
+            f"the rounds); median error told from noise: {accuracy.error.verdict}",
             highlight=False,
             soft_wrap=True,
         )
         console.print(
             "Caps that gave the same buckets are one case.\n"
             + ("" if self.sweep.default() is None else "None is DDP's default, and no case.\n")
-            + f"Measured best: {cap_text(accuracy.best)}. Regret of the predicted best, "
+            + f"Measured best: {cap_or_ties(accuracy.best)}. Regret of the predicted best, "
             f"{accuracy.predicted_best_mib:g} MiB: {accuracy.regret.estimate:.1%}; told from "
-            f"noise: {told_text(accuracy.regret)}",
+            f"noise: {accuracy.regret.verdict}",
             highlight=False,
             soft_wrap=True,
         )
