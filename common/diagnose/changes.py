@@ -23,7 +23,7 @@ from common.analysis.sweep_speedups import NO_CHANGE, speedups_by_round, sweep_s
 from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
 from common.diagnose.evidence.evidence import choose_run
-from common.judged import NOT_WITNESSED, PAGE_ROUNDS, Fastest, Judged, compared, fastest
+from common.judged import FIRST_PAGE_ROUNDS, NOT_WITNESSED, Fastest, Judged, compared, fastest
 from common.runtime.wording import counted
 
 PROPOSALS, SWEEP = "proposals.csv", "assignment4-sweep"
@@ -97,7 +97,7 @@ class Changes:
     @property
     def lead(self) -> Judged | None:
         """Returns the lead of ``best`` over its closest rival, as a first page may say it."""
-        return self.best and replace(self.best.lead, least_rounds=PAGE_ROUNDS)
+        return self.best and replace(self.best.lead, least_rounds=FIRST_PAGE_ROUNDS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from common.analysis.findings.figures import FIGURES, figure_of
 from common.analysis.findings.finding import Finding
 from common.analysis.micro_batches.lab import open_assignment3
 from common.diagnose.changes import ChangesLab, changes_facts, open_changes
-from common.judged import PAGE_ROUNDS
+from common.judged import FIRST_PAGE_ROUNDS
 from common.report.document import Document, render
 from common.report.first_page import FirstPage, print_page
 from common.report.first_page import as_html as first_page_html
@@ -487,7 +487,7 @@ def test_of_changes_the_first_page_says_what_the_section_says(
     one = findings_of("assignment4", run)[1].answer
     changes = open_changes(path.parent)
     says = changes_facts(changes)["the change that helps most"]
-    named = effect > 0 and rounds >= PAGE_ROUNDS
+    named = effect > 0 and rounds >= FIRST_PAGE_ROUNDS
     assert one.is_settled == named == (says in set(changes.table["change"]))
     assert one.judged == changes.lead
     if named:

@@ -14,7 +14,7 @@ import pandas as pd
 from common.analysis.runs import Run
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.judged import NOT_WITNESSED, PAGE_ROUNDS, Fastest, Judged, compared, fastest
+from common.judged import FIRST_PAGE_ROUNDS, NOT_WITNESSED, Fastest, Judged, compared, fastest
 from common.perfmodel.buckets import DdpOptions, cap_label
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
@@ -91,7 +91,7 @@ class BucketSweep:
         """
         chosen, default = self.rounds().reindex(columns=[cap_mib, np.nan]).to_numpy().T
         gain = paired_gain(chosen, default)
-        return Judged(gain, 0.0, scope, machine=self.machine, least_rounds=PAGE_ROUNDS)
+        return Judged(gain, 0.0, scope, machine=self.machine, least_rounds=FIRST_PAGE_ROUNDS)
 
     def accuracy_of(self, predict: Callable[[float], float], scope: str = "") -> Accuracy:
         """Holds predicted seconds of the backward pass, by cap in MiB, against the sweep."""
@@ -298,7 +298,7 @@ class Accuracy:
             over_rounds,
             null=0.0,
             population="bucketing by bucketing",
-            least_rounds=PAGE_ROUNDS,
+            least_rounds=FIRST_PAGE_ROUNDS,
             **self._judged_with,
         )
 

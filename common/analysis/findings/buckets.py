@@ -23,7 +23,7 @@ from common.analysis.findings.finding import (
     span,
 )
 from common.analysis.runs import Run
-from common.judged import PAGE_ROUNDS, Judged, Verdict
+from common.judged import FIRST_PAGE_ROUNDS, Judged, Verdict
 
 
 def best_cap(folder: Path) -> Answer:
@@ -103,7 +103,7 @@ def error_of_prediction(folder: Path) -> Answer:
     beaten = [
         f"on {name} the cap that it chooses takes {at.regret.estimate:.0%} longer than another"
         for name, at in {network.name: accuracy, **others}.items()
-        if replace(at.regret, least_rounds=PAGE_ROUNDS).is_settled
+        if replace(at.regret, least_rounds=FIRST_PAGE_ROUNDS).is_settled
     ]
     return Answer(
         value=f"{accuracy.median_error:.1%} in the median",
