@@ -197,7 +197,7 @@ def fastest(
     whole = times.dropna() if len(times.dropna()) else times
     arm = whole.apply(lambda column: ratio(column, np.ones(len(column))).estimate).idxmin()
     against = compared(times, arm, claims=claims, ratio=ratio, **known)
-    rival = min(against, key=lambda other: _low(against[other]))
+    rival = min(against, key=lambda other: (_low(against[other]), against[other].estimate))
     tied = [other for other in times.columns if _same(other, arm) or not against[other].is_settled]
     return Fastest(arm, rival, against[rival], tuple(tied))
 

@@ -305,7 +305,9 @@ def exchange_cost(strategies: StrategyTimes) -> pd.DataFrame:
                 "local_speedup": local["speedup"],
             }
         )
-    return pd.DataFrame(rows)
+    columns = ["accumulation", "above_noise", "step_ms", "local_ms", "added_ms", "added_share"]
+    columns += ["added_low", "added_high", "speedup", "local_speedup"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def over_fastest(strategies: StrategyTimes) -> pd.DataFrame:

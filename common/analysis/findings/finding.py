@@ -131,16 +131,16 @@ def hidden_by_noise(what: str) -> str:
     return f"hidden by noise: {what}"
 
 
-def repeated(run: Run) -> str:
+def repeated(run: Run, option: str = "--rounds") -> str:
     """Returns the command that makes a run again, on as many ranks and hosts, without its rounds.
 
-    Empty where its record does not say.
+    Empty where its record does not say. ``option`` is the command's for the number of rounds.
     """
     environment = run.environment
     words = str(environment.get("command", "")).removeprefix("python ")
     if not words.startswith(SCRIPTS):
         return ""
-    words = re.sub(r" --rounds[ =]\d+", "", words)
+    words = re.sub(rf" ({option}|--run_id)[ =]\S+", "", words)
     ranks = int(environment.get("world_size") or 1)
     if emulated := (environment.get("interconnect") or {}).get("emulated"):
         rates = [f"{rate / 1e6:g}mbit" for rate in emulated["rates_bit_per_s"]]

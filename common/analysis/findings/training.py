@@ -4,7 +4,6 @@ planned micro-batches (assignment 3)."""
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 
 from common.analysis.data_parallel.strategy_times import StrategyTimes, open_strategies
@@ -13,6 +12,7 @@ from common.analysis.findings.finding import (
     PREDICTED,
     Answer,
     Question,
+    repeated,
     span,
 )
 from common.analysis.micro_batches.lab import open_assignment3
@@ -25,21 +25,8 @@ from common.errors import UserError
 from common.judged import Judged
 from common.runtime.wording import counted
 
-SCRIPTS = "assignments/"
 DYNAMIC = "dynamic"
 GB = 1e9
-
-
-def repeated(run: Run, option: str = "--rounds") -> str:
-    """Returns the command by which a run was made, without its name and its number of rounds.
-
-    Empty where its record does not say.
-    """
-    words = run.environment.get("command", "").removeprefix("python ")
-    words = re.sub(rf" ({option}|--run_id)[ =]\S+", "", words)
-    ranks = int(run.environment.get("world_size") or 1)
-    launcher = "python" if ranks == 1 else f"torchrun --nproc_per_node={ranks}"
-    return f"uv run {launcher} {words}" if words.startswith(SCRIPTS) else ""
 
 
 def with_interval(judged: Judged, form: str) -> str:

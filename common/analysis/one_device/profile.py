@@ -10,6 +10,7 @@ import pandas as pd
 
 from common.analysis.one_device.origin import OneDeviceRun, origin_of, product_type, step_text
 from common.analysis.runs import open_run_with, read_peak
+from common.errors import UserError
 from common.judged import FIRST_PAGE_ROUNDS, Fastest, Judged, fastest
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.roofline import Roof, placed
@@ -291,9 +292,11 @@ class ProfileRun(OneDeviceRun):
 def open_profile(run_dir: str | Path | None = None) -> ProfileRun:
     """Opens a run directory; by default the newest complete run, or else recorded measurements.
 
-    Raises UserError where a table is missing.
+    Raises UserError where a table is missing, or has no operators.
     """
     opened = open_run_with(run_dir, "assignment0", TABLES[0], TABLES[1:])
+    if opened.table(TABLES[0]).empty:
+        raise UserError(f"{opened.folder / TABLES[0]}: no rows")
     return ProfileRun(
         opened=opened,
         operators=_filled(opened.table("profile-operators.csv"), "operator", "shapes"),
