@@ -169,7 +169,7 @@ class StrategyTimes:
         nothing = (float("nan"),) * 3 + (None,)
         columns = ["speedup", "speedup_low", "speedup_high", "verdict"]
         table[columns] = [ratios.get(key, nothing) for key in table.index]
-        table = table.reset_index()
+        table = table.astype(dict.fromkeys(columns[:3], float)).reset_index()
         tokens = table["accumulation"].map(self.tokens_per_step)
         table["tokens_per_s"] = tokens / table["step_ms"] * 1e3
         table = _ordered(table)
