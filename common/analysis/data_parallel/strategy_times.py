@@ -169,7 +169,7 @@ class StrategyTimes:
         nothing = (float("nan"),) * 3 + (None,)
         columns = ["speedup", "speedup_low", "speedup_high", "verdict"]
         table[columns] = [ratios.get(key, nothing) for key in table.index]
-        table = table.reset_index()
+        table = table.astype(dict.fromkeys(columns[:3], float)).reset_index()
         tokens = table["accumulation"].map(self.tokens_per_step)
         table["tokens_per_s"] = tokens / table["step_ms"] * 1e3
         table = _ordered(table)
@@ -237,6 +237,11 @@ def read_strategies(opened: runs.Run) -> StrategyTimes:
     Raises UserError for a table that is none, or without a run's records beside it.
     """
     opened.require(TIMES)
+    return with_times(opened, read_table(opened.folder / TIMES, STRATEGY_COLUMNS))
+
+
+def with_times(opened: runs.Run, times: pd.DataFrame) -> StrategyTimes:
+    """Returns the comparison of strategies in a run with these rows, which may not be written."""
     return StrategyTimes(
         folder=opened.folder,
         caption=opened.caption,
@@ -244,7 +249,7 @@ def read_strategies(opened: runs.Run) -> StrategyTimes:
         rotated=True,
         settings=opened.settings,
         environment=opened.environment,
-        times=read_table(opened.folder / TIMES, STRATEGY_COLUMNS),
+        times=times,
     )
 
 
