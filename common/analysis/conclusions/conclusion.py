@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 import pandas as pd
 
+from common.analysis.findings.collect import machine_states
 from common.analysis.findings.finding import UNREADABLE
 from common.analysis.runs import is_recorded, recorded_assignment
 from common.analysis.show import Table
 from common.errors import UserError
-from common.judged import Judged, Verdict
+from common.judged import DISTURBED, Judged, Verdict
 
 MODULES = {
     "assignment0": "one_device",
@@ -46,10 +47,12 @@ class Seen:
 
     Attributes:
         number: what it rests on, with its interval or noise; or why there is no such number.
+        is_timed: whether it rests on repeated measurements, which a busy machine spoils.
     """
 
     status: Status
     number: str
+    is_timed: bool = False
 
     def __str__(self) -> str:
         return f"**{self.status}**: {self.number}"
@@ -107,13 +110,20 @@ def _judged(judged: Judged, form: str, holds: bool) -> Seen:
         number += f" ({form.format(ends[0])} to {form.format(ends[1])})"
     if not judged.is_settled:
         return unsettled(f"{number}, {judged.reason}")
-    return counted(holds, number)
+    return replace(counted(holds, number), is_timed=True)
 
 
 def seen(conclusion: Conclusion, run_dir: str | Path) -> Seen:
-    """Asks a run. What it has not measured, or has in tables that cannot be read, is not there."""
+    """Asks a run. What it has not measured, or has in tables that cannot be read, is not there.
+
+    Nothing that was timed is settled in a run with a stage in which the machine was disturbed.
+    """
     try:
-        return conclusion.look(str(run_dir))
+        outcome = conclusion.look(str(run_dir))
+        states = machine_states(Path(run_dir)) if run_dir and outcome.is_timed else {}
+        if any(state == DISTURBED for state, _ in states.values()):
+            return unsettled(f"{outcome.number}, the machine was disturbed")
+        return outcome
     except UserError as missing:
         return Seen(Status.ABSENT, str(missing))
     except UNREADABLE as error:

@@ -138,6 +138,7 @@ QUESTIONS = (
     ),
     Question(
         title="Gain over DDP's default",
+        priority=4,
         meaning=(
             "The default is a first bucket of 1 MiB and others of 25 MiB, whatever the network."
         ),
@@ -146,6 +147,7 @@ QUESTIONS = (
     ),
     Question(
         title="Error of the prediction",
+        priority=8,
         meaning=(
             "The prediction was made from parts measured apart; an error as small as the noise "
             "cannot be told from none."

@@ -126,11 +126,6 @@ class Finding:
         return "; ".join(dict.fromkeys(run.environment["hardware"] for run in self.answer.runs))
 
 
-def hidden_by_noise(what: str) -> str:
-    """Returns the words of the first page for what noise hides."""
-    return f"hidden by noise: {what}"
-
-
 def repeated(run: Run, option: str = "--rounds") -> str:
     """Returns the command that makes a run again, on as many ranks and hosts, without its rounds.
 

@@ -15,7 +15,6 @@ from common.analysis.runs import complete_runs
 from common.analysis.step_parts import TIMED, decompose_all
 from common.analysis.sweep_speedups import sweep_speedups
 from common.errors import UserError
-from common.judged import compared
 from common.samples import per_round, student
 
 PEAKS_APART = 0.05
@@ -43,12 +42,7 @@ def violations(folder: Path) -> tuple[str, ...]:
 def exchange_that_gains(folder: Path) -> Iterator[str]:
     """Yields where steps with an exchange are surely shorter than the same without one."""
     for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
-        strategies = read_strategies(run)
-        for accumulation, times in strategies.times.groupby("accumulation"):
-            rounds = per_round(times, "step_time_ms", "strategy")
-            if not {"DDP", "local"} <= set(rounds):
-                continue
-            ratio = compared(rounds[["DDP", "local"]], "local")["DDP"]
+        for accumulation, ratio in read_strategies(run).exchange.items():
             if ratio.is_settled and ratio.estimate < 1:
                 yield (
                     f"{_stage(run.folder, folder)}: with its exchange DDP's step takes "
@@ -62,23 +56,14 @@ def more_than_ideal(folder: Path) -> Iterator[str]:
     """Yields where ranks are surely faster than as many single devices."""
     for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
-        for _, times in strategies.times.groupby("accumulation"):
-            rounds = per_round(times, "step_time_ms", "strategy")
-            if "single" in rounds:
-                yield from _too_fast(run.folder, folder, strategies.ranks, _over_single(rounds))
+        for (_, strategy), judged in strategies.speedups.items():
+            interval = judged.interval
+            over = {strategy: (interval.estimate, interval.low, interval.high)}
+            yield from _too_fast(run.folder, folder, strategies.ranks, over)
     for run in complete_runs(folder, "arms.csv", DEPTHS):
         for row in sweep_speedups(run.table("arms.csv"), run.table("steps.csv")).itertuples():
             over = {f"arm {row.arm}": (row.speedup, row.speedup_low, row.speedup_high)}
             yield from _too_fast(run.folder, folder, row.world_size, over)
-
-
-def _over_single(rounds) -> dict[str, tuple[float, float, float]]:
-    """Returns each strategy's speedup over one device, with its interval."""
-    speedups = {}
-    for strategy, ratio in compared(rounds, "single").items():
-        faster = ratio.interval.map(lambda times: 1 / times)
-        speedups[strategy] = (faster.estimate, faster.low, faster.high)
-    return speedups
 
 
 def _too_fast(stage: Path, folder: Path, ranks: int, speedups: dict) -> Iterator[str]:

@@ -119,12 +119,14 @@ def _interval(row: pd.Series) -> str:
 QUESTIONS = (
     Question(
         title="What limits scaling",
+        priority=2,
         meaning="The cause that takes most of a step on several ranks, judged from what was timed.",
         anchor="assignment4_text_scaling-what-the-diagnosis-says",
         find=main_cause,
     ),
     Question(
         title="The change that helps most",
+        priority=3,
         meaning="The model chose it before it was run: the same training, changed on all ranks.",
         anchor="assignment4_text_scaling-changes-predicted-and-verified",
         find=best_change,

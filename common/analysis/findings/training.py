@@ -171,6 +171,7 @@ def dynamic_over_static(folder: Path) -> Answer:
 ONE_DEVICE = (
     Question(
         title="Speed of one device",
+        priority=6,
         meaning=(
             "MFU is the share of the device's arithmetic that the model's own operations use; what "
             "is missing to 100 % is memory traffic, launches and waiting."
@@ -186,6 +187,7 @@ ONE_DEVICE = (
     ),
     Question(
         title="Where a step's time goes",
+        priority=7,
         meaning="This kind of work is the first to look at: nothing else can gain as much.",
         anchor="assignment0_profile-one-step-by-kind-of-work",
         find=largest_kind_of_work,
@@ -195,6 +197,7 @@ ONE_DEVICE = (
 DATA_PARALLEL = (
     Question(
         title="Speedup of DDP",
+        priority=1,
         meaning=(
             "As many times as there are ranks would be ideal; ranks that share a machine compute "
             "more slowly, and the exchange is what the next findings are about."
@@ -207,6 +210,7 @@ DATA_PARALLEL = (
 MICRO_BATCHES = (
     Question(
         title="Dynamic over static batches",
+        priority=5,
         meaning=(
             "Below 1, the same texts in the same global batches take less time when ranks share "
             "them by work and not by number."

@@ -16,7 +16,6 @@ from common.analysis.style import BLUE, GREY, ORANGE, SKY, figure
 from common.judged import Verdict, compared
 from common.runtime.group.network import OVER_LOOPBACK
 from common.runtime.wording import counted
-from common.samples import per_round
 
 DEPTHS = ("", "*/", "*/*/")
 """Where stages lie below a run directory; those on emulated hosts are one folder deeper."""
@@ -44,13 +43,14 @@ def step_bars(run_dir: Path) -> pd.DataFrame:
 def _strategies(run_dir: Path) -> Iterator[dict]:
     for run in complete_runs(run_dir, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
-        times = strategies.times
-        fewest = times[times["accumulation"] == times["accumulation"].min()]
-        rounds = per_round(fewest, "step_time_ms", "strategy")
+        fewest = min(strategies.rounds)
+        rounds = strategies.rounds[fewest]
         if "local" not in rounds:
             continue
         alone = [name for name in ("single", "local") if name in rounds]
-        against = compared(rounds.drop(columns=[*{"single"} & {*alone}]), "local")
+        exchanging = rounds.drop(columns=[*{"single"} & {*alone}])
+        against = compared(exchanging, "local", **strategies.conditions)
+        against |= {"DDP": strategies.exchange[fewest]} if fewest in strategies.exchange else {}
         model = strategies.settings["model"]
         for name in rounds:
             step_ms = float(rounds[name].mean())
