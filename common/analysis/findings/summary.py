@@ -75,7 +75,7 @@ class Summary:
     def origin(self) -> str:
         """Returns whose data these are, as Markdown."""
         recorded = any(map(is_recorded, self.folders.values()))
-        return origin(self.caption, recorded, "uv run ddplab run")
+        return origin(self.caption.replace("\n", "; "), recorded, "uv run ddplab run")
 
     @property
     def caption(self) -> str:
