@@ -102,7 +102,7 @@ def test_the_largest_batch_is_that_of_the_smallest_memory_on_a_cpu(
     assert numbers(one.value) == [row["as_asked"], row["memory_gb"]]
     assert numbers(one.spread)[0] == row["both"]
     assert abs(peaks["predicted"] / peaks["tracked"] - 1) < 1e-4
-    assert "the same to 0.01 %" in one.spread
+    assert "with nothing allocated by 0.00%" in one.spread
 
 
 def students_interval(ratios: pd.Series, claims: int = 1) -> list[float]:
