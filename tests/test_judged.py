@@ -69,7 +69,14 @@ def test_where_nothing_differs_few_tables_say_that_something_does(rounds: int, a
 
 
 @pytest.mark.parametrize(
-    ("arms", "half_width"), [(2, 0.05), (2, 0.1), (4, 0.03), (4, 0.05), (8, 0.05), (8, 0.1)]
+    ("arms", "half_width"),
+    [
+        (2, 0.05),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((2, 0.1), (4, 0.03), (4, 0.05), (8, 0.05), (8, 0.1))
+        ),
+    ],
 )
 def test_rounds_that_go_on_by_width_alone_make_no_differences(arms: int, half_width: float) -> None:
     enough = []

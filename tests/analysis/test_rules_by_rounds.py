@@ -72,6 +72,7 @@ def alarms(said: list[bool]) -> int:
     return sum(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [4, 8])
 def test_where_caps_do_not_differ_few_pages_name_one_or_find_a_loss(rounds: int) -> None:
     judged = [held_against(times) for times in pages(rounds, 8)]
@@ -186,6 +187,7 @@ def against(times: pd.DataFrame) -> list[str]:
     return [against_one_rank(judged) for judged in table["judged"][table["world_size"] > 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [4, 8])
 def test_ranks_as_fast_as_one_are_seldom_called_faster_or_slower(rounds: int) -> None:
     said = [against(times) for times in pages(rounds, 7)]
@@ -257,6 +259,7 @@ def tried(times: pd.DataFrame) -> tuple:
     return tried_changes(SimpleNamespace(run=run, speedup_now=None))
 
 
+@pytest.mark.slow
 def test_trials_that_change_nothing_seldom_say_that_they_do() -> None:
     said = [[trial.said() for trial in tried(times)] for times in pages(6, 8)]
     told = [any("not told from no change" not in words for words in page) for page in said]

@@ -168,6 +168,7 @@ def drawn(rounds: int, arms: int, faster: float = 0.0) -> list[tuple[pd.DataFram
     return pairs_of(pages(rounds, arms, faster))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_where_nothing_differs_few_pages_say_that_something_does(rule: str) -> None:
     says, arms, rounds = RULES[rule]

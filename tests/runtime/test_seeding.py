@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -23,7 +25,7 @@ class Forked(Exception):
 def run_scaling_probe(worker: Worker) -> None:
     never = lambda *_: pytest.fail("computed before the generators were forked")  # noqa: E731
     probed = Probed(nn.Linear(2, 2), never, never, never, 4, StepOptions())
-    probe(probed, worker, None, ProbePlan())
+    probe(probed, worker, SimpleNamespace(witness=lambda *_: None), ProbePlan())
 
 
 def run_memory_probe(worker: Worker) -> None:
