@@ -40,8 +40,8 @@ SUBJECTS = {
     "assignment3": "Micro-batches",
     "assignment4": "Scaling",
 }
-TAG = "report"
-"""Tag of the cells that a short report has of a notebook."""
+TAGS = {"report", "staff"}
+"""Tags of the cells that a short report has of a notebook; answers are there only if asked for."""
 NOTEBOOK_LEVEL = 3
 """A notebook's title on the page: below the page's and the assignment's."""
 
@@ -125,8 +125,8 @@ def write_pdf(
         documents: chapters; the summary of a run comes before the contents.
         front: Typst markup for page 1, before the contents.
         front_files: figures that ``front`` names.
-        full: whether notebooks are whole; else a notebook in which cells are tagged ``TAG`` has
-            only these, under their headings.
+        full: whether notebooks are whole; else a notebook in which cells are tagged (``TAGS``)
+            has only these, under their headings.
     """
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
@@ -238,7 +238,7 @@ def _tagged(cells: list) -> list:
     """Returns the cells that are tagged, each below its headings; all where none is tagged."""
     import nbformat
 
-    if not any(TAG in cell.metadata.get("tags", ()) for cell in cells):
+    if not any(TAGS & {*cell.metadata.get("tags", ())} for cell in cells):
         return cells
     chosen, above = [], {}
     for cell in cells:
@@ -247,7 +247,7 @@ def _tagged(cells: list) -> list:
                 level = len(line) - len(line.lstrip("#"))
                 above = {deep: text for deep, text in above.items() if deep < level}
                 above[level] = line
-        if TAG in cell.metadata.get("tags", ()):
+        if TAGS & {*cell.metadata.get("tags", ())}:
             if above and cell.cell_type != "markdown":
                 chosen.append(nbformat.v4.new_markdown_cell("\n\n".join(above.values())))
             above = {}

@@ -98,7 +98,7 @@ class Summary:
         """Returns every speedup of two ranks over one that the run measured."""
         table = tabulate_speedups(find_speedups(self.folders.values(), ranks=2))
         network = table["network"].replace(OVER_LOOPBACK, "loopback").str.rpartition(" at ")[2]
-        what = table["what"] + ", " + table["model"].str.partition(",")[0]
+        what = table["what"] + ", " + table["model"].str.split(r",| of | \d", regex=True).str[0]
         short = table.assign(what=what, network=network)
         titles = {name: SPEEDUPS[name] for name in SPEEDUPS if name not in LEFT_OUT}
         hidden_at = ("hidden at (GB/s)", "{:.2f}")
