@@ -278,7 +278,7 @@ def pdf(documents: list[Document], tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("pdf")
     front = '#link(<assignment1_ddp>)[To the notebook] #image("dot.svg", alt: "a dot")'
     dot = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><path d="M0 0h9v9"/></svg>'
-    write_pdf(folder, documents, front=front, front_files={"dot.svg": dot})
+    write_pdf(folder, documents, front=front, front_files={"dot.svg": dot}, full=True)
     assert [path.name for path in folder.iterdir()] == ["report.pdf"]
     return folder / "report.pdf"
 
