@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pandas as pd
 
 from common.analysis.runs import Run
 from common.judged import MOST_ROUNDS, Judged, Verdict
+from common.runtime.wording import counted
 
 MEASURED, PREDICTED = "measured", "predicted"
 SCRIPTS = "assignments/"
@@ -68,10 +70,23 @@ class Answer:
             return f"measure again while the machine is quiet: {self.settle}"
         rounds = self.judged.rounds_to_settle
         if rounds:
-            return f"about {rounds} rounds would settle it: {self.settle} {self.option} {rounds}"
-        if self.judged.rounds < self.judged.least_rounds:
-            return f"more rounds may: {self.settle} {self.option} {self.judged.least_rounds}"
+            return f"about {self._effort(rounds)} would settle it: {self._repeated(rounds)}"
+        if self.judged.rounds < (least := self.judged.least_rounds):
+            return f"{self._effort(least)} may settle it: {self._repeated(least)}"
         return f"more than {MOST_ROUNDS} rounds would be needed: the difference is that small"
+
+    def _repeated(self, rounds: int) -> str:
+        return f"{self.settle} {self.option} {rounds}"
+
+    def _effort(self, rounds: int) -> str:
+        """Returns so many rounds, with the minutes that they take where the run tells them."""
+        record = self.runs[0].environment
+        times = [record.get(name) for name in ("start_time", "end_time")]
+        if not all(times) or not self.judged.rounds:
+            return counted(rounds, "round")
+        start, end = map(datetime.datetime.fromisoformat, times)
+        minutes = (end - start).total_seconds() / 60 * rounds / self.judged.rounds
+        return f"{rounds} rounds ({counted(max(1, round(minutes)), 'minute')})"
 
 
 @dataclass(frozen=True)
