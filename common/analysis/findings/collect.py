@@ -53,8 +53,8 @@ def machine_states(folder: Path) -> dict[str, tuple[str, str]]:
     for record in sorted(folder.rglob("environment.json")):
         run = Run(record.parent, folder)
         if record.parent != folder and "copied_from" not in run.environment:
-            reason = run.environment.get("machine_reason") or ""
-            states[record.parent.relative_to(folder).as_posix()] = (run.machine_state, reason)
+            stage = record.parent.relative_to(folder).as_posix()
+            states[stage] = (run.machine.state, run.machine.reason)
     return states
 
 

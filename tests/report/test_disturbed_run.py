@@ -1,0 +1,103 @@
+"""A run like that of 2026-11-26: two rounds, on a machine that had other work in them.
+
+Its first page said "1.68 times, the exchange adds −21 %" and "0.56 → 1.44 (1.23 to 1.68)".
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from common.analysis.findings.collect import findings_of, machine_line, machine_states
+from common.analysis.findings.finding import Answer
+from common.runtime.paths import project_root
+
+DATA = project_root() / "data"
+ALONE_MS, ROUNDS, STEPS = 1000.0, 2, 3
+MEDIANS_MS = {"single": ALONE_MS, "DDP": ALONE_MS / 1.68, "local": ALONE_MS / 1.68 / 0.79}
+"""What a step took in the middle: DDP 1.68 times as fast as one device, and 21 % less than the same
+computation without an exchange, which cannot be."""
+SLOW, FAST = 2934 / 915, 205 / 915
+"""One configuration took 205 to 2,934 ms within 20 s, 915 in the median."""
+
+
+def strategies(folder: Path) -> None:
+    """Makes a run of assignment 1 in which every configuration's steps differ as much."""
+    shutil.copytree(DATA / "epyc-2-cores" / "assignment1" / "compare_strategies", folder)
+    rows = [
+        (name, 1, round_, step, rank, median_ms * factor, 0)
+        for name, median_ms in MEDIANS_MS.items()
+        for round_ in range(ROUNDS)
+        for step, factor in enumerate([FAST, 1.0, SLOW][:: 1 - 2 * round_])
+        for rank in range(2)
+    ]
+    path = folder / "strategy-times.csv"
+    columns = pd.read_csv(path).columns
+    pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
+
+
+def changes(folder: Path) -> None:
+    """Makes a run of changes of which two rounds are there."""
+    shutil.copytree(DATA / "xeon-2-cores/assignment4/emulated-2x1gbit/verify_changes", folder)
+    path = folder / "steps.csv"
+    steps = pd.read_csv(path, low_memory=False)
+    steps[steps["round"].fillna(0) < ROUNDS].to_csv(path, index=False)
+
+
+def busy(folder: Path) -> None:
+    """Adds what a witness writes beside a process that keeps a core busy."""
+    moments = [("run", 0), *(("rounds", round_) for round_ in range(ROUNDS + 1)), ("run", 1)]
+    rows = [
+        {
+            **{"stage": stage, "round": round_, "rank": rank, "host": "host", "witness_ms": 2.3},
+            **{"span_s": 5.0 if place else np.nan, "others_share": 0.4 if place else np.nan},
+            **{"steal_share": 0.0, "idle_share": 0.0, "load_1min": 3.0},
+        }
+        for place, (stage, round_) in enumerate(moments)
+        for rank in range(2)
+    ]
+    pd.DataFrame(rows).to_csv(folder / "witness.csv", index=False)
+
+
+def answer_of(assignment: str, title: str, run: Path) -> Answer:
+    findings = {one.question.title: one for one in findings_of(assignment, run)}
+    return findings[title].answer
+
+
+@pytest.mark.parametrize(("is_busy", "verdict"), [(True, "disturbed"), (False, "hidden by noise")])
+@pytest.mark.parametrize(
+    ("assignment", "make", "title", "numbers"),
+    [
+        ("assignment1", strategies, "Speedup of DDP", ["1.68", "-21%", "−21"]),
+        ("assignment4", changes, "The change that helps most", ["times as fast"]),
+    ],
+    ids=["strategies", "changes"],
+)
+def test_its_first_page_says_none_of_its_numbers(
+    assignment: str,
+    make: Callable[[Path], None],
+    title: str,
+    numbers: list[str],
+    is_busy: bool,
+    verdict: str,
+    tmp_path: Path,
+) -> None:
+    make(tmp_path / "stage")
+    if is_busy:
+        busy(tmp_path / "stage")
+    answer = answer_of(assignment, title, tmp_path)
+    assert answer.text.startswith(f"{verdict}: ")
+    assert not any(number in answer.text for number in numbers)
+    assert "-21%" not in answer.spread
+    assert answer.to_settle
+    state = "disturbed" if is_busy else "not witnessed"
+    [(stage, (its_state, _))] = machine_states(tmp_path).items()
+    assert (stage, its_state) == ("stage", state)
+    line = machine_line(machine_states(tmp_path))
+    assert ("40 % of the cores" in line) == is_busy
+    assert ("judged by rounds alone" in line) == (not is_busy)
