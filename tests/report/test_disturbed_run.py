@@ -101,3 +101,14 @@ def test_its_first_page_says_none_of_its_numbers(
     line = machine_line(machine_states(tmp_path))
     assert ("40 % of the cores" in line) == is_busy
     assert ("judged by rounds alone" in line) == (not is_busy)
+
+
+def test_the_main_limit_of_a_disturbed_sweep_is_said_with_that_doubt(tmp_path: Path) -> None:
+    stage = tmp_path / "sweep_text"
+    shutil.copytree(DATA / "xeon-2-cores/assignment4/emulated-2x1gbit/sweep_text", stage)
+    before = answer_of("assignment4", "What limits scaling", tmp_path)
+    busy(stage)
+    after = answer_of("assignment4", "What limits scaling", tmp_path)
+    assert before.value == after.value
+    assert "disturbed" not in before.doubt
+    assert after.doubt.endswith("the machine was disturbed")

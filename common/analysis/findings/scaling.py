@@ -25,6 +25,7 @@ from common.diagnose.changes import (
 )
 from common.diagnose.diagnosis import diagnose_folder
 from common.errors import UserError
+from common.judged import DISTURBED
 from common.runtime.wording import counted
 
 
@@ -38,6 +39,8 @@ def main_cause(folder: Path) -> Answer:
         return Answer("no limiting cause found", diagnosis.summary, MEASURED, where)
     verdict = diagnosis.verdicts[0]
     takes = f"; it takes {verdict.lost_share:.0%} of the step" if verdict.lost_share else ""
+    doubts = ["low confidence"] if verdict.confidence == "low" else []
+    doubts += ["the machine was disturbed"] if run.machine_state == DISTURBED else []
     further = len(diagnosis.verdicts) - 1
     more = f"{counted(further, 'further cause')}; " if further else ""
     return Answer(
@@ -45,7 +48,7 @@ def main_cause(folder: Path) -> Answer:
         spread=f"confidence {verdict.confidence}; {more}{run.environment['network']}",
         kind=MEASURED,
         runs=where,
-        doubt="low confidence" if verdict.confidence == "low" else "",
+        doubt=", ".join(doubts),
     )
 
 
