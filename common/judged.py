@@ -115,7 +115,7 @@ class Judged:
         # Intervals of ratios are those of logarithms, about the same where they are narrow.
         difference = abs(self.estimate - self.null)
         deviation = half_width * math.sqrt(self.rounds) / student_quantile(self.rounds - 1)
-        for rounds in range(max(self.rounds, self.least_rounds), MOST_ROUNDS + 1):
+        for rounds in range(max(self.rounds + 1, self.least_rounds), MOST_ROUNDS + 1):
             if student_quantile(rounds - 1) * deviation / math.sqrt(rounds) < difference:
                 return rounds
         return None

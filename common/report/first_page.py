@@ -201,10 +201,11 @@ def _typst_row(finding: Finding) -> str:
     """Returns a finding as two cells of a table: its title, and what was found."""
     question, answer = finding.question, finding.answer
     marks = "".join(f" _({_typst(mark)})_" for mark in finding.marks)
-    spread = ". ".join(filter(None, (answer.spread, answer.to_settle)))
+    settle = f"#text(size: 7.2pt)[{_typst(answer.to_settle)}] \\ " if answer.to_settle else ""
     return (
         f"[{_typst_link(question.anchor, question.title)}], [#strong[{_typst(answer.text)}]{marks} "
-        f"\\ #text(size: 7.2pt)[{_typst(spread + '.')} #emph[{_typst(question.meaning)}]]],"
+        f"\\ {settle}#text(size: 7.2pt)[{_typst(answer.spread + '.')} "
+        f"#emph[{_typst(question.meaning)}]]],"
     )
 
 

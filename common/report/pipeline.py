@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.cluster.emulated import why_not
 from common.cluster.kept_ranks import KeptRanks, Place
-from common.errors import UserError, unknown_name, unwritten_task
+from common.errors import RunFailed, UserError, unknown_name, unwritten_task
 from common.report.document import Document
 from common.report.first_page import print_page
 from common.report.notebooks import execute_notebooks
@@ -185,9 +185,12 @@ def _summarise(
 ) -> None:
     """Executes the notebook of a whole run, whose pages come first in its report."""
     runs = {name: str(folder) for name, folder in folders.items()}
-    executed, errors = execute_notebooks(
-        [SUMMARY], output / "notebooks", {"run_dirs": runs}, update
-    )
+    try:
+        executed, errors = execute_notebooks(
+            [SUMMARY], output / "notebooks", {"run_dirs": runs}, update
+        )
+    except RunFailed as error:  # the reports of the assignments are there
+        executed, errors = [], [error]
     for error in errors:  # of a task that is not written yet, or of a stage that was left out
         watch.progress.say(f"- left out: {error}")
     if executed:

@@ -17,16 +17,17 @@ from pathlib import Path
 from common.analysis.runs import Run
 from common.cluster.kept_ranks import KeptRanks, Place
 from common.cluster.launch import launch
-from common.errors import UserError, unwritten_task
+from common.errors import RunFailed, UserError, unwritten_task
 from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
 from common.machine_state import MachineState
 from common.report.presets import Preset, Stage
 from common.report.run_page import RunWatch
+from common.report.timetable import AGAIN
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import read_environment, write_atomically
 
-AGAIN = "-again"
-"""What is added to the name of a stage that is measured again."""
+DEPENDENT = {"simulate_modes.py", "verify_changes.py"}
+"""Programs that start from what an earlier stage of their assignment has measured."""
 STATES = (QUIET, NOT_WITNESSED, DRIFTING, DISTURBED)
 """States of the machine, the best first."""
 
@@ -79,9 +80,9 @@ class Measuring:
         for _, group in itertools.groupby(stages, self._place):
             self._measure_what_is_written(list(group))
 
-    def is_complete(self, stage: Stage) -> bool:
-        """Returns True if the stage has been measured."""
-        folder = self._folder(stage)
+    def is_complete(self, stage: Stage, suffix: str = "") -> bool:
+        """Returns True if the stage has been measured; ``suffix`` as in its folder's name."""
+        folder = self._folder(stage, suffix)
         is_there = (folder / "environment.json").is_file()
         return is_there and read_environment(folder)["status"] == "complete"
 
@@ -115,12 +116,18 @@ class Measuring:
             if entry.assignment == self.preset.assignment
         }
         budget_s -= sum(seconds for key, seconds in took_s.items() if key.endswith(AGAIN))
-        for stage in stages:
+        starts = [number for number, stage in enumerate(stages) if stage.script.name in DEPENDENT]
+        for number, stage in enumerate(stages):
+            if any(start >= number for start in starts):
+                continue  # what started from it would no longer fit it
             if self._machine(stage).state == DISTURBED and took_s[stage.key] <= budget_s:
                 again.append(stage)
                 budget_s -= took_s[stage.key]
         if again:
-            self._run(again, AGAIN)
+            try:
+                self._run(again, AGAIN)
+            except (RunFailed, UserError) as error:  # the first measurements are there
+                self.watch.progress.say(f"  not measured again: {error}")
         for stage in again:
             self._keep_better(stage)
 
@@ -151,6 +158,9 @@ class Measuring:
     def _keep_better(self, stage: Stage) -> None:
         """Keeps of two measurements of a stage the one with the quieter machine."""
         first, second = self._folder(stage), self._folder(stage, AGAIN)
+        if not self.is_complete(stage, AGAIN):
+            shutil.rmtree(second, ignore_errors=True)
+            return
         states = [self._machine(stage, suffix).state for suffix in ("", AGAIN)]
         is_better = STATES.index(states[1]) < STATES.index(states[0])
         shutil.rmtree(first if is_better else second)

@@ -21,6 +21,8 @@ from common.report.presets import Preset, stages_that_run
 from common.runtime.paths import project_root
 from common.runtime.records.run_directory import read_environment, write_atomically
 
+AGAIN = "-again"
+"""Ends the key of a stage that is measured once more."""
 STAGES, RECORDED = "stages.csv", "stage-times.csv"
 COLUMNS = ("stage", "title", "state", "seconds")
 NOTEBOOKS, REPORT = "notebooks", "report"
@@ -66,13 +68,16 @@ class Timetable:
         self._ended = time.monotonic()
 
     def entry(self, assignment: str, key: str) -> Entry:
-        """Returns a stage; one that was not planned is added at the end of its assignment."""
+        """Returns a stage; one that was not planned is added behind the one that it repeats."""
         for entry in self.entries:
             if (entry.assignment, entry.key) == (assignment, key):
                 return entry
         added = Entry(assignment, key, key)
-        beside = [i for i, entry in enumerate(self.entries) if entry.assignment == assignment]
-        self.entries.insert(beside[-1] + 1 if beside else len(self.entries), added)
+        keys = [(entry.assignment, entry.key) for entry in self.entries]
+        repeated = (assignment, key.removesuffix(AGAIN))
+        beside = [place for place, (name, _) in enumerate(keys) if name == assignment]
+        last = keys.index(repeated) if repeated in keys else beside[-1] if beside else len(keys) - 1
+        self.entries.insert(last + 1, added)
         return added
 
     def begin(self, assignment: str, key: str) -> Entry:

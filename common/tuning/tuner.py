@@ -201,6 +201,7 @@ def _tune(
         run_dir=folder,
         on_gpu=worker.device.type == "cuda",
         expected_error=on_main(worker, lambda: _expected_error(measured, best, recorder)),
+        machine=on_main(worker, lambda: recorder.machine().state),
     )
 
 

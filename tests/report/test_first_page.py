@@ -264,6 +264,14 @@ def test_a_run_counts_its_seconds_from_the_end_of_the_stage_before() -> None:
     assert 0.7 <= sum(map(float, said)) <= progress.elapsed_s
 
 
+def test_a_stage_that_is_repeated_stands_behind_itself_and_closes_nothing() -> None:
+    entries = [Entry("assignment0", key, key) for key in ("sweep", "report", "first page")]
+    timetable = Timetable(entries)
+    timetable.end(timetable.begin("assignment0", "sweep-again"), DONE)
+    keys = [entry.key for entry in timetable.entries]
+    assert keys == ["sweep", "sweep-again", "report", "first page"]
+
+
 def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

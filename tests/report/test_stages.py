@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from common.errors import RunFailed
 from common.report import stages
 from common.report.presets import Preset, Stage
 from common.report.stages import Measuring
@@ -53,7 +54,10 @@ def measure(
         ran.append(name)
         with RunDirectory.create(folder, name, {}, {"status": "running"}, name) as run:
             row = dict.fromkeys(WITNESS_COLUMNS, 0) | {"stage": "run", "witness_ms": 1.0}
-            end = row | {"round": 1, "others_share": next(left), "steal_share": 0.0}
+            share = next(left, None)
+            if share is None:
+                raise RunFailed("rank 1 was killed")
+            end = row | {"round": 1, "others_share": share, "steal_share": 0.0}
             run.write_table("witness.csv", pd.DataFrame([row, end]))
 
     monkeypatch.setattr(stages, "launch", launch)
@@ -84,6 +88,24 @@ def test_one_that_is_no_better_is_dropped(tmp_path: Path, monkeypatch: pytest.Mo
     shares, watch, _ = measure(tmp_path, monkeypatch, [BUSY, CALM, 0.6], 100)
     assert shares == {"first": BUSY, "second": CALM}
     assert "first: measured twice, and the first measurement kept" in watch.text.getvalue()
+
+
+def test_a_repetition_that_fails_leaves_the_first_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares, watch, ran = measure(tmp_path, monkeypatch, [BUSY, CALM], 100)  # the third fails
+    assert ran == ["first", "second", "first-again"]
+    assert shares == {"first": BUSY, "second": CALM}
+    assert "not measured again: rank 1 was killed" in watch.text.getvalue()
+    assert not (tmp_path / "first-again").exists()
+
+
+def test_what_another_stage_started_from_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "DEPENDENT", {"second.py"})
+    _, _, ran = measure(tmp_path, monkeypatch, [BUSY, BUSY, CALM, CALM], 100)
+    assert ran == ["first", "second"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pandas as pd
 
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import DEFAULT_NAME, Accuracy, BucketSweep
-from common.judged import Fastest, Judged, Verdict
+from common.judged import DISTURBED, Fastest, Judged, Verdict
 from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.model import DdpModel
 from common.runtime.wording import counted
@@ -60,7 +60,8 @@ def _interval(low: float, high: float, best: BestCap) -> str:
 
 
 def _joined(parts: Sequence[str], last: str = "or") -> str:
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f", {last} {parts[-1]}"
+    comma = "," if len(parts) > 2 or last == "or" else ""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}{comma} {last} {parts[-1]}"
 
 
 def cap_or_ties(which: Fastest | None) -> str:
@@ -69,6 +70,8 @@ def cap_or_ties(which: Fastest | None) -> str:
         return "only one was measured"
     if which.lead.is_settled:
         return f"{which.arm:g} MiB"
+    if which.lead.machine == DISTURBED or which.lead.rounds < which.lead.least_rounds:
+        return f"{which.lead.verdict}, {which.lead.reason}"
     tied = _joined([f"{cap:g}" for cap in which.tied], "and")
     return f"{counted(len(which.tied), 'cap')} are tied: {tied} MiB"
 

@@ -273,7 +273,7 @@ class Accuracy:
             nothing = Interval(0.0, np.nan, np.nan, rounds=len(self.rounds))
             return Judged(nothing, null=0.0, **self._judged_with)
         rival = min(ratios.values(), key=lambda ratio: _first_end(ratio.interval))
-        lost = rival.interval.map(lambda ratio: max(0.0, 1 / ratio - 1))
+        lost = rival.interval.map(lambda ratio: float(np.maximum(0.0, 1 / ratio - 1)))
         return replace(rival, interval=lost, null=0.0)
 
     @cached_property

@@ -12,7 +12,7 @@ from common.analysis.accuracy.study import recorded_study
 from common.analysis.buckets import ablation, choice, networks
 from common.analysis.buckets.measurements import WRITTEN_BY, open_run
 from common.analysis.buckets.networks import NetworkRun
-from common.analysis.buckets.sweep import Accuracy, BucketSweep
+from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.clusters import nccl_accuracy, tables
 from common.analysis.conclusions.conclusion import (
     Look,
@@ -179,23 +179,8 @@ def _published_default(_: str) -> Seen:
 # Part 3: prediction against measurement.
 
 
-def _told_from_perfect(sweep: BucketSweep, accuracy: Accuracy) -> Seen:
-    """Says whether the prediction of a bucketing lies outside of its measurement's interval."""
-    rounds = _rounds(sweep)
-    predicted = accuracy.table.set_index("bucket_cap_mib")["predicted_ms"]
-    errors = [
-        Judged(
-            paired_ratio(rounds[cap] / predicted[cap], rounds[cap] * 0 + 1, claims=len(predicted))
-        )
-        for cap in predicted.index
-    ]
-    off = sum(judged.is_settled for judged in errors)
-    number = f"{off} of {len(errors)} bucketings; {accuracy.median_error:.1%} in the median"
-    return counted(True, number) if off else unsettled(f"{number}, {errors[0].reason}")
-
-
 def _imperfect(run_dir: str) -> Seen:
-    return _told_from_perfect(_run(run_dir).sweep, _models(run_dir)[FULL])
+    return above(_models(run_dir)[FULL].error, "{:.1%}")
 
 
 def _small_errors(run_dir: str) -> Seen:
@@ -337,7 +322,7 @@ def _single_slower(run: NetworkRun) -> Seen:
 
 
 def _off(run: NetworkRun) -> Seen:
-    return _told_from_perfect(run.sweep, run.accuracy())
+    return above(run.accuracy().error, "{:.1%}")
 
 
 def _over_default(run: NetworkRun) -> Seen:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pandas as pd
 
 from common.analysis.findings.collect import machine_states
 from common.analysis.findings.finding import UNREADABLE
-from common.analysis.runs import is_recorded, recorded_assignment
+from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
 from common.analysis.show import Table
 from common.errors import UserError
 from common.judged import DISTURBED, Judged, Verdict
@@ -47,12 +47,10 @@ class Seen:
 
     Attributes:
         number: what it rests on, with its interval or noise; or why there is no such number.
-        is_timed: whether it rests on repeated measurements, which a busy machine spoils.
     """
 
     status: Status
     number: str
-    is_timed: bool = False
 
     def __str__(self) -> str:
         return f"**{self.status}**: {self.number}"
@@ -110,18 +108,20 @@ def _judged(judged: Judged, form: str, holds: bool) -> Seen:
         number += f" ({form.format(ends[0])} to {form.format(ends[1])})"
     if not judged.is_settled:
         return unsettled(f"{number}, {judged.reason}")
-    return replace(counted(holds, number), is_timed=True)
+    return counted(holds, number)
 
 
 def seen(conclusion: Conclusion, run_dir: str | Path) -> Seen:
     """Asks a run. What it has not measured, or has in tables that cannot be read, is not there.
 
-    Nothing that was timed is settled in a run with a stage in which the machine was disturbed.
+    Nothing is settled by a run with a stage in which the machine was disturbed: what is predicted
+    rests on times as well.
     """
     try:
         outcome = conclusion.look(str(run_dir))
-        states = machine_states(Path(run_dir)) if run_dir and outcome.is_timed else {}
-        if any(state == DISTURBED for state, _ in states.values()):
+        states = machine_states(Path(run_dir)) if run_dir and conclusion.of_run else {}
+        is_settled = outcome.status in (Status.HOLDS, Status.FAILS)
+        if is_settled and any(state == DISTURBED for state, _ in states.values()):
             return unsettled(f"{outcome.number}, the machine was disturbed")
         return outcome
     except UserError as missing:
@@ -144,9 +144,11 @@ def conclusions(notebook: str, run_dir: str = "") -> Table:
         run_dir: run directory; empty takes what the notebook takes. Of a recorded one there is no
             second column.
     """
-    recorded = recorded_assignment(notebook.partition("_")[0])
+    assignment = notebook.partition("_")[0]
+    recorded = recorded_assignment(assignment)
     listed = conclusions_of(notebook)
-    is_recorded_run = bool(run_dir) and is_recorded(Path(run_dir))
+    run_dir = str(choose_folder(run_dir, assignment, (), must_exist=False))
+    is_recorded_run = is_recorded(Path(run_dir))
     has_second = not is_recorded_run and any(conclusion.of_run for conclusion in listed)
     rows = []
     for conclusion in listed:

@@ -44,10 +44,10 @@ def _comparison(run_dir: str, like: str = "") -> ModeComparison:
 
 
 def _step(comparison: ModeComparison, mode: str) -> Judged:
-    """Judges steps over static's on the same global batches, each of which is a round."""
+    """Returns steps over static's on the same global batches, as their section judges them."""
     if mode not in comparison.modes:
         raise UserError(f"mode {mode} was not measured")
-    return compared(comparison.slowest(), STATIC)[mode]
+    return comparison.judged[mode]
 
 
 def _shorter(mode: str, like: str = "") -> Look:

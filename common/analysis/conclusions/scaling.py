@@ -87,7 +87,8 @@ def _share_of_communication(run_dir: str) -> Seen:
 
 
 def _speedup(series: Series) -> Judged:
-    return Judged(student(np.log(series.rounds[:, -1])).map(np.exp))
+    """Returns the speedup of the most ranks, as its section judges it."""
+    return series.table["judged"].iloc[-1]
 
 
 def _largest_weak(run_dir: str) -> Seen:

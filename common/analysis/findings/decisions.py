@@ -24,7 +24,11 @@ SAME, ROUNDED = "the same", "the same but for rounding"
 CONSEQUENCES = {
     "sdpa": ("nothing", ROUNDED),
     "bfloat16": ("nothing", "8 bits of mantissa in products"),
+    "float16": ("nothing", "10 bits of mantissa in products, scaled losses"),
     "tf32": ("nothing", "10 bits of mantissa in products"),
+    "vocab_multiple": ("a little memory", ROUNDED),
+    "async_batches": ("nothing", SAME),
+    "foreach": ("memory", ROUNDED),
     "compile": ("a longer first step", ROUNDED),
     "fused": ("nothing", ROUNDED),
     "loss_chunks": ("nothing; it frees memory", ROUNDED),
@@ -58,7 +62,7 @@ class Decision:
     Attributes:
         change: name of the change, and what it replaces.
         where: model and network.
-        judged: how many times as fast it is, as its own section judges it.
+        judged: how many times as fast it is; intervals of one kind of change hold at once.
         costs: what it costs beside time.
         training: what becomes of training.
     """
@@ -109,11 +113,9 @@ def decisions(run_dir: Path) -> tuple[Decision, ...]:
 def options(run_dir: Path) -> Iterator[Decision]:
     """Yields the options of one device, each against the baseline."""
     run = open_options(run_dir)
+    where = f"one device, {run.settings['model']}"
     for name in run.alone.index:
-        costs, training = CONSEQUENCES.get(name, ())
-        yield Decision(
-            name, f"one device, {run.settings['model']}", run.ratios[name], costs, training
-        )
+        yield Decision(name, where, run.ratios[name], *CONSEQUENCES.get(name, ()))
 
 
 def strategies(run_dir: Path) -> Iterator[Decision]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,15 +144,18 @@ class Finding:
 def repeated(run: Run, option: str = "--rounds") -> str:
     """Returns the command that makes a run again, on as many ranks and hosts, without its rounds.
 
-    Empty where its record does not say. ``option`` is the command's for the number of rounds.
+    Empty where its record does not say, or names several real hosts. ``option`` is the command's
+    for the number of rounds.
     """
     environment = run.environment
     words = str(environment.get("command", "")).removeprefix("python ")
     if not words.startswith(SCRIPTS):
         return ""
-    words = re.sub(rf" ({option}|--run_id)[ =]\S+", "", words)
+    words = re.sub(rf" (?:{re.escape(option)}|--run[_-]id)[ =]\S+", "", words)
+    if environment.get("hosts", 1) > 1 and not _emulated(environment):
+        return ""  # how a job starts ranks on several hosts, its own file says
     ranks = int(environment.get("world_size") or 1)
-    if emulated := (environment.get("interconnect") or {}).get("emulated"):
+    if emulated := _emulated(environment):
         rates = [f"{rate / 1e6:g}mbit" for rate in emulated["rates_bit_per_s"]]
         listed = " ".join(rates if len(set(rates)) > 1 else rates[:1])
         per_host = ranks // len(rates)
@@ -160,6 +163,11 @@ def repeated(run: Run, option: str = "--rounds") -> str:
         return f"uv run ddplab emulate --hosts {len(rates)} --rate {listed}{some} -- {words}"
     launcher = "python" if ranks == 1 else f"torchrun --nproc_per_node={ranks}"
     return f"uv run {launcher} {words}"
+
+
+def _emulated(environment: Mapping) -> Mapping | None:
+    """Returns the record of the emulated network between the hosts; None where there is none."""
+    return (environment.get("interconnect") or {}).get("emulated")
 
 
 def span(low: float, high: float, form: str = "{:.2f}") -> str:

@@ -48,6 +48,7 @@ def main_cause(folder: Path) -> Answer:
         spread=f"confidence {verdict.confidence}; {more}{run.environment['network']}",
         kind=MEASURED,
         runs=where,
+        hidden="what limits scaling" if run.machine_state == DISTURBED else "",
         doubt=", ".join(doubts),
     )
 

@@ -19,7 +19,8 @@ from common.analysis.buckets.cap_gains import (
     on_networks,
 )
 from common.analysis.buckets.figures import bucket_times_by_network
-from common.analysis.buckets.networks import GAIN, Networks, open_networks
+from common.analysis.buckets.measurements import open_run
+from common.analysis.buckets.networks import GAIN, Networks, measured_networks
 from common.analysis.clusters.figures import efficiency
 from common.analysis.findings.decisions import DECISIONS, decisions
 from common.analysis.findings.your_step import step_bars, step_bars_figure
@@ -56,7 +57,7 @@ PREDICTION = {
     GAIN: GAIN,
 }
 """Titles of ``Summary.errors_of_prediction``."""
-LEFT_OUT = {"model", "gradient_bytes", "ranks", "regime", "rounds", "computation_ms"}
+LEFT_OUT = {"model", "gradient_bytes", "regime", "rounds", "computation_ms"}
 """Columns of the table of speedups that have no room on a page."""
 ASSIGNMENTS = tuple(f"assignment{number}" for number in range(5))
 
@@ -94,9 +95,11 @@ class Summary:
         """Draws ``bars``."""
         return step_bars_figure(self.bars, self.caption) if len(self.bars) else None
 
-    def speedups(self) -> Table:
-        """Returns every speedup of two ranks over one that the run measured."""
-        table = tabulate_speedups(find_speedups(self.folders.values(), ranks=2))
+    def speedups(self) -> Table | str:
+        """Returns every speedup of several ranks over one that the run measured."""
+        table = tabulate_speedups(find_speedups(self.folders.values()))
+        if table.empty:
+            return _not_run("assignment1")
         network = table["network"].replace(OVER_LOOPBACK, "loopback").str.rpartition(" at ")[2]
         what = table["what"] + ", " + table["model"].str.split(r",| of | \d", regex=True).str[0]
         short = table.assign(what=what, network=network)
@@ -113,7 +116,10 @@ class Summary:
     def networks(self) -> Networks | None:
         """Returns the bucket sweeps of the run's networks; None where assignment 2 was not run."""
         folder = self.folders.get("assignment2")
-        return open_networks(folder) if folder else None
+        if folder is None:
+            return None
+        run = open_run(folder)
+        return Networks(measured_networks(run), run.recorded, left_out=None)
 
     def errors_of_prediction(self) -> Table | str:
         """Returns, by network, the error of the predicted backward pass and the noise beside it."""

@@ -14,7 +14,7 @@ import pandas as pd
 
 from common.errors import UserError
 from common.judged import QUIET
-from common.machine_state import RUN, WITNESS, judge_machine
+from common.machine_state import RUN, WITNESS, MachineState, judge_machine
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.environment import RankGroup, describe_environment
 from common.runtime.machine.placement import own_placement
@@ -111,11 +111,15 @@ class Recorder:
         if not self._readings or rows[0]["span_s"] >= LEAST_SPAN_S:
             self._readings = readings
 
+    def machine(self) -> MachineState:
+        """Judges the machine as it was up to now; on rank 0, which has the rows of all."""
+        return judge_machine(pd.DataFrame(self._witnessed))
+
     def end(self) -> None:
         """Witnesses the run's end, notes the machine's state and says it if it is not quiet."""
         self.witness()
         if self.run:
-            judged = judge_machine(pd.DataFrame(self._witnessed))
+            judged = self.machine()
             self.run.environment |= {
                 "machine_state": judged.state,
                 "machine_reason": judged.reason,

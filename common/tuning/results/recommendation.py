@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.judged import NOT_WITNESSED, Judged
-from common.runtime.records.run_directory import read_environment, write_atomically
+from common.runtime.records.run_directory import write_atomically
 from common.samples import Interval
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 
@@ -63,6 +63,7 @@ class Recommendation:
         on_gpu: True if the model was on a GPU.
         expected_error: the error to expect of predictions, and by how much chance moves them; two
             lines. Recommendations from before 2026-11-23 have none.
+        machine: state of the machine while the settings took turns (``Judged``).
     """
 
     model: str
@@ -83,6 +84,7 @@ class Recommendation:
     run_dir: str
     on_gpu: bool = False
     expected_error: str = ""
+    machine: str = NOT_WITNESSED
 
     @property
     def worth_it(self) -> bool:
@@ -93,8 +95,8 @@ class Recommendation:
     def judged(self) -> Judged:
         """Returns the best setting's gain over DDP's default as it may be said."""
         gain = self.best.gain or Interval(math.nan, math.nan, math.nan)
-        state = read_environment(Path(self.run_dir)).get("machine_state", NOT_WITNESSED)
-        return Judged(gain, null=0.0, scope=f"{self.model}, {self.hardware}", machine=str(state))
+        scope = f"{self.model}, {self.hardware}"
+        return Judged(gain, null=0.0, scope=scope, machine=self.machine)
 
     @property
     def setting(self) -> DdpSetting:
