@@ -15,6 +15,12 @@ from common.perfmodel.one_device.roofline import COMPUTE, MEMORY
 from common.samples import Interval, paired_ratio, student
 from common.traces.operator_categories import IDLE, MATRIX
 
+FAST = (
+    *("sdpa", "bfloat16", "float16", "tf32", "compile", "fused"),
+    *("vocab_multiple", "async_batches"),
+)
+"""Options that the arm ``all`` turns on, of which a device has some."""
+
 MIB = 2**20
 STEPS = "steps of one process"
 
@@ -106,11 +112,12 @@ def _slower(arm: str) -> Look:
 
 def _below_product(run_dir: str) -> Seen:
     rates = options.rates(_options_of(run_dir).opened.table(options.TIMES))
-    single = [name for name in ("bfloat16", "compile", "sdpa", "fused") if name in rates]
+    single = [name for name in FAST if name in rates]
     if options.ALL not in rates:
         raise UserError("all together were not measured")
     gains = rates.div(rates[options.BASELINE], axis=0)
-    return below(Judged(paired_ratio(gains[options.ALL], gains[single].prod(axis=1))))
+    product = gains[single].prod(axis=1, skipna=False)
+    return below(Judged(paired_ratio(gains[options.ALL], product)))
 
 
 def _within_fusion_bound(run_dir: str) -> Seen:

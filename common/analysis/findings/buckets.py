@@ -99,7 +99,10 @@ def error_of_prediction(folder: Path) -> Answer:
     is_known = not np.isnan(accuracy.noise_floor)
     noise = f"noise {accuracy.noise_floor:.1%}" if is_known else "noise not known: a single round"
     others = {other.name: other.accuracy() for other in measured_networks(open_run(folder))[1:]}
-    elsewhere = "".join(f"; {at.median_error:.1%} on {name}" for name, at in others.items())
+    elsewhere = "".join(
+        f"; {at.median_error:.1%} on {name}{'' if at.error.is_settled else ' (not settled)'}"
+        for name, at in others.items()
+    )
     beaten = [
         f"on {name} the cap that it chooses takes {at.regret.estimate:.0%} longer than another"
         for name, at in {network.name: accuracy, **others}.items()

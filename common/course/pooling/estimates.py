@@ -38,7 +38,7 @@ from common.course.pooling.hand_ins import in_a_line
 from common.errors import UserError
 from common.judged import Judged
 from common.runtime.wording import counted
-from common.samples import Interval, Item, middle, paired_ratio, per_round, resampled, student
+from common.samples import Interval, Item, mean_ratio, paired_ratio, per_round, student
 
 SWEEP, EPOCHS, DYNAMIC = "ddp-times.csv", "epochs.csv", "dynamic"
 RATIO, ADDED, SAVED = "ratio", "added", "saved"
@@ -215,10 +215,7 @@ def _of_modes(stage: Run) -> Iterator[Estimate]:
     if DYNAMIC not in comparison.modes:
         return
     steps = comparison.slowest()[[DYNAMIC, STATIC]]
-    means = resampled(steps).mean(axis=1)
-    low, high = middle(means[:, 0] / means[:, 1])
-    totals = steps.sum()
-    interval = Interval(totals[DYNAMIC] / totals[STATIC], low, high, rounds=len(steps))
+    interval = mean_ratio(steps[DYNAMIC], steps[STATIC])
     names = ("model_name", "vocab_size", "global_batch", "max_length", "precision", "backend")
     settings = {name: comparison.settings.get(name) for name in names}
     quantity = f"step of dynamic over static, {comparison.like}{_where(stage, comparison.ranks)}"
