@@ -29,6 +29,8 @@ RECORDING_MACHINE = "epyc-2-cores"
 """Machine whose recorded runs are looked for first."""
 GPU_RUNS = "h100-1/one-gpu"
 """Recorded runs on one GPU, whose figures notebooks show beside those of the run."""
+DEPTHS = ("", "*/", "*/*/")
+"""Where stages lie below a run directory; those on emulated hosts are one folder deeper."""
 DOCTOR = "`uv run ddplab doctor` says whether this machine can emulate hosts"
 
 

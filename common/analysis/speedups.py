@@ -19,7 +19,7 @@ import pandas as pd
 from common.analysis.comparable import network_of
 from common.analysis.data_parallel.strategy_times import StrategyTimes, read_strategies
 from common.analysis.data_parallel.training_runs import NAMES, TIMES
-from common.analysis.runs import Run, complete_runs
+from common.analysis.runs import DEPTHS, Run, complete_runs
 from common.analysis.scaling.speedups import OVER_RUNS, regime_of
 from common.analysis.scaling.study import Compared
 from common.analysis.scaling.study_files import read_runs
@@ -35,8 +35,6 @@ from common.samples import LEAST_ROUNDS, Interval, paired_ratio, per_round
 from common.tables import ARM_COLUMNS, FACT_COLUMNS, STEP_COLUMNS
 
 SAME_GLOBAL_BATCH, SAME_BATCH_PER_RANK = "same global batch", "same batch per rank"
-PLACES = ("", "*/", "*/*/")
-"""Where the stages of a run lie: in its folder, below it, and below those of emulated hosts."""
 ARMS, STEPS, FACTS, PROPOSALS = "arms.csv", "steps.csv", "facts.csv", "proposals.csv"
 SINGLE, LOCAL = "single", "local"
 WORKLOADS = {"mlp": "MLP", "text": "text", "replay": "replay"}
@@ -165,9 +163,9 @@ def tabulate_speedups(speedups: Sequence[RankSpeedup]) -> pd.DataFrame:
 
 
 def _of_run(folder: Path) -> Iterator[RankSpeedup]:
-    for opened in complete_runs(folder, TIMES, PLACES):
+    for opened in complete_runs(folder, TIMES, DEPTHS):
         yield from _strategy_speedups(read_strategies(opened), opened)
-    for opened in complete_runs(folder, ARMS, PLACES):
+    for opened in complete_runs(folder, ARMS, DEPTHS):
         yield from arm_speedups(opened)
     yield from text_speedups(folder)
 

@@ -11,10 +11,10 @@ from common.analysis.buckets.networks import measured_networks
 from common.analysis.data_parallel.strategy_times import EXCHANGING, read_strategies
 from common.analysis.findings.finding import UNREADABLE
 from common.analysis.findings.training import DYNAMIC
-from common.analysis.findings.your_step import DEPTHS, network_name
+from common.analysis.findings.your_step import network_name
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.one_device.options import open_options
-from common.analysis.runs import complete_runs
+from common.analysis.runs import DEPTHS, complete_runs
 from common.diagnose.changes import find_changes, open_changes
 from common.errors import UserError
 from common.judged import Judged, compared

@@ -10,8 +10,7 @@ from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
 from common.analysis.data_parallel.strategy_times import read_strategies
 from common.analysis.findings.finding import UNREADABLE, span
-from common.analysis.findings.your_step import DEPTHS
-from common.analysis.runs import complete_runs
+from common.analysis.runs import DEPTHS, complete_runs
 from common.analysis.step_parts import TIMED, decompose_all
 from common.analysis.sweep_speedups import sweep_speedups
 from common.errors import UserError

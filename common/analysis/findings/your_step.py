@@ -10,15 +10,13 @@ from matplotlib.figure import Figure
 
 from common.analysis.comparable import network_of
 from common.analysis.data_parallel.strategy_times import read_strategies
-from common.analysis.runs import Run, complete_runs
+from common.analysis.runs import DEPTHS, Run, complete_runs
 from common.analysis.step_parts import TIMED, decompose_all
 from common.analysis.style import BLUE, GREY, ORANGE, SKY, figure
 from common.judged import Verdict, compared
 from common.runtime.group.network import OVER_LOOPBACK
 from common.runtime.wording import counted
 
-DEPTHS = ("", "*/", "*/*/")
-"""Where stages lie below a run directory; those on emulated hosts are one folder deeper."""
 PARTS = {
     "computation_ms": ("computation", BLUE),
     "exchange_ms": ("exposed exchange", ORANGE),

@@ -25,10 +25,9 @@ from common.analysis.micro_batches.mode_comparison import (
     ModeComparison,
     read_comparison,
 )
-from common.analysis.runs import Run, complete_runs
+from common.analysis.runs import DEPTHS, Run, complete_runs
 from common.analysis.speedups import (
     ARMS,
-    PLACES,
     STEPS,
     arm_speedups,
     strategy_settings,
@@ -125,8 +124,8 @@ def estimates_of(folder: Path, problems: list[str]) -> list[Estimate]:
 
 def _stages(folder: Path, table: str, problems: list[str]) -> list[Run]:
     """Returns the complete runs with a table; one that is not complete is a problem."""
-    stages = _tried(partial(complete_runs, folder, table, PLACES), table, problems)
-    if not stages and any(any(folder.glob(below + table)) for below in PLACES):
+    stages = _tried(partial(complete_runs, folder, table, DEPTHS), table, problems)
+    if not stages and any(any(folder.glob(below + table)) for below in DEPTHS):
         problems.append(f"{table} is of a run that is not complete")
     return stages
 
