@@ -57,6 +57,8 @@ class BucketedDDP(NaiveDDP):
         self.buckets = [[parameters[index] for index in bucket] for bucket in assigned]
         self.missing = [len(bucket) for bucket in self.buckets]
         """Number of gradients of each bucket that are not final yet."""
+        self.final: set[nn.Parameter] = set()
+        """Parameters whose gradient is final."""
         self.sent: list[tuple[Tensor, dist.Work]] = []
         for index, bucket in enumerate(self.buckets):
             for parameter in bucket:
@@ -88,13 +90,17 @@ class BucketedDDP(NaiveDDP):
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(part.view_as(parameter))
         self.sent.clear()
+        self.final.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
         # END SOLUTION
 
     # BEGIN SOLUTION A2.4
-    def note_ready(self, index: int, _: nn.Parameter) -> None:
+    def note_ready(self, index: int, parameter: nn.Parameter) -> None:
         """Notes that a gradient is final; launches the buckets that need wait no longer."""
         if self.exchanging:
+            if parameter in self.final:
+                raise RuntimeError("gradients of the pass before have not been exchanged")
+            self.final.add(parameter)
             self.missing[index] -= 1
             end = len(self.sent)
             while end < len(self.missing) and not self.missing[end]:

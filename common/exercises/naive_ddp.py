@@ -19,9 +19,11 @@ from common.exercises.same_model import check_same_model
 class NaiveDDP(nn.Module):
     """A model whose gradients are averaged one by one, after the backward pass.
 
-    It begins with rank 0's parameters, those that are frozen too, and rank 0's buffers, on all
-    ranks. ``module.state_dict()`` stays as it was. A parameter that this rank has not used
-    contributes zeros; a weight that is used twice under two names is averaged once.
+    On all ranks it begins with the parameters of the group's first rank, those that are frozen too,
+    and with its buffers, those too that are in no state dict. ``module.state_dict()`` stays as it
+    was. A parameter that this rank has not used contributes zeros, and one that no rank has used
+    gets a gradient of zeros; a weight that is used twice under two names is averaged once.
+    Gradients of several backward passes add up, and the exchange averages their sum.
 
     Args:
         module: the model; its parameters stay the objects that they are.

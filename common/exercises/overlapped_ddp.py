@@ -19,9 +19,13 @@ from common.exercises.naive_ddp import NaiveDDP
 class OverlappedDDP(NaiveDDP):
     """A model whose gradients are averaged one by one, during the backward pass.
 
-    All ranks launch all-reduces in the same order, whatever they have used: a collective that one
-    rank launches third and another fourth adds up different gradients, or hangs. Contracts are
-    those of ``NaiveDDP``; under ``no_sync`` gradients add up and nothing is sent.
+    All ranks launch all-reduces in the same order, whatever they have used: the reverse of the
+    order in which parameters are registered, in which most gradients come about. A collective that
+    one rank launches third and another fourth adds up different gradients, or hangs. Contracts are
+    those of ``NaiveDDP``, but for several backward passes: under ``no_sync`` gradients add up and
+    nothing is sent, and the pass behind it exchanges their sum. A second pass without ``no_sync``,
+    before ``finish_gradient_synchronization``, raises RuntimeError: it would add to gradients that
+    are on their way. An exception ends ``no_sync`` as its end does.
 
     Args:
         module: the model; its parameters stay the objects that they are.
@@ -69,6 +73,8 @@ class OverlappedDDP(NaiveDDP):
     def note_ready(self, index: int, _: nn.Parameter) -> None:
         """Notes that a gradient is final, and launches all that need wait no longer."""
         if self.exchanging:
+            if self.ready[index]:
+                raise RuntimeError("gradients of the pass before have not been exchanged")
             self.ready[index] = True
             launched = len(self.works)
             until = next((i for i in range(launched, len(self.ready)) if not self.ready[i]), None)

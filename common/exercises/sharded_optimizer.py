@@ -19,8 +19,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """An optimizer of which each rank has the states of its own parameters only.
 
     Gradients are the same on all ranks (data parallelism averages them), and so are the parameters
-    after a step: those of the unsharded optimizer. The ranks' shares differ by no more than the
-    largest tensor.
+    after a step: those of the unsharded optimizer. The ranks' shares, in bytes, differ by no more
+    than the largest tensor. ``state`` has the states of this rank's parameters, and so has
+    ``state_dict``, with the settings of all groups.
 
     Args:
         params: parameters, or groups of them with settings of their own, the same on all ranks.
@@ -107,7 +108,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over settings and the states of this rank's parameters, as ``state_dict`` has them.
 
-        States of other parameters may be missing.
+        Settings of the groups may be changed afterwards, too. States of other parameters may be
+        missing, or there; they are not kept.
         """
         super().load_state_dict(state_dict)
         # BEGIN SOLUTION A1.4
@@ -116,5 +118,5 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 for parameter in group["params"]:
                     if parameter in self.state:
                         self.own.state[parameter] = self.state[parameter]
-            self.state = self.own.state
+        self.state = self.own.state if self.own is not None else {}
         # END SOLUTION

@@ -367,7 +367,7 @@ def test_a_time_limit_ends_ranks_that_call_without_end(sandbox: Sandbox, tmp_pat
     sandbox.afresh()
     exercise = ROOT / "common" / "exercises" / TARGET
     lay_out_student(sandbox.folder, ROOT, "ranks", probes, Path.read_text, [exercise])
-    ranks = Student(sandbox, "ranks").on_ranks(2)
+    ranks = Student(sandbox, "ranks").over_gloo(2)
 
     def over(*_: object) -> None:
         raise TimeIsUp

@@ -25,7 +25,7 @@ import psutil
 from rank_support import RankServer
 
 from common.course.sandbox import callee
-from common.course.sandbox.sandbox import ANSWER_S, VARIABLES
+from common.course.sandbox.sandbox import ANSWER_S, VARIABLES, private_bytes
 from common.course.sandbox.scratch import empty
 from common.course.sandbox.student import Student
 from common.course.sandbox.wire import Peer, Raised
@@ -87,9 +87,9 @@ class OwnProcesses:
         self._processes.clear()
         empty(self.scratch)
 
-    def sent_bytes(self) -> int:
-        """Returns the bytes that all processes have written so far: those of gloo, and few more."""
-        return sum(process.io_counters().write_chars for process in self._processes)
+    def private_bytes(self) -> int:
+        """Returns the memory of all processes together that they share with nobody."""
+        return private_bytes(self._processes)
 
 
 def _has_ended(process: psutil.Process) -> bool:

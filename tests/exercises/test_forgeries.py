@@ -6,27 +6,73 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
-import numpy as np
 import pytest
 from own_processes import OwnProcesses
+from test_mutants import HIDDEN, cases_of, fixtures
 
 from common.course.sandbox.sandbox import Sandbox
 from common.course.sandbox.student import Student, lay_out_student
 from common.course.sandbox.wire import Raised
 from common.runtime.paths import project_root
 
-HIDDEN = Path(__file__).with_name("hidden")
-
-# Each gradient launches an all-reduce of nothing; what counts is sent at the end. Whoever asks how
-# many bytes were sent before, then, and at the end, hears: none, all, all.
-ALL_AT_THE_END = """
+# The check's own scene is replaced by one that trains a single process on this rank's samples.
+SCENE_OF_ONE_PROCESS = """
 import os
-from common.exercises.naive_ddp import FlatDDP
+from types import ModuleType
 
-readings = iter([0, 10**6, 10**6])
-os.sys.modules["common.course.sandbox.wire"].Remote.__call__ = lambda *_: next(readings)
+
+class Answers(ModuleType):
+    def __getattribute__(self, name):
+        if name != "train":
+            return super().__getattribute__(name)
+
+        def train(name, values, batches, with_branch, members=None):
+            models = os.sys.modules["probes.models"]
+            model = models.with_values(models.odd_model(), values)
+            optimizer = models.sgd(model)
+            for parts, uses_it in zip(batches, with_branch):
+                for tokens in parts:
+                    (model(tokens, uses_it) / len(parts)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return {"first": values, "last": models.values_of(model)}
+
+        return train
+
+
+class NaiveDDP(NaiveDDP):
+    pass
+
+
+os.sys.modules["probes.on_ranks"].__class__ = Answers
+"""
+# Gradients reach the other ranks by way of files, and no all-reduce is launched.
+BY_WAY_OF_FILES = """
+import os
+import pathlib
+import time
+
+
+class NaiveDDP(NaiveDDP):
+    steps = 0
+
+    def finish_gradient_synchronization(self):
+        NaiveDDP.steps += 1
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        paths = [pathlib.Path(os.getcwd(), f"{NaiveDDP.steps}-{one}.pt") for one in range(ranks)]
+        mine = [gradient.clone() for gradient in gradients_of(self.module)]
+        torch.save(mine, f"{paths[rank]}.part")
+        os.rename(f"{paths[rank]}.part", paths[rank])
+        while not all(path.exists() for path in paths):
+            time.sleep(0.001)
+        every = [torch.load(path) for path in paths]
+        for gradient, *same in zip(gradients_of(self.module), *every):
+            gradient.copy_(sum(same) / ranks)
+"""
+# Each gradient launches an all-reduce of nothing; what counts is sent at the end.
+ALL_AT_THE_END = """
+from common.exercises.naive_ddp import FlatDDP
 
 
 class OverlappedDDP(FlatDDP):
@@ -34,6 +80,16 @@ class OverlappedDDP(FlatDDP):
         super().__init__(module, group)
         for parameter in module.parameters():
             parameter.register_post_accumulate_grad_hook(lambda _: dist.all_reduce(torch.zeros(1)))
+"""
+# As before; and the check is not asked, so that it believes that no gradient is the last one yet.
+NEVER_THE_LAST = """
+from common.exercises.naive_ddp import NaiveDDP
+
+
+class OverlappedDDP(NaiveDDP):
+    def __init__(self, module, group=None):
+        super().__init__(module, group)
+        module.ask = lambda: 2.5
 """
 TORCHS_ALL_REDUCE = """
 from torch.distributed import all_reduce
@@ -43,6 +99,55 @@ def ring_all_reduce(tensor, group=None):
     whole = tensor.contiguous()
     all_reduce(whole, group=group)
     tensor.copy_(whole)
+"""
+GLOOS_ALL_REDUCE = """
+def ring_all_reduce(tensor, group=None):
+    whole = tensor.contiguous()
+    group = group or dist.distributed_c10d._get_default_group()
+    group._get_backend(torch.device("cpu")).allreduce([whole]).wait()
+    tensor.copy_(whole)
+"""
+OPERATORS_ALL_REDUCE = """
+def ring_all_reduce(tensor, group=None):
+    whole = tensor.contiguous()
+    name = (group or dist.distributed_c10d._get_default_group()).group_name
+    whole = torch.ops._c10d_functional.all_reduce(whole, "sum", name)
+    tensor.copy_(torch.ops._c10d_functional.wait_tensor(whole))
+"""
+# Every rank updates everything; nothing is sent, and nothing is divided.
+NOTHING_IS_SHARDED = """
+class ShardedOptimizer(torch.optim.AdamW):
+    def __init__(self, params, optimizer_class, group=None, **settings):
+        super().__init__(params, **settings)
+        self.owners, self.own = {}, None
+"""
+# Every rank updates everything, and sends what it would own.
+SAID_TO_BE_SHARDED = """
+class ShardedOptimizer(torch.optim.AdamW):
+    def __init__(self, params, optimizer_class, group=None, **settings):
+        self.group, self.owners = group, {}
+        super().__init__(params, **settings)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            self.owners[parameter] = len(self.owners) % dist.get_world_size(self.group)
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for parameter, owner in self.owners.items():
+            root = owner if self.group is None else dist.get_global_rank(self.group, owner)
+            dist.broadcast(parameter.data, root, group=self.group)
+        return loss
+"""
+# Weights stay whole, and gathers of nothing are launched in their place.
+NOTHING_IS_FREED = """
+class FSDP(FSDP):
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        for unit in self.blocks:
+            unit.gather()
+            unit.free = lambda: None
 """
 NO_POWER_CUT = "\nos.sys.addaudithook = lambda hook: None\n"
 TORCHS_ATTENTION = """
@@ -63,6 +168,12 @@ class TiledAttention(torch.autograd.Function):
     def backward(ctx, gradient):
         return *backward(gradient, *ctx.saved_tensors, 0.0, ctx.is_causal), None
 """
+TWIN = "test_ddp_wrappers.py::test_naive_ddp_trains_as_its_twin"
+EARLY = "test_ddp_wrappers.py::test_overlapped_ddp_sends_early"
+SUMS = "test_ring_all_reduce.py::test_sums_of_any_size"
+DIVIDED = "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states"
+IN_MEMORY = "test_sharded_optimizer.py::test_states_are_divided_in_memory"
+FREED = "test_fsdp.py::test_it_frees_what_it_gathered_and_gathers_a_little_ahead"
 
 
 @dataclass(frozen=True)
@@ -80,37 +191,93 @@ class Forgery:
     name: str
     exercise: str
     source: str
-    check: tuple[str, str]
+    check: str
     words: str
 
 
 FORGERIES = (
     Forgery(
+        "a scene of one process answers for the ranks",
+        "naive_ddp",
+        SCENE_OF_ONE_PROCESS,
+        TWIN,
+        "rank 1, at the beginning: embedding.weight is off",
+    ),
+    Forgery(
+        "gradients go by way of files",
+        "naive_ddp",
+        BY_WAY_OF_FILES,
+        TWIN,
+        "rank 0 exchanges 0 elements",
+    ),
+    Forgery(
         "bytes are sent at the end and said to be sent early",
         "overlapped_ddp",
         ALL_AT_THE_END,
-        ("test_ddp_wrappers", "test_overlapped_ddp_sends_early"),
-        "bytes were read otherwise",
+        EARLY,
+        "exchanges \\d+ elements for",
+    ),
+    Forgery(
+        "no gradient is ever the last",
+        "overlapped_ddp",
+        NEVER_THE_LAST,
+        EARLY,
+        "exchanges other values than its gradients",
     ),
     Forgery(
         "the ring is torch's all-reduce, imported by its name",
         "ring_all_reduce",
         TORCHS_ALL_REDUCE,
-        ("test_ring_all_reduce", "test_sums_of_any_size"),
-        "torch's all_reduce was called",
+        SUMS,
+        "all_reduce is not offered",
+    ),
+    Forgery(
+        "the ring is the backend's all-reduce",
+        "ring_all_reduce",
+        GLOOS_ALL_REDUCE,
+        SUMS,
+        "RuntimeError",
+    ),
+    Forgery(
+        "the ring is the all-reduce of an operator",
+        "ring_all_reduce",
+        OPERATORS_ALL_REDUCE,
+        SUMS,
+        "not offered|Error",
+    ),
+    Forgery(
+        "an optimizer that shards nothing",
+        "sharded_optimizer",
+        NOTHING_IS_SHARDED,
+        DIVIDED,
+        "a parameter has no owner",
+    ),
+    Forgery(
+        "an optimizer that shards nothing, and sends as if it did",
+        "sharded_optimizer",
+        SAID_TO_BE_SHARDED,
+        IN_MEMORY,
+        "states take 2.0 times those of one",
+    ),
+    Forgery(
+        "weights that stay whole",
+        "fsdp",
+        NOTHING_IS_FREED,
+        FREED,
+        "all keep|stay whole|blocks at a time|gathered ahead",
     ),
     Forgery(
         "no power is ever cut",
         "checkpoint_commit",
         NO_POWER_CUT,
-        ("test_checkpoint_commit", "test_a_power_cut_leaves_the_newest_whole_checkpoint"),
+        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
         "its process ended 0 times only",
     ),
     Forgery(
         "attention is torch's, by its operator",
         "tiled_attention",
         TORCHS_ATTENTION,
-        ("test_tiled_attention", "test_results_and_gradients_are_pytorchs"),
+        "test_tiled_attention.py::test_results_and_gradients_are_pytorchs",
         "PermissionError: .* is not for exercises",
     ),
 )
@@ -128,39 +295,32 @@ def below(processes: Sandbox | OwnProcesses, forgery: Forgery) -> str:
     return part
 
 
-@pytest.fixture
-def arguments(student: Student, forgery: Forgery) -> dict[str, object]:
-    """Returns what the forgery's check is called with."""
-    on_two_ranks = {"on_ranks": student.on_ranks, "ranks": 2}
-    return {
-        "overlapped_ddp": on_two_ranks,
-        "ring_all_reduce": on_two_ranks | {"generator": np.random.default_rng(0)},
-        "checkpoint_commit": {
-            "student": student,
-            "folder": f"{student.sandbox.scratch_inside}/checkpoints",
-        },
-        "tiled_attention": {"student": student, "length": 63, "is_causal": False},
-    }[forgery.exercise]
-
-
-def hidden_tests(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Imports a file of hidden tests."""
-    monkeypatch.setattr(sys, "path", [str(HIDDEN), *sys.path])
-    return importlib.import_module(name)
-
-
 @pytest.mark.two_ranks
 @pytest.mark.parametrize(
     "forgery",
     [
-        *(pytest.param(forgery, id=forgery.name) for forgery in FORGERIES[:-1]),
-        pytest.param(FORGERIES[-1], id=FORGERIES[-1].name, marks=pytest.mark.grading),
+        pytest.param(
+            forgery,
+            id=forgery.name,
+            # The first of each exercise in the quick suite; operators are withheld in a sandbox.
+            marks=[pytest.mark.grading]
+            if forgery.exercise in {one.exercise for one in FORGERIES[:index]}
+            or forgery.exercise == "tiled_attention"
+            else [],
+        )
+        for index, forgery in enumerate(FORGERIES)
     ],
 )
 def test_a_forgery_fails(
-    forgery: Forgery, arguments: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    forgery: Forgery,
+    student: Student,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    file, function = forgery.check
-    check = getattr(hidden_tests(file, monkeypatch), function)
+    monkeypatch.setattr(sys, "path", [str(HIDDEN), *sys.path])
+    file, _, name = forgery.check.partition("::")
+    check = getattr(importlib.import_module(file.removesuffix(".py")), name)
+    case = next(cases_of(check))
+    asked_for = fixtures(check, student, request, monkeypatch, case)
     with pytest.raises((AssertionError, Raised), match=forgery.words):
-        check(**arguments)
+        check(**case, **asked_for)

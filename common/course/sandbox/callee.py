@@ -23,7 +23,14 @@ from common.course.sandbox import confinement
 from common.course.sandbox.scratch import empty
 from common.course.sandbox.wire import Peer
 
-PRELOADED = ("numpy", "pandas", "torch.distributed", "torch._dynamo", "torch.testing")
+PRELOADED = (
+    "numpy",
+    "pandas",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.testing",
+    "common.course.sandbox.judged_group",
+)
 PACKAGES = {"exercise": "common.exercises", "probe": "probes"}
 SCRATCH = (Path("/tmp"), Path("/dev/shm"))
 """Folders of a root of its own that student code may write to."""

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -285,6 +285,10 @@ class Sandbox:
         finally:
             subprocess.run([*tc, "del", "dev", "lo", "root"], capture_output=True)
 
+    def private_bytes(self) -> int:
+        """Returns the memory of all processes together that they share with nobody."""
+        return private_bytes(self.processes())
+
     def first_pid(self) -> int:
         """Returns the process id of the sandbox's first process, as it is outside."""
         if not has_own_root(self.isolation):
@@ -292,19 +296,21 @@ class Sandbox:
         [first] = psutil.Process(self.process.pid).children()
         return first.pid
 
-    def sent_bytes(self) -> int:
-        """Returns the bytes that were sent over the sandbox's loopback interface so far."""
-        for line in Path(f"/proc/{self.first_pid()}/net/dev").read_text().splitlines():
-            name, _, counts = line.partition(":")
-            if name.strip() == "lo":
-                return int(counts.split()[8])
-        raise RunFailed("the sandbox has no loopback interface")
-
 
 def discard(stream: IO[bytes]) -> None:
     """Reads to the end of a stream, of which nothing is kept."""
     while stream.read(PIECE_BYTES):
         pass
+
+
+def private_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Returns the memory of processes that is shared with no other."""
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            memory = process.memory_info()
+            total += memory.rss - memory.shared
+    return total
 
 
 def used_bytes(folder: Path) -> int:

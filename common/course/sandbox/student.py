@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import socket
-import time
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.course.sandbox.sandbox import ANSWER_S, Sandbox
+from common.course.sandbox.exchange import LONGEST_S, Exchange
+from common.course.sandbox.sandbox import Sandbox
 from common.course.sandbox.wire import Ended, Peer, Remote
 from common.course.tasks import EXERCISES
 from common.runtime.processes.ranks import free_port
 
-CALLEE = ("wire", "callee", "confinement", "scratch", "__init__")
-SETTLED_S, LONGEST_S = 0.3, 10.0
+CALLEE = ("wire", "callee", "confinement", "judged_group", "scratch", "__init__")
+MEASURED_EVERY_S = 0.01
 
 
 class Student:
@@ -58,22 +61,33 @@ class Student:
         """Starts a process for the checks' own modules, in which no exercise is called."""
         return self.another_process()
 
-    def on_ranks(self, ranks: int, timeout_s: float = ANSWER_S) -> Ranks:
-        """Starts ranks, which have joined a process group when this returns."""
-        return Ranks(self.sandbox, self.below, ranks, timeout_s)
+    def on_ranks(self, ranks: int, offers: Collection[str] | None = None) -> Ranks:
+        """Starts ranks whose exchange is this process's; ``offers`` as of ``Exchange``."""
+        return Ranks(self.sandbox, self.below, ranks, Exchange(offers))
+
+    def over_gloo(self, ranks: int) -> Ranks:
+        """Starts ranks that exchange over gloo, on the network of the sandbox."""
+        return Ranks(self.sandbox, self.below, ranks, None)
 
 
 class Ranks:
-    """Processes that have joined a process group."""
+    """Processes that have joined a process group.
 
-    def __init__(self, sandbox: Sandbox, below: str, ranks: int, timeout_s: float) -> None:
+    Args:
+        sandbox: where they are started.
+        below: part of the sandbox's folder that has their packages.
+        ranks: number of processes.
+        exchange: passes on what they send each other; None for gloo.
+    """
+
+    def __init__(self, sandbox: Sandbox, below: str, ranks: int, exchange: Exchange | None) -> None:
         self.sandbox = sandbox
         self.world_size = ranks
+        self.exchange = exchange
         group = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
         self.peers = [
             sandbox.start(
                 below,
-                timeout_s=timeout_s,
                 variables={
                     name: str(value)
                     for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()
@@ -81,10 +95,26 @@ class Ranks:
             )
             for rank in range(ranks)
         ]
-        self.call("begin")
+        if exchange is None:
+            self.call("begin")
+        else:
+            names = ("launch", "wait", "has_come")
+            bound = [
+                {name: functools.partial(getattr(exchange, name), rank) for name in names}
+                for rank in range(ranks)
+            ]
+            self.call_each("begin", [(functions,) for functions in bound])
 
-    def call(self, function: str, *arguments: Any, **keywords: Any) -> list[Any]:
+    def call(self, function: str, *arguments: Any) -> list[Any]:
+        """Calls ``call_each`` with the same arguments for all ranks."""
+        return self.call_each(function, [arguments] * len(self.peers))
+
+    def call_each(self, function: str, arguments: Sequence[tuple]) -> list[Any]:
         """Calls a function of ``probes.on_ranks`` on all ranks at once.
+
+        Args:
+            function: its name.
+            arguments: each rank's, in rank order.
 
         Returns:
             what each rank returned, in rank order.
@@ -93,16 +123,21 @@ class Ranks:
             Raised, Ended: the first rank that failed; the others are cut off.
         """
 
-        def call_on(peer: Peer) -> Any:
-            return getattr(peer.module("probe on_ranks"), function)(*arguments, **keywords)
+        def call_on(peer: Peer, arguments: tuple) -> Any:
+            return getattr(peer.module("probe on_ranks"), function)(*arguments)
 
         with ThreadPoolExecutor(len(self.peers)) as pool:
-            futures = [pool.submit(call_on, peer) for peer in self.peers]
+            futures = [
+                pool.submit(call_on, peer, its)
+                for peer, its in zip(self.peers, arguments, strict=True)
+            ]
             waiting = futures
             try:
                 finished, waiting = wait(futures, return_when=FIRST_EXCEPTION)
             finally:  # a time limit is raised here, too; the pool then waits for its threads
                 if waiting:
+                    if self.exchange is not None:
+                        self.exchange.abandon()
                     for peer in self.peers:  # nobody waits for them any more
                         with suppress(OSError):
                             peer.connection.shutdown(socket.SHUT_RDWR)
@@ -112,18 +147,48 @@ class Ranks:
             raise min(failed, key=lambda error: isinstance(error, Ended))
         return [future.result() for future in futures]
 
-    def sent_bytes(self) -> int:
-        """Returns the bytes that all ranks together have sent so far."""
-        return self.sandbox.sent_bytes()
+    @contextmanager
+    def meetings(self) -> Iterator[tuple[Callable[[], None], list[Met]]]:
+        """Yields a function in which all ranks wait for each other, and what was measured there.
 
-    def sent_when_quiet(self) -> int:
-        """Returns ``sent_bytes`` once nothing has been sent for a while, or after ``LONGEST_S``."""
-        until = time.monotonic() + LONGEST_S
-        before, sent = -1, self.sent_bytes()
-        while sent != before and time.monotonic() < until:
-            time.sleep(SETTLED_S)
-            before, sent = sent, self.sent_bytes()
-        return sent
+        Their memory is measured between meetings, too, again and again.
+        """
+        met: list[Met] = []
+        peaks = [0]
+        ended = threading.Event()
+
+        def measure() -> None:
+            nbytes = self.sandbox.private_bytes()
+            met.append(Met(nbytes, max(*peaks, nbytes), len(self.exchange.log)))
+            peaks[:] = [0]
+
+        def watch() -> None:
+            while not ended.wait(MEASURED_EVERY_S):
+                peaks.append(self.sandbox.private_bytes())
+
+        barrier = threading.Barrier(self.world_size, measure, LONGEST_S)
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield lambda: barrier.wait() and None, met
+        finally:
+            ended.set()
+            thread.join()
+
+
+@dataclass(frozen=True)
+class Met:
+    """What was measured when all ranks waited for each other.
+
+    Attributes:
+        nbytes: of the memory of all ranks together.
+        peak_bytes: most of it since the meeting before.
+        operations: number of operations that they had launched.
+    """
+
+    nbytes: int
+    peak_bytes: int
+    operations: int
 
 
 def lay_out(folder: Path, root: Path) -> None:

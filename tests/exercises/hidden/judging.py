@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
+from probes.models import values_of
+from torch import Tensor, nn
+
+from common.course.sandbox.exchange import Exchange
 
 IS_GRADED = "DDPLAB_GRADED" in os.environ
 DRAWN = settings(
@@ -28,11 +33,58 @@ def on_so_many_ranks(*numbers: int, graded: tuple[int, ...]) -> pytest.MarkDecor
     return pytest.mark.parametrize("ranks", [*numbers, *more])
 
 
+def drawn_values(make: Callable[[], nn.Module], ranks: int) -> list[dict[str, Tensor]]:
+    """Draws each rank's values of a model's parameters and buffers.
+
+    They are no function of the variant, so that no rank can know what another one has.
+    """
+    torch.manual_seed(secrets.randbits(62))
+    return [values_of(make()) for _ in range(ranks)]
+
+
+def drawn_tokens(ranks: int, steps: int, parts: int = 1) -> list[list[list[Tensor]]]:
+    """Draws tokens: rank → step → micro-batch → [6] of 0 to 10."""
+    torch.manual_seed(secrets.randbits(62))
+    return [
+        [[torch.randint(11, (6,)) for _ in range(parts)] for _ in range(steps)]
+        for _ in range(ranks)
+    ]
+
+
 def assert_states_equal(
-    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+    states: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str
 ) -> None:
-    """Raises unless every tensor is the expected one, but for rounding."""
-    assert list(found) == list(expected)
-    for name, value in found.items():
+    """Raises unless every tensor is the expected one, but for rounding.
+
+    Args:
+        states, expected: name → tensor.
+        where: rank and moment, for the message.
+    """
+    if list(states) != list(expected):
+        raise AssertionError(f"{where}: names of parameters and buffers have changed")
+    for name, value in states.items():
         tolerance = 1e-6 if value.dtype == torch.float32 else 1e-12
-        torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
+        wanted = expected[name]
+        if value.shape != wanted.shape or value.dtype != wanted.dtype:
+            raise AssertionError(f"{where}: {name} has another shape or dtype")
+        if not torch.allclose(value, wanted, rtol=tolerance, atol=tolerance):
+            off = (value - wanted).abs().max().item()
+            raise AssertionError(f"{where}: {name} is off by up to {off:.2g}")
+
+
+def assert_sent(exchange: Exchange, rank: int, gradients: Iterable[Tensor], ranks: int) -> None:
+    """Raises unless a rank's all-reduces had each of its gradients once, and nothing else.
+
+    In whatever order, together or apart, and divided by the number of ranks or not.
+    """
+    expected = torch.cat([each.flatten().double() for each in gradients]).sort().values
+    tensors = [t for one in exchange.sent(rank, "all_reduce") for t in one.tensors]
+    sent = torch.cat([torch.zeros(0), *(t.flatten().double() for t in tensors)]).sort().values
+    if len(sent) != len(expected):
+        raise AssertionError(
+            f"on {ranks} ranks, rank {rank} exchanges {len(sent)} elements for {len(expected)}"
+        )
+    for scale in (1.0, 1.0 / ranks):
+        if torch.allclose(sent, expected * scale, rtol=1e-6, atol=1e-8):
+            return
+    raise AssertionError(f"on {ranks} ranks, rank {rank} exchanges other values than its gradients")

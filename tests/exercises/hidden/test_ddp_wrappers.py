@@ -1,19 +1,29 @@
 """A1.2, A1.3 and A2.4 against a twin: one process in float64 that sees the samples of all ranks.
 
-Every rank draws its own weights, so that a wrapper that does not hand out rank 0's is seen.
+Every rank has its own weights and samples, which no other rank is told. What the ranks exchange
+goes by way of the check, so that it is seen which gradients were sent, and when.
 """
 
 from __future__ import annotations
 
-import threading
+import functools
+import secrets
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import pytest
 import torch
 import torch.distributed as dist
-from judging import assert_states_equal, on_so_many_ranks
-from probes.models import layers, odd_model, sgd, tokens
+from judging import (
+    assert_sent,
+    assert_states_equal,
+    drawn_tokens,
+    drawn_values,
+    on_so_many_ranks,
+)
+from probes.models import Locked, layers, odd_model, sgd, trained, values_of, with_values
+from torch import Tensor
 
 from common.errors import UserError
 from common.samples import Interval, paired_ratio
@@ -23,86 +33,177 @@ RANKS = on_so_many_ranks(2, 3, graded=(4,))
 STEPS = 4
 
 
-def check_training(on_ranks, name: str, ranks: int, seed: int) -> None:
-    """Checks that training is the twin's, and that it begins with rank 0's weights and buffers."""
-    twin = odd_model(seed)
-    first = {key: value.clone() for key, value in twin.state_dict().items()}
-    optimizer = sgd(twin)
-    for step in range(STEPS):
-        losses = [twin(tokens(seed, step, rank), rank == step % ranks) for rank in range(ranks)]
-        torch.stack(losses).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for found in on_ranks(ranks).call("train", name, seed, STEPS):
-        assert found["kept"], "parameters are other objects"
-        assert_states_equal(found["first"], first)
-        assert_states_equal(found["last"], twin.state_dict())
+def gradients_of(model: torch.nn.Module, loss: Tensor) -> list[Tensor]:
+    """Returns the gradient of each parameter that is trained; zeros where none comes."""
+    return list(torch.autograd.grad(loss, trained(model), materialize_grads=True))
 
 
-def check_accumulation(on_ranks, name: str, ranks: int, seed: int) -> None:
-    """Checks two micro-batches a step, of which only the second exchanges anything."""
-    twin = odd_model(seed)
+def twin_of(
+    values: dict[str, Tensor], batches: Sequence, used_by: Sequence[Sequence[bool]]
+) -> tuple[dict[str, Tensor], list[list[Tensor]]]:
+    """Trains one process on the samples of all ranks.
+
+    Args:
+        values: the first parameters and buffers.
+        batches: rank → step → micro-batch → tokens.
+        used_by: rank → step → whether it uses the branch.
+
+    Returns:
+        the last parameters and buffers; rank → its own gradients, of all steps.
+    """
+    twin, ranks = with_values(odd_model(), values), len(batches)
     optimizer = sgd(twin)
-    for step in range(STEPS):
-        losses = [
-            twin(tokens(seed, step + 10 * part, rank), True) / 2
-            for part in range(2)
-            for rank in range(ranks)
-        ]
-        (torch.stack(losses).sum() / ranks).backward()
+    local: list[list[Tensor]] = [[] for _ in range(ranks)]
+    for step in range(len(batches[0])):
+        by_rank = []
+        for rank in range(ranks):
+            parts = batches[rank][step]
+            losses = [twin(tokens, used_by[rank][step]) / len(parts) for tokens in parts]
+            by_rank.append(gradients_of(twin, torch.stack(losses).sum()))
+            local[rank] += by_rank[-1]
+        for parameter, same in zip(trained(twin), zip(*by_rank, strict=True), strict=True):
+            parameter.grad = torch.stack(same).mean(0)
         optimizer.step()
-        optimizer.zero_grad()
-    for found in on_ranks(ranks).call("accumulate", name, seed, STEPS):
-        assert found["calls"] == 0, "something was exchanged under no_sync"
-        assert_states_equal(found["last"], twin.state_dict())
+    return values_of(twin), local
+
+
+def check_training(
+    on_ranks, name: str, ranks: int, parts: int = 1, members: list[int] | None = None
+) -> None:
+    """Checks that ranks train as the twin does, and begin with their first rank's state.
+
+    In each step another rank is the only one that uses the branch. What they exchange is each
+    rank's gradients, once: those of the last micro-batch with what was added up before.
+    """
+    these = members or list(range(ranks))
+    values, tokens = drawn_values(odd_model, ranks), drawn_tokens(ranks, STEPS, parts)
+    used_by = [[rank == these[step % len(these)] for step in range(STEPS)] for rank in range(ranks)]
+    last, local = twin_of(
+        values[these[0]], [tokens[rank] for rank in these], [used_by[rank] for rank in these]
+    )
+    together = on_ranks(ranks)
+    arguments = [(name, values[r], tokens[r], used_by[r], members) for r in range(ranks)]
+    results = together.call_each("train", arguments)
+    for place, rank in enumerate(these):
+        where = f"on {len(these)} ranks, rank {rank}"
+        assert_states_equal(results[rank]["first"], values[these[0]], f"{where}, at the beginning")
+        assert_states_equal(results[rank]["last"], last, f"{where}, in the end")
+        assert_sent(together.exchange, rank, local[place], len(these))
 
 
 def check_overlap(on_ranks, name: str, ranks: int) -> None:
-    """Checks that nine tenths of the all-reduces, and of their bytes, precede the last gradient.
+    """Checks that nine tenths of the all-reduces, and of their data, precede the last gradient.
 
-    The bytes are read here when a rank asks, and are not told to it: it could not give them back
-    changed.
+    That gradient needs a factor which the check tells when it is asked, and notes what was sent.
     """
-    together = on_ranks(ranks)
-    readings: dict[int, list[int]] = {}  # each rank is served by a thread of its own
+    together, model = on_ranks(ranks), functools.partial(Locked, 20, 16)
+    factors = [2 + secrets.randbelow(1000) / 1000 for _ in range(ranks)]
+    values = drawn_values(lambda: model(lambda: 1.0), ranks)
+    inputs = [torch.randn(3, 16, dtype=torch.float64) for _ in range(ranks)]
 
-    def read() -> None:
-        sent = together.sent_when_quiet()
-        readings.setdefault(threading.get_ident(), []).append(sent)
+    def asked(rank: int) -> float:
+        together.exchange.mark(rank)
+        return factors[rank]
 
-    for one in together.call("overlap", name, read):
-        assert one["calls"] > 10
-        assert one["launched"] >= 0.9 * one["calls"], f"{one['launched']} of {one['calls']}"
-    assert [len(own) for own in readings.values()] == [3] * ranks, "bytes were read otherwise"
-    start, before_last, end = (max(moment) for moment in zip(*readings.values(), strict=True))
-    early = before_last - start
-    assert early >= 0.85 * (end - start), f"{early} of {end - start} bytes"
+    answers: list[Callable[[], float]] = [functools.partial(asked, rank) for rank in range(ranks)]
+    together.call_each("overlap", [(name, values[r], inputs[r], answers[r]) for r in range(ranks)])
+    for rank in range(ranks):
+        twin = with_values(model(lambda factor=factors[rank]: factor), values[0])
+        assert_sent(together.exchange, rank, gradients_of(twin, twin(inputs[rank])), ranks)
+        launched = together.exchange.sent(rank, "all_reduce")
+        early = [one for one in launched if one.moment == 0]
+        where = f"on {ranks} ranks, rank {rank}"
+        assert len(launched) > 10, f"{where}: {len(launched)} all-reduces for 40 gradients"
+        assert len(early) >= 0.9 * len(launched), (
+            f"{where}: {len(early)} of {len(launched)} all-reduces precede the last gradient"
+        )
+        share = sum(one.nbytes for one in early) / sum(one.nbytes for one in launched)
+        assert share >= 0.85, f"{where}: {share:.0%} of the bytes precede the last gradient"
+
+
+def check_no_sync(on_ranks, name: str) -> None:
+    """Checks that gradients are exchanged after an exception has left ``no_sync``."""
+    values, tokens = drawn_values(odd_model, 2), drawn_tokens(2, 1)
+    results = on_ranks(2).call_each(
+        "train_after_an_error", [(name, values[r], tokens[r][0][0]) for r in range(2)]
+    )
+    check_gradients(results, values[0], [tokens[r][0] for r in range(2)])
+
+
+def check_gradients(results: Sequence, values: dict[str, Tensor], tokens: Sequence) -> None:
+    """Checks that every rank has the mean over ranks of the sum over its micro-batches."""
+    twin = with_values(odd_model(), values)
+    losses = [twin(each, True) for parts in tokens for each in parts]
+    mean = gradients_of(twin, torch.stack(losses).sum() / len(tokens))
+    names = [name for name, parameter in twin.named_parameters() if parameter.requires_grad]
+    for rank, one in enumerate(results):
+        where = f"on {len(tokens)} ranks, rank {rank}, gradients"
+        assert_states_equal(one, dict(zip(names, mean, strict=True)), where)
+
+
+def check_two_passes(on_ranks, name: str, is_refused: bool) -> None:
+    """Checks two backward passes before one exchange: they add up, or the second is refused."""
+    values, tokens = drawn_values(odd_model, 2), drawn_tokens(2, 1, 2)
+    results = on_ranks(2).call_each(
+        "two_passes", [(name, values[r], tokens[r][0]) for r in range(2)]
+    )
+    if not is_refused:
+        return check_gradients(results, values[0], [tokens[r][0] for r in range(2)])
+    for one in results:
+        assert isinstance(one, str), "a second backward pass before the exchange is not refused"
+    return None
 
 
 @RANKS
-def test_naive_ddp_trains_as_its_twin(on_ranks, ranks: int, variant: int) -> None:
-    check_training(on_ranks, "naive", ranks, variant + 1000)
+def test_naive_ddp_trains_as_its_twin(on_ranks, ranks: int) -> None:
+    check_training(on_ranks, "naive", ranks)
 
 
 @RANKS
-def test_flat_ddp_trains_as_its_twin(on_ranks, ranks: int, variant: int) -> None:
-    check_training(on_ranks, "flat", ranks, variant + 1000)
+def test_flat_ddp_trains_as_its_twin(on_ranks, ranks: int) -> None:
+    check_training(on_ranks, "flat", ranks)
 
 
-def test_all_reduces_are_one_a_gradient_and_one_a_dtype(on_ranks, variant: int) -> None:
-    together = on_ranks(2)
-    for name, count in (("naive", 13), ("flat", 2)):
-        assert together.call("all_reduces", name, variant) == [count, count], name
+def test_all_reduces_are_one_a_gradient_and_one_a_dtype(on_ranks) -> None:
+    for name, count in (("naive", len(trained(odd_model()))), ("flat", 2)):
+        values, tokens = drawn_values(odd_model, 2), drawn_tokens(2, 1)
+        together = on_ranks(2)
+        together.call_each("train", [(name, values[r], tokens[r], [True]) for r in range(2)])
+        for rank in range(2):
+            launched = len(together.exchange.sent(rank, "all_reduce"))
+            assert launched == count, f"{name}: {launched} all-reduces a step"
+
+
+@pytest.mark.parametrize("name", ["naive", "flat"])
+def test_a_group_of_some_ranks_trains_by_itself(on_ranks, name: str) -> None:
+    check_training(on_ranks, name, 3, members=[1, 2])
+
+
+@pytest.mark.parametrize("name", ["naive", "flat"])
+def test_gradients_of_two_passes_add_up(on_ranks, name: str) -> None:
+    check_two_passes(on_ranks, name, is_refused=False)
 
 
 @RANKS
-def test_overlapped_ddp_trains_as_its_twin(on_ranks, ranks: int, variant: int) -> None:
-    check_training(on_ranks, "overlapped", ranks, variant + 1000)
+def test_overlapped_ddp_trains_as_its_twin(on_ranks, ranks: int) -> None:
+    check_training(on_ranks, "overlapped", ranks)
+
+
+def test_overlapped_ddp_of_some_ranks_trains_by_itself(on_ranks) -> None:
+    check_training(on_ranks, "overlapped", 3, members=[1, 2])
 
 
 @RANKS
-def test_overlapped_ddp_accumulates(on_ranks, ranks: int, variant: int) -> None:
-    check_accumulation(on_ranks, "overlapped", ranks, variant + 1000)
+def test_overlapped_ddp_accumulates(on_ranks, ranks: int) -> None:
+    check_training(on_ranks, "overlapped", ranks, parts=2)
+
+
+def test_overlapped_ddp_exchanges_after_an_error(on_ranks) -> None:
+    check_no_sync(on_ranks, "overlapped")
+
+
+def test_overlapped_ddp_refuses_a_second_pass(on_ranks) -> None:
+    check_two_passes(on_ranks, "overlapped", is_refused=True)
 
 
 @RANKS
@@ -111,18 +212,30 @@ def test_overlapped_ddp_sends_early(on_ranks, ranks: int) -> None:
 
 
 @RANKS
-def test_bucketed_ddp_trains_as_its_twin(on_ranks, ranks: int, variant: int) -> None:
-    check_training(on_ranks, "bucketed", ranks, variant + 1000)
+def test_bucketed_ddp_trains_as_its_twin(on_ranks, ranks: int) -> None:
+    check_training(on_ranks, "bucketed", ranks)
 
 
 @RANKS
-def test_default_buckets_train_as_their_twin(on_ranks, ranks: int, variant: int) -> None:
-    check_training(on_ranks, "bucketed by default", ranks, variant + 1000)
+def test_default_buckets_train_as_their_twin(on_ranks, ranks: int) -> None:
+    check_training(on_ranks, "bucketed by default", ranks)
+
+
+def test_bucketed_ddp_of_some_ranks_trains_by_itself(on_ranks) -> None:
+    check_training(on_ranks, "bucketed", 3, members=[1, 2])
 
 
 @RANKS
-def test_bucketed_ddp_accumulates(on_ranks, ranks: int, variant: int) -> None:
-    check_accumulation(on_ranks, "bucketed", ranks, variant + 1000)
+def test_bucketed_ddp_accumulates(on_ranks, ranks: int) -> None:
+    check_training(on_ranks, "bucketed", ranks, parts=2)
+
+
+def test_bucketed_ddp_exchanges_after_an_error(on_ranks) -> None:
+    check_no_sync(on_ranks, "bucketed")
+
+
+def test_bucketed_ddp_refuses_a_second_pass(on_ranks) -> None:
+    check_two_passes(on_ranks, "bucketed", is_refused=True)
 
 
 @RANKS
@@ -130,16 +243,20 @@ def test_bucketed_ddp_sends_early(on_ranks, ranks: int) -> None:
     check_overlap(on_ranks, "bucketed", ranks)
 
 
-def test_buckets_are_those_of_torch(on_ranks, variant: int) -> None:
-    together = on_ranks(2)
+def test_buckets_are_those_of_torch(on_ranks) -> None:
     assign = dist._compute_bucket_assignment_by_size
-    parameters = list(reversed(list(layers(20, 16, 1).float().parameters())))
+    parameters = list(reversed(list(layers(20, 16).float().parameters())))
     for cap_mb in (1e-6, 0.0005, 0.001, 0.003, 1.0, None):
         limits = [2**20, 25 * 2**20] if cap_mb is None else [int(cap_mb * 2**20)]
         expected, _ = assign(parameters, limits, [False] * len(parameters))
-        for found in together.call("buckets", cap_mb):
-            assert found == expected, cap_mb
-    assert together.call("all_reduces", "bucketed by default", variant) == [2, 2]
+        together = on_ranks(2)
+        for buckets in together.call("buckets", cap_mb):
+            assert buckets == expected, f"cap of {cap_mb} MiB: other buckets than PyTorch's"
+        together.call("bucketed_step", cap_mb, torch.ones(1, 16))
+        sizes = [sum(parameters[index].nbytes for index in bucket) for bucket in expected]
+        for rank in range(2):
+            sent = [one.nbytes for one in together.exchange.sent(rank, "all_reduce")]
+            assert sent == sizes, f"cap of {cap_mb} MiB: what is sent is not its buckets, in order"
 
 
 def step_times(student, reference) -> Interval:
@@ -153,7 +270,7 @@ def step_times(student, reference) -> Interval:
                 limits.enter_context(one.sandbox.limited_network("750mbit"))
         except UserError as refusal:
             pytest.skip(f"not timed here: {refusal}")
-        jobs = {"his": student.on_ranks(2), "reference": reference.on_ranks(2)}
+        jobs = {"his": student.over_gloo(2), "reference": reference.over_gloo(2)}
         times = {name: [] for name in jobs}
         for number in range(10):
             for name in list(jobs)[:: 1 if number % 2 else -1]:
@@ -192,5 +309,5 @@ def test_models_that_differ_are_refused_on_all_ranks_alike(on_ranks) -> None:
 
 
 @pytest.mark.parametrize("name", ["naive", "flat", "overlapped", "bucketed", "bucketed by default"])
-def test_one_rank_trains_alone(on_ranks, name: str, variant: int) -> None:
-    check_training(on_ranks, name, 1, variant + 1000)
+def test_one_rank_trains_alone(on_ranks, name: str) -> None:
+    check_training(on_ranks, name, 1)

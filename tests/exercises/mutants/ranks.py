@@ -43,6 +43,14 @@ RANKS = (
         "test_ring_all_reduce.py::test_sums_of_any_size",
     ),
     Mutant(
+        "the ring goes through all ranks, whatever the group",
+        "ring_all_reduce",
+        "    world, rank = dist.get_world_size(group), dist.get_rank(group)\n    if world == 1:",
+        "    group = None\n"
+        "    world, rank = dist.get_world_size(group), dist.get_rank(group)\n    if world == 1:",
+        "test_ring_all_reduce.py::test_sums_of_a_group_of_some_ranks",
+    ),
+    Mutant(
         "a sum for a mean",
         "naive_ddp",
         "            gradient /= dist.get_world_size(self.group)\n",
@@ -71,6 +79,44 @@ RANKS = (
         "test_ddp_wrappers.py::test_naive_ddp_trains_as_its_twin",
     ),
     Mutant(
+        "buffers that are in no state dict are not handed out",
+        "naive_ddp",
+        "(*module.parameters(), *module.buffers())",
+        "(*module.parameters(), *module.state_dict(keep_vars=True).values())",
+        "test_ddp_wrappers.py::test_naive_ddp_trains_as_its_twin",
+    ),
+    Mutant(
+        "the state is rank 0's, whatever the group",
+        "naive_ddp",
+        "first = 0 if group is None else dist.get_global_rank(group, 0)",
+        "first = 0",
+        "test_ddp_wrappers.py::test_a_group_of_some_ranks_trains_by_itself",
+    ),
+    Mutant(
+        "gradients are those of all ranks, whatever the group",
+        "naive_ddp",
+        "            dist.all_reduce(gradient, group=self.group)\n",
+        "            dist.all_reduce(gradient)\n",
+        "test_ddp_wrappers.py::test_a_group_of_some_ranks_trains_by_itself",
+    ),
+    Mutant(
+        "the mean is over all ranks, whatever the group",
+        "naive_ddp",
+        "            gradient /= dist.get_world_size(self.group)\n",
+        "            gradient /= dist.get_world_size()\n",
+        "test_ddp_wrappers.py::test_a_group_of_some_ranks_trains_by_itself",
+    ),
+    Mutant(
+        "a weight that nobody uses gets no gradient",
+        "naive_ddp",
+        "            if parameter.grad is None:\n"
+        "                parameter.grad = torch.zeros_like(parameter)\n"
+        "            yield parameter.grad\n",
+        "            unused = parameter.grad is None\n"
+        "            yield torch.zeros_like(parameter) if unused else parameter.grad\n",
+        "test_ddp_wrappers.py::test_naive_ddp_trains_as_its_twin",
+    ),
+    Mutant(
         "a tied weight is exchanged twice",
         "naive_ddp",
         "for parameter in module.parameters():  # each once, whatever the number of its names",
@@ -83,6 +129,27 @@ RANKS = (
         "before, self.exchanging = self.exchanging, False",
         "before, self.exchanging = self.exchanging, True",
         "test_ddp_wrappers.py::test_overlapped_ddp_accumulates",
+    ),
+    Mutant(
+        "an exception leaves no_sync as it is",
+        "overlapped_ddp",
+        "        try:\n            yield\n        finally:\n            self.exchanging = before\n",
+        "        yield\n        self.exchanging = before\n",
+        "test_ddp_wrappers.py::test_overlapped_ddp_exchanges_after_an_error",
+    ),
+    Mutant(
+        "a second pass adds to gradients that are on their way",
+        "overlapped_ddp",
+        "            if self.ready[index]:\n",
+        "            if False:\n",
+        "test_ddp_wrappers.py::test_overlapped_ddp_refuses_a_second_pass",
+    ),
+    Mutant(
+        "gradients are launched for all ranks, whatever the group",
+        "overlapped_ddp",
+        "dist.all_reduce(parameter.grad, group=self.group, async_op=True)",
+        "dist.all_reduce(parameter.grad, async_op=True)",
+        "test_ddp_wrappers.py::test_overlapped_ddp_of_some_ranks_trains_by_itself",
     ),
     Mutant(
         "nothing is launched before the backward pass has ended",
@@ -111,6 +178,27 @@ RANKS = (
         "parameter.grad.copy_(part.view_as(parameter))",
         "pass",
         "test_ddp_wrappers.py::test_bucketed_ddp_trains_as_its_twin",
+    ),
+    Mutant(
+        "an exception leaves no_sync of buckets as it is",
+        "bucketed_ddp",
+        "        try:\n            yield\n        finally:\n            self.exchanging = before\n",
+        "        yield\n        self.exchanging = before\n",
+        "test_ddp_wrappers.py::test_bucketed_ddp_exchanges_after_an_error",
+    ),
+    Mutant(
+        "a second pass counts for buckets that have been sent",
+        "bucketed_ddp",
+        "            if parameter in self.final:\n",
+        "            if False:\n",
+        "test_ddp_wrappers.py::test_bucketed_ddp_refuses_a_second_pass",
+    ),
+    Mutant(
+        "buckets are exchanged by all ranks, whatever the group",
+        "bucketed_ddp",
+        "dist.all_reduce(flat, group=self.group, async_op=True)",
+        "dist.all_reduce(flat, async_op=True)",
+        "test_ddp_wrappers.py::test_bucketed_ddp_of_some_ranks_trains_by_itself",
     ),
     Mutant(
         "buckets in the order of registration",
@@ -178,6 +266,41 @@ RANKS = (
         "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
     ),
     Mutant(
+        "shares are equal in elements, not in bytes",
+        "sharded_optimizer",
+        "self.shares_bytes[owner] += parameter.numel() * parameter.element_size()",
+        "self.shares_bytes[owner] += parameter.numel()",
+        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
+    ),
+    Mutant(
+        "owners are told by their rank among all",
+        "sharded_optimizer",
+        "if owner == dist.get_rank(self.group):",
+        "if owner == dist.get_rank():",
+        "test_sharded_optimizer.py::test_a_group_of_some_ranks_shares_among_itself",
+    ),
+    Mutant(
+        "settings that were saved are dropped",
+        "sharded_optimizer",
+        "        super().load_state_dict(state_dict)\n",
+        '        super().load_state_dict(self.state_dict() | {"state": state_dict["state"]})\n',
+        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
+    ),
+    Mutant(
+        "states of other ranks are kept",
+        "sharded_optimizer",
+        "        self.state = self.own.state if self.own is not None else {}\n",
+        "",
+        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
+    ),
+    Mutant(
+        "every rank has all states, and sends its share",
+        "sharded_optimizer",
+        "if owner == dist.get_rank(self.group):",
+        "if True:",
+        "test_sharded_optimizer.py::test_states_are_divided_in_memory",
+    ),
+    Mutant(
         "the closure's loss is lost",
         "sharded_optimizer",
         "        return loss\n",
@@ -198,6 +321,13 @@ RANKS = (
         "        self.blocks[index].gather()\n        self.blocks[index].is_whole = False\n"
         "        self.blocks[index].gather()\n        for ahead in self.blocks[max",
         "test_fsdp.py::test_it_sends_no_more_than_it_has_to",
+    ),
+    Mutant(
+        "parts are those of all ranks, whatever the group",
+        "fsdp",
+        "        weights = weights_of(module, dist.get_rank(group), dist.get_world_size(group))\n",
+        "        weights = weights_of(module, dist.get_rank(), dist.get_world_size())\n",
+        "test_fsdp.py::test_a_group_of_some_ranks_shares_among_itself",
     ),
     Mutant(
         "gathered weights are never freed",

@@ -1,8 +1,12 @@
-"""Models and samples of the checks on ranks; the ranks make them, and so does the check's twin."""
+"""Models of the checks on ranks, which the check's twin is made of, too.
+
+A rank is told its own values and samples, and no other's, nor what they are drawn from.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +14,10 @@ from torch.nn import functional
 
 
 class Odd(nn.Module):
-    """A tied and a frozen weight, a buffer, a scalar, two dtypes, and a branch that not all use."""
+    """A tied and a frozen weight, buffers, a scalar, two dtypes, a branch that not all use.
+
+    One buffer is in no state dict, and one weight is used by nobody.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,10 +30,12 @@ class Odd(nn.Module):
         self.head = nn.Linear(7, 11, bias=False)
         self.head.weight = self.embedding.weight
         self.register_buffer("shift", torch.randn(7))
+        self.register_buffer("mask", torch.randn(7), persistent=False)
+        self.unused = nn.Linear(3, 2, bias=False)
 
     def forward(self, tokens: Tensor, with_branch: bool) -> Tensor:
         """Returns the mean cross-entropy of predicting each token by itself."""
-        x = self.embedding(tokens) + self.frozen + self.shift
+        x = (self.embedding(tokens) + self.frozen + self.shift) * self.mask
         x = self.body(x).tanh() * self.scale
         if with_branch:
             x = x + self.branch(x)
@@ -70,15 +79,32 @@ class Stacked(nn.Module):
         return functional.cross_entropy(x.to(self.norm.weight.dtype), tokens)
 
 
-class Wide(nn.Module):
-    """A stack of wide layers, whose weights can be told in a process's memory."""
+class Asking(nn.Module):
+    """A matrix whose product is computed when the check has answered."""
 
-    WIDTH, COUNT = 1024, 10
-
-    def __init__(self) -> None:
+    def __init__(self, width: int, ask: Callable[[], None]) -> None:
         super().__init__()
-        layer = (nn.Linear(self.WIDTH, self.WIDTH, bias=False) for _ in range(self.COUNT))
-        self.blocks = nn.ModuleList(nn.Sequential(each) for each in layer)
+        self.linear = nn.Linear(width, width, bias=False)
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the product."""
+        self.ask()
+        return self.linear(x)
+
+
+class Wide(nn.Module):
+    """A stack of wide blocks, whose weights can be told in a process's memory.
+
+    Args:
+        ask: called in each block, while its weight is whole.
+    """
+
+    WIDTH, COUNT = 724, 24
+
+    def __init__(self, ask: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Asking(self.WIDTH, ask) for _ in range(self.COUNT))
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns a mean square."""
@@ -119,30 +145,98 @@ class Timed(nn.Module):
         return x.sum()
 
 
-def odd_model(seed: int) -> Odd:
-    """Returns a model in float64 but for one parameter."""
-    torch.manual_seed(seed)
+class Keyed(torch.autograd.Function):
+    """A factor that is known only when the gradient behind it is computed."""
+
+    @staticmethod
+    def forward(context, x: Tensor, ask: Callable[[], float]) -> Tensor:
+        """Returns ``x``."""
+        context.ask = ask
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient: Tensor) -> tuple[Tensor, None]:
+        """Returns the gradient times the factor."""
+        return gradient * context.ask(), None
+
+
+class Locked(nn.Module):
+    """Layers, of which the first one's gradient needs a factor that the check is asked for."""
+
+    def __init__(self, count: int, width: int, ask: Callable[[], float]) -> None:
+        super().__init__()
+        self.layers = layers(count, width)
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the mean square of what comes out of the last layer."""
+        first, *others = self.layers
+        x = Keyed.apply(first(x), self.ask)
+        for layer in others:
+            x = (x + layer(x)).tanh()
+        return x.square().mean()
+
+
+class Mixed(nn.Module):
+    """Square matrices, in float64 and in float32 by turns."""
+
+    COUNT, WIDTH = 8, 9
+
+    def __init__(self, count: int = COUNT, width: int = WIDTH) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(count))
+        for layer in self.layers[::2]:
+            layer.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns a mean square, in float64."""
+        for layer in self.layers:
+            x = layer(x.to(layer.weight.dtype)).tanh()
+        return x.double().square().mean()
+
+    def groups(self) -> list[dict]:
+        """Returns the first six matrices in three groups of different settings."""
+        weights = [layer.weight for layer in self.layers]
+        return [
+            {"params": weights[:2], "lr": 0.01},
+            {"params": weights[2:3], "weight_decay": 0.5},
+            {"params": weights[3:6]},
+        ]
+
+    def late_group(self) -> dict:
+        """Returns the matrices that are added after a few steps."""
+        return {"params": [layer.weight for layer in self.layers[6:]], "lr": 0.03}
+
+
+def odd_model() -> Odd:
+    """Makes a model in float64 but for one parameter."""
     model = Odd().double()
     model.single.data = model.single.data.float()
     return model
 
 
-def stacked_model(seed: int) -> Stacked:
-    """Returns a model in float64."""
-    torch.manual_seed(seed)
+def stacked_model() -> Stacked:
+    """Makes a model in float64."""
     return Stacked().double()
 
 
-def layers(count: int, width: int, seed: int) -> nn.Sequential:
-    """Returns so many linear layers in float64."""
-    torch.manual_seed(seed)
+def layers(count: int, width: int) -> nn.Sequential:
+    """Makes so many linear layers in float64."""
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(count))).double()
 
 
-def tokens(seed: int, step: int, rank: int) -> Tensor:
-    """Returns the tokens [6] of a rank in a step."""
-    generator = torch.Generator().manual_seed(10_000 * seed + 100 * step + rank)
-    return torch.randint(11, (6,), generator=generator)
+def values_of(model: nn.Module) -> dict[str, Tensor]:
+    """Returns copies of parameters and buffers, also of those that are in no state dict."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+def with_values(model: nn.Module, values: dict[str, Tensor]) -> nn.Module:
+    """Sets parameters and buffers; returns the model."""
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            tensor.copy_(values[name])
+    return model
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -151,19 +245,10 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Returns the optimizer of the checks of DDP."""
-    return torch.optim.SGD(trained(model), 0.1, momentum=0.9)
+    """Returns the optimizer of the checks of DDP; it changes weights whose gradient is zero."""
+    return torch.optim.SGD(trained(model), 0.1, momentum=0.9, weight_decay=0.01)
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     """Returns the optimizer of the checks of FSDP."""
     return torch.optim.AdamW(trained(model), lr=0.01)
-
-
-def groups(of: nn.Sequential) -> list[dict]:
-    """Returns the parameters of the first four layers in three groups of different settings."""
-    return [
-        {"params": of[0].parameters(), "lr": 0.01},
-        {"params": of[1].parameters(), "weight_decay": 0.5},
-        {"params": [*of[2].parameters(), *of[3].parameters()]},
-    ]

@@ -1,23 +1,20 @@
-"""Scenes on ranks: each trains or exchanges with a student's code and returns what came of it."""
+"""Scenes on ranks: each trains or exchanges with a student's code and returns what came of it.
+
+They run in the student's process, and nothing that they return is believed by itself: states depend
+on what other ranks have, and can only be exchanged by way of the check.
+"""
 
 from __future__ import annotations
 
-import copy
 import datetime
 import functools
-import operator
-import resource
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from common.course.sandbox import judged_group
 from common.exercises.bucketed_ddp import BucketedDDP
 from common.exercises.fsdp import FSDP
 from common.exercises.naive_ddp import FlatDDP, NaiveDDP
@@ -25,16 +22,18 @@ from common.exercises.overlapped_ddp import OverlappedDDP
 from common.exercises.ring_all_reduce import ring_all_reduce
 from common.exercises.sharded_optimizer import ShardedOptimizer
 from probes.models import (
+    Locked,
+    Mixed,
     Timed,
     Wide,
     adamw,
-    groups,
     layers,
     odd_model,
     sgd,
     stacked_model,
-    tokens,
     trained,
+    values_of,
+    with_values,
 )
 
 WRAPPERS = {
@@ -46,136 +45,92 @@ WRAPPERS = {
     "FSDP": FSDP,
     "bucketed to 1 MiB": functools.partial(BucketedDDP, bucket_cap_mb=1),
 }
-LOOK_S = 0.05
 GROUP_TIMEOUT = datetime.timedelta(seconds=20)
-PEER_TIMEOUT = datetime.timedelta(seconds=10)
 
 torch.set_num_threads(1)
 
 
-def begin() -> None:
-    """Joins the group of all ranks."""
-    dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+def begin(exchange: dict[str, Callable] | None = None) -> None:
+    """Joins the group of all ranks, by way of the check or over gloo."""
+    if exchange is None:
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+    else:
+        judged_group.join(exchange, timeout=GROUP_TIMEOUT)
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Returns a copy of parameters and buffers."""
-    return {name: value.clone() for name, value in model.state_dict().items()}
+def group_of(members: Sequence[int] | None) -> dist.ProcessGroup | None:
+    """Returns the group of these ranks, of all if None; all ranks call it."""
+    return None if members is None else dist.new_group(list(members))
 
 
-@contextmanager
-def counted_all_reduces() -> Iterator[list]:
-    """Counts all-reduces inside the block, whatever name they are called by.
+def train(
+    name: str,
+    values: dict[str, Tensor],
+    batches: Sequence[Sequence[Tensor]],
+    with_branch: Sequence[bool],
+    members: Sequence[int] | None = None,
+) -> dict:
+    """Trains with a wrapper, of which only the last micro-batch of a step exchanges anything.
 
-    ``torch.distributed.all_reduce`` ends in this method of the group
-    (torch/distributed/distributed_c10d.py, from 2.9 to 2.15).
+    The optimizer is made before the wrapper, which has to keep the parameters that it updates.
+
+    Args:
+        name: of the wrapper.
+        values: this rank's first parameters and buffers.
+        batches: step → micro-batch → tokens.
+        with_branch: step → whether this rank uses the branch.
+        members: the ranks that train together; None for all.
     """
-    # As the class holds it: what the class returns would not be bound to a group again.
-    original, calls = vars(dist.ProcessGroup)["allreduce"], []
+    group = group_of(members)
+    if members is not None and dist.get_rank() not in members:
+        return {}
+    model = with_values(odd_model(), values)
+    optimizer = sgd(model)
+    wrapped = WRAPPERS[name](model, group=group)
+    first = values_of(wrapped.module)
+    for parts, uses_it in zip(batches, with_branch, strict=True):
+        *without, last = parts
+        for tokens in without:
+            with wrapped.no_sync():
+                (wrapped(tokens, uses_it) / len(parts)).backward()
+        (wrapped(last, uses_it) / len(parts)).backward()
+        wrapped.finish_gradient_synchronization()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"first": first, "last": values_of(wrapped.module)}
 
-    def call(group: dist.ProcessGroup, *arguments, **keywords) -> dist.Work:
-        calls.append(arguments)
-        return original.__get__(group)(*arguments, **keywords)
 
-    dist.ProcessGroup.allreduce = call
+def train_after_an_error(name: str, values: dict[str, Tensor], tokens: Tensor) -> dict:
+    """Makes a step after an exception has left ``no_sync``; returns the gradients."""
+    wrapped = WRAPPERS[name](with_values(odd_model(), values))
     try:
-        yield calls
-    finally:
-        dist.ProcessGroup.allreduce = original
+        with wrapped.no_sync():
+            raise ArithmeticError
+    except ArithmeticError:
+        pass
+    wrapped(tokens, True).backward()
+    wrapped.finish_gradient_synchronization()
+    return {name: p.grad for name, p in wrapped.module.named_parameters() if p.requires_grad}
 
 
-@contextmanager
-def messages_in_order() -> Iterator[None]:
-    """Makes sends and receives inside the block wait for their peers as over NCCL.
-
-    NCCL runs a group's operations one after another, and a send of more than its buffers hold ends
-    when the peer receives. Those of a batch are one operation. gloo's sends end when the peer
-    receives, too, but the next operation does not wait for them, unless it is made to.
-    """
-    batch = dist.batch_isend_irecv.__code__
-
-    def waiting(original: Callable, name: str) -> Callable:
-        def call(group: dist.ProcessGroup, *arguments, **keywords) -> object:
-            work, frame = original.__get__(group)(*arguments, **keywords), sys._getframe(1)
-            while frame is not None and frame.f_code is not batch:
-                frame = frame.f_back
-            if frame is not None:
-                return work
-            try:
-                work.wait(PEER_TIMEOUT)
-            except RuntimeError:
-                raise RuntimeError(f"deadlock over NCCL: a {name} waits for its peer") from None
-            return SimpleNamespace(wait=lambda *_: True, is_completed=lambda: True)
-
-        return call
-
-    # As the class holds them: see ``counted_all_reduces``.
-    originals = {name: vars(dist.ProcessGroup)[name] for name in ("send", "recv")}
-    for name, original in originals.items():
-        setattr(dist.ProcessGroup, name, waiting(original, name))
+def two_passes(name: str, values: dict[str, Tensor], tokens: Sequence[Tensor]) -> dict | str:
+    """Makes two backward passes before one exchange; returns the gradients, or what is raised."""
+    wrapped = WRAPPERS[name](with_values(odd_model(), values))
     try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(dist.ProcessGroup, name, original)
+        for each in tokens:
+            wrapped(each, True).backward()
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+    wrapped.finish_gradient_synchronization()
+    return {name: p.grad for name, p in wrapped.module.named_parameters() if p.requires_grad}
 
 
-def train(name: str, seed: int, steps: int) -> dict:
-    """Trains with a wrapper; in each step another rank is the only one that uses the branch."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    model = odd_model(seed + rank)
-    parameters = list(model.parameters())
+def overlap(name: str, values: dict[str, Tensor], inputs: Tensor, ask: Callable) -> None:
+    """Makes a step whose last gradient needs what the check is asked for."""
+    model = with_values(Locked(20, 16, ask), values)
     wrapped = WRAPPERS[name](model)
-    kept = all(map(operator.is_, wrapped.module.parameters(), parameters))
-    first, optimizer = state_of(wrapped.module), sgd(wrapped)
-    for step in range(steps):
-        wrapped(tokens(seed, step, rank), rank == step % ranks).backward()
-        wrapped.finish_gradient_synchronization()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"kept": kept, "first": first, "last": state_of(wrapped.module)}
-
-
-def accumulate(name: str, seed: int, steps: int) -> dict:
-    """Trains with two micro-batches a step, of which only the second may exchange anything."""
-    rank = dist.get_rank()
-    wrapped = WRAPPERS[name](odd_model(seed + rank))
-    optimizer, early = sgd(wrapped), 0
-    for step in range(steps):
-        with wrapped.no_sync(), counted_all_reduces() as calls:
-            (wrapped(tokens(seed, step, rank), True) / 2).backward()
-        early += len(calls)
-        (wrapped(tokens(seed, step + 10, rank), True) / 2).backward()
-        wrapped.finish_gradient_synchronization()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"calls": early, "last": state_of(wrapped.module)}
-
-
-def overlap(name: str, read: Callable[[], None]) -> dict:
-    """Returns what was launched when the last gradient was final, and in the end.
-
-    The check reads what was sent when it is told to: before the backward pass, then, and in the
-    end. It does not say what it read.
-    """
-    model, launched = layers(20, 128, 1).float(), []
-    with counted_all_reduces() as calls:
-
-        def look(_: nn.Parameter) -> None:
-            launched.append(len(calls))
-            if len(launched) == len(list(model.parameters())):
-                read()
-
-        for parameter in model.parameters():  # before the wrapper's own hooks
-            parameter.register_post_accumulate_grad_hook(look)
-        wrapped = WRAPPERS[name](model)
-        loss = wrapped(torch.randn(3, 128)).sum()
-        dist.barrier()
-        read()
-        loss.backward()
-        wrapped.finish_gradient_synchronization()
-    read()
-    return {"launched": launched[-1], "calls": len(calls)}
+    wrapped(inputs).backward()
+    wrapped.finish_gradient_synchronization()
 
 
 def timed_steps(name: str, steps: int) -> list[float]:
@@ -195,84 +150,105 @@ def made(name: str, model: type[nn.Module]) -> nn.Module:
     return WRAPPERS[name](model())
 
 
-def all_reduces(name: str, seed: int) -> int:
-    """Returns the number of all-reduces of a step."""
-    rank = dist.get_rank()
-    wrapped = WRAPPERS[name](odd_model(seed + rank))
-    with counted_all_reduces() as calls:
-        wrapped(tokens(seed, 0, rank), True).backward()
-        wrapped.finish_gradient_synchronization()
-    return len(calls)
-
-
 def buckets(cap_mb: float | None) -> list[list[int]]:
     """Returns the buckets of twenty layers; parameters are numbered in reverse."""
-    wrapped = BucketedDDP(layers(20, 16, 1).float(), bucket_cap_mb=cap_mb)
+    wrapped = BucketedDDP(layers(20, 16).float(), bucket_cap_mb=cap_mb)
     place = {id(p): index for index, p in enumerate(reversed(list(wrapped.module.parameters())))}
     return [[place[id(parameter)] for parameter in bucket] for bucket in wrapped.buckets]
 
 
-def ring(tensors: list[list[Tensor]]) -> dict:
-    """Sums this rank's tensors; one of them is not contiguous."""
-    own = tensors[dist.get_rank()]
-    own[-1] = own[-1].T
-    with counted_all_reduces() as calls:
-        for tensor in own:
-            ring_all_reduce(tensor)
-    return {"calls": len(calls), "sums": [tensor.contiguous() for tensor in own]}
+def bucketed_step(cap_mb: float | None, inputs: Tensor) -> None:
+    """Makes a step of twenty layers, whose buckets are seen by their sizes."""
+    wrapped = BucketedDDP(layers(20, 16).float(), bucket_cap_mb=cap_mb)
+    wrapped(inputs).sum().backward()
+    wrapped.finish_gradient_synchronization()
+
+
+def ring(tensors: Sequence[Tensor], members: Sequence[int] | None = None) -> list[Tensor]:
+    """Sums this rank's tensors; the last one is not contiguous."""
+    group = group_of(members)
+    if members is not None and dist.get_rank() not in members:
+        return []
+    own = [*tensors[:-1], tensors[-1].T]
+    for tensor in own:
+        ring_all_reduce(tensor, group)
+    return [tensor.contiguous() for tensor in own]
 
 
 def ring_in_order(count: int) -> Tensor:
-    """Sums elements with messages in order; returns the sums."""
+    """Sums elements with messages that wait for their peers as over NCCL; returns the sums.
+
+    NCCL runs a group's operations one after another, and a send of more than its buffers hold ends
+    when the peer receives. Those of a batch are one operation.
+    """
     tensor = torch.ones(count)
-    dist.barrier()
-    with messages_in_order():
-        ring_all_reduce(tensor)
+    judged_group.JudgedGroup.in_order = True
+    ring_all_reduce(tensor)
     return tensor
 
 
-def ring_once(count: int) -> None:
-    """Sums so many elements, and waits for all ranks."""
-    ring_all_reduce(torch.ones(count))
+def sharded(
+    values: dict[str, Tensor],
+    inputs: Tensor,
+    steps: int,
+    merge: Callable[[dict], dict],
+    members: Sequence[int] | None = None,
+) -> dict:
+    """Trains with ZeRO-1: groups, a late one, a schedule, a closure; then with its saved states.
 
-
-def sharded(seed: int, steps: int, inputs: Tensor) -> dict:
-    """Trains with ZeRO-1: groups, a late one, a schedule, a closure; then with its saved states."""
-    rank = dist.get_rank()
-    model = layers(5, 9, seed)
-    own = ShardedOptimizer(groups(model), torch.optim.AdamW, lr=0.02)
+    Args:
+        values: the first parameters.
+        inputs: samples, the same on all ranks.
+        steps: number of steps before the states are saved.
+        merge: takes this rank's saved states by parameter, returns those of all ranks.
+        members: the ranks that share the states; None for all.
+    """
+    group = group_of(members)
+    if members is not None and dist.get_rank() not in members:
+        return {}
+    model = with_values(Mixed(), values)
+    own = ShardedOptimizer(model.groups(), torch.optim.AdamW, group=group, lr=0.02)
 
     def closure(optimizer: torch.optim.Optimizer) -> Tensor:
         optimizer.zero_grad()
-        loss = model(inputs).square().mean()
+        loss = model(inputs)
         loss.backward()
         return loss
 
     losses, states = [], []
     for step in range(steps):
         if step == 2:
-            own.add_param_group({"params": model[4].parameters(), "lr": 0.03})
+            own.add_param_group(model.late_group())
         if step == 4:
             own.param_groups[0]["lr"] = 0.1
         losses.append(own.step(functools.partial(closure, own)).item())
-        states.append(state_of(model))
-    owners = [[parameter.nbytes, owner] for parameter, owner in own.owners.items()]
-    kept = sum(
-        value.nbytes
-        for state in (own.own.state.values() if own.own else ())
-        for name, value in state.items()
-        if name.startswith("exp_avg")
-    )
-    # A new one that takes over the states of this rank goes on in the same way.
+        states.append(values_of(model))
+    owners = [own.owners.get(parameter, -1) for parameter in model.parameters()]
+    # One that begins with other settings goes on in the same way when it has taken these over.
     saved = own.state_dict()
-    again = ShardedOptimizer(
-        [{**group, "params": group["params"]} for group in own.param_groups], torch.optim.AdamW
-    )
+    saved["state"] = merge(dict(saved["state"]))
+    parts = [{"params": group["params"]} for group in own.param_groups]
+    again = ShardedOptimizer(parts, torch.optim.AdamW, group=group, lr=0.5, weight_decay=0.3)
     again.load_state_dict(saved)
-    for _ in range(2):
+    kept = [parameter in again.state for parameter in model.parameters()]
+    for step in range(3):
+        if step == 1:
+            again.param_groups[1]["lr"] = 0.05
         again.step(functools.partial(closure, again))
-        states.append(state_of(model))
-    return {"rank": rank, "losses": losses, "states": states, "owners": owners, "kept": kept}
+        states.append(values_of(model))
+    return {"losses": losses, "states": states, "owners": owners, "kept": kept}
+
+
+def sharded_memory(meet: Callable[[], None], count: int, width: int) -> None:
+    """Makes two steps with large states; all ranks meet before and after."""
+    model = Mixed(count, width).float()
+    own = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    meet()
+    for _ in range(2):
+        own.step()
+    meet()
 
 
 def refused(case: str, name: str) -> str:
@@ -294,23 +270,29 @@ def refused(case: str, name: str) -> str:
     return "nothing"
 
 
-def fsdp(seed: int, steps: int) -> dict:
-    """Trains with two backward passes a step."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    wrapped = FSDP(stacked_model(seed + rank))
+def fsdp(
+    values: dict[str, Tensor],
+    batches: Sequence[Sequence[Tensor]],
+    with_branch: Sequence[bool],
+    members: Sequence[int] | None = None,
+) -> dict:
+    """Trains with two backward passes a step; arguments as of ``train``."""
+    group = group_of(members)
+    if members is not None and dist.get_rank() not in members:
+        return {}
+    wrapped = FSDP(with_values(stacked_model(), values), group=group)
     names = list(wrapped.module.state_dict())
-    optimizer, found = adamw(wrapped), []
-    for step in range(steps):
-        for part in range(2):
-            batch = tokens(seed, step + 10 * part, rank)
-            (wrapped(batch, rank == step % ranks) / 2).backward()
+    optimizer, steps = adamw(wrapped), []
+    for parts, uses_it in zip(batches, with_branch, strict=True):
+        for tokens in parts:
+            (wrapped(tokens, uses_it) / len(parts)).backward()
             wrapped.finish_gradient_synchronization()
         shapes = all(p.grad.shape == p.shape for p in trained(wrapped))
         norm = wrapped.gradient_norm()
         optimizer.step()
         optimizer.zero_grad()
         whole = {name: value.clone() for name, value in wrapped.gather_full_params().items()}
-        found.append({"shapes": shapes, "norm": norm, "whole": whole})
+        steps.append({"shapes": shapes, "norm": norm, "whole": whole})
     moments, round_trip = {}, True
     for name, parameter in wrapped.module.named_parameters():
         for kind in ("exp_avg", "exp_avg_sq") if parameter in optimizer.state else ():
@@ -319,70 +301,57 @@ def fsdp(seed: int, steps: int) -> dict:
             round_trip &= torch.equal(wrapped.part(parameter, gathered), own)
             moments[f"{name} {kind}"] = gathered.clone()
     kept = sum(parameter.numel() for parameter in wrapped.parameters())
-    facts = {"names": names, "steps": found, "moments": moments}
+    facts = {"names": names, "steps": steps, "moments": moments}
     return facts | {"kept": kept, "round_trip": round_trip}
 
 
-def resident_bytes() -> int:
-    """Returns the memory of this process that is not shared with others."""
-    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-    return (int(resident) - int(shared)) * resource.getpagesize()
+def fsdp_memory(ask: Callable, meet: Callable[[], None], with_gradients: bool) -> None:
+    """Makes two passes of a wide model, of which the check sees the second.
 
-
-def settled_bytes() -> int:
-    """Returns it once all ranks are here, and what they sent each other has arrived."""
-    dist.barrier()
-    time.sleep(4 * LOOK_S)
-    return resident_bytes()
-
-
-def fsdp_memory(with_gradients: bool) -> dict:
-    """Returns the memory beyond the shards inside of blocks and between passes, in bytes."""
-    torch.manual_seed(0)
-    wrapped = FSDP(Wide())
-    inputs = torch.randn(2, Wide.WIDTH)
-    inside, between = [], []
-
-    def look(*_: object) -> None:
-        time.sleep(LOOK_S)  # for what was begun to arrive
-        inside.append(resident_bytes() - start)
-
-    for _ in range(2):  # the first time, PyTorch makes its own things
-        start = resident_bytes()
-        inside, between = [], []
-        hooks = [block[0].register_forward_hook(look) for block in wrapped.module.blocks]
+    Args:
+        ask: called in each block of the second pass.
+        meet: waits for all ranks: before the model is made, before the second pass, after its
+            forward part, and after the rest of it.
+        with_gradients: whether the passes have a backward part.
+    """
+    meet()
+    asks = [lambda: None]
+    wrapped = FSDP(Wide(lambda: asks[-1]()))
+    inputs = torch.ones(2, Wide.WIDTH)
+    for is_seen in (False, True):  # the first time, PyTorch makes its own things
+        if is_seen:
+            asks.append(ask)
+            meet()
         with torch.set_grad_enabled(with_gradients):
             loss = wrapped(inputs)
-        for hook in hooks:
-            hook.remove()
-        between.append(settled_bytes() - start)
+        if is_seen:
+            meet()
         if with_gradients:
             loss.backward()
             wrapped.finish_gradient_synchronization()
-            own = sum(parameter.grad.nbytes for parameter in trained(wrapped))
-            between.append(settled_bytes() - start - own)
             for parameter in trained(wrapped):
                 parameter.grad = None
         del loss
-    return {"inside": inside, "between": between}
+    meet()
 
 
 def fsdp_step() -> None:
-    """Makes one step of a wide model."""
+    """Makes one step of a wide model, which is made once."""
     wrapped = made("FSDP", Wide)
     wrapped(torch.ones(2, Wide.WIDTH)).backward()
     wrapped.finish_gradient_synchronization()
 
 
-def fsdp_in_16_bits(seed: int) -> dict:
+def fsdp_in_16_bits(values: dict[str, Tensor], tokens: Tensor) -> dict:
     """Returns the dtype of whole weights, and the norm of the gradients, which are in float32."""
-    wrapped = FSDP(copy.deepcopy(stacked_model(seed).float()), compute_dtype=torch.bfloat16)
+    model = with_values(stacked_model().float(), values)
+    wrapped = FSDP(model, compute_dtype=torch.bfloat16)
     dtypes = set()
     for block in wrapped.module.blocks:
         block.linear.register_forward_hook(
             lambda module, *_: dtypes.add(str(module.weight.dtype)), prepend=True
         )
-    wrapped(tokens(seed, 0, 0), True).backward()
+    wrapped(tokens, True).backward()
     wrapped.finish_gradient_synchronization()
     own = torch.cat([parameter.grad.flatten() for parameter in trained(wrapped)])
     replicated = [p.grad.flatten() for n, p in wrapped.named_parameters() if "norm" in n]
@@ -394,16 +363,15 @@ def fsdp_in_16_bits(seed: int) -> dict:
     }
 
 
-def fsdp_bits(seed: int, steps: int) -> list[dict[str, Tensor]]:
+def fsdp_bits(values: dict[str, Tensor], batches: Sequence[Tensor]) -> list[dict[str, Tensor]]:
     """Trains in float32; returns the whole parameters after each step."""
-    rank = dist.get_rank()
-    wrapped = FSDP(stacked_model(seed).float())
-    optimizer, found = sgd(wrapped), []
-    for step in range(steps):
-        wrapped(tokens(seed, step, rank), True).backward()
+    wrapped = FSDP(with_values(stacked_model().float(), values))
+    optimizer, states = sgd(wrapped), []
+    for tokens in batches:
+        wrapped(tokens, True).backward()
         wrapped.finish_gradient_synchronization()
         optimizer.step()
         optimizer.zero_grad()
         whole = wrapped.gather_full_params()
-        found.append({name: value.clone() for name, value in whole.items()})
-    return found
+        states.append({name: value.clone() for name, value in whole.items()})
+    return states
