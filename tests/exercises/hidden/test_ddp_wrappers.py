@@ -91,10 +91,11 @@ def check_training(
         assert_sent(together.exchange, rank, local[place], len(these))
 
 
-def check_overlap(on_ranks, name: str, ranks: int) -> None:
+def check_overlap(on_ranks, name: str, ranks: int, after_an_error: bool = False) -> None:
     """Checks that nine tenths of the all-reduces, and of their data, precede the last gradient.
 
     That gradient needs a factor which the check tells when it is asked, and notes what was sent.
+    An exception may have left ``no_sync`` before.
     """
     together, model = on_ranks(ranks), functools.partial(Locked, 20, 16)
     factors = [2 + secrets.randbelow(1000) / 1000 for _ in range(ranks)]
@@ -106,7 +107,10 @@ def check_overlap(on_ranks, name: str, ranks: int) -> None:
         return factors[rank]
 
     answers: list[Callable[[], float]] = [functools.partial(asked, rank) for rank in range(ranks)]
-    together.call_each("overlap", [(name, values[r], inputs[r], answers[r]) for r in range(ranks)])
+    together.call_each(
+        "overlap",
+        [(name, values[r], inputs[r], answers[r], after_an_error) for r in range(ranks)],
+    )
     for rank in range(ranks):
         twin = with_values(model(lambda factor=factors[rank]: factor), values[0])
         assert_sent(together.exchange, rank, gradients_of(twin, twin(inputs[rank])), ranks)
@@ -121,37 +125,23 @@ def check_overlap(on_ranks, name: str, ranks: int) -> None:
         assert share >= 0.85, f"{where}: {share:.0%} of the bytes precede the last gradient"
 
 
-def check_no_sync(on_ranks, name: str) -> None:
-    """Checks that gradients are exchanged after an exception has left ``no_sync``."""
-    values, tokens = drawn_values(odd_model, 2), drawn_tokens(2, 1)
-    results = on_ranks(2).call_each(
-        "train_after_an_error", [(name, values[r], tokens[r][0][0]) for r in range(2)]
-    )
-    check_gradients(results, values[0], [tokens[r][0] for r in range(2)])
-
-
-def check_gradients(results: Sequence, values: dict[str, Tensor], tokens: Sequence) -> None:
-    """Checks that every rank has the mean over ranks of the sum over its micro-batches."""
-    twin = with_values(odd_model(), values)
-    losses = [twin(each, True) for parts in tokens for each in parts]
-    mean = gradients_of(twin, torch.stack(losses).sum() / len(tokens))
-    names = [name for name, parameter in twin.named_parameters() if parameter.requires_grad]
-    for rank, one in enumerate(results):
-        where = f"on {len(tokens)} ranks, rank {rank}, gradients"
-        assert_states_equal(one, dict(zip(names, mean, strict=True)), where)
-
-
 def check_two_passes(on_ranks, name: str, is_refused: bool) -> None:
     """Checks two backward passes before one exchange: they add up, or the second is refused."""
     values, tokens = drawn_values(odd_model, 2), drawn_tokens(2, 1, 2)
     results = on_ranks(2).call_each(
         "two_passes", [(name, values[r], tokens[r][0]) for r in range(2)]
     )
-    if not is_refused:
-        return check_gradients(results, values[0], [tokens[r][0] for r in range(2)])
-    for one in results:
-        assert isinstance(one, str), "a second backward pass before the exchange is not refused"
-    return None
+    if is_refused:
+        why = "a second backward pass before the exchange is not refused"
+        assert all(isinstance(gradients, str) for gradients in results), why
+        return
+    twin = with_values(odd_model(), values[0])
+    losses = [twin(each, True) for rank in range(2) for each in tokens[rank][0]]
+    mean = gradients_of(twin, torch.stack(losses).sum() / 2)
+    names = [name for name, parameter in twin.named_parameters() if parameter.requires_grad]
+    for rank, gradients in enumerate(results):
+        expected = dict(zip(names, mean, strict=True))
+        assert_states_equal(gradients, expected, f"on 2 ranks, rank {rank}, gradients")
 
 
 @RANKS
@@ -199,7 +189,7 @@ def test_overlapped_ddp_accumulates(on_ranks, ranks: int) -> None:
 
 
 def test_overlapped_ddp_exchanges_after_an_error(on_ranks) -> None:
-    check_no_sync(on_ranks, "overlapped")
+    check_overlap(on_ranks, "overlapped", 2, after_an_error=True)
 
 
 def test_overlapped_ddp_refuses_a_second_pass(on_ranks) -> None:
@@ -231,7 +221,7 @@ def test_bucketed_ddp_accumulates(on_ranks, ranks: int) -> None:
 
 
 def test_bucketed_ddp_exchanges_after_an_error(on_ranks) -> None:
-    check_no_sync(on_ranks, "bucketed")
+    check_overlap(on_ranks, "bucketed", 2, after_an_error=True)
 
 
 def test_bucketed_ddp_refuses_a_second_pass(on_ranks) -> None:

@@ -233,8 +233,9 @@ RANKS = (
     Mutant(
         "counters of buckets are not set back",
         "bucketed_ddp",
-        "self.sent.clear()\n        self.missing = [len(bucket) for bucket in self.buckets]\n",
-        "self.sent.clear()\n",
+        "        self.final.clear()\n"
+        "        self.missing = [len(bucket) for bucket in self.buckets]\n",
+        "        self.final.clear()\n",
         "test_ddp_wrappers.py::test_bucketed_ddp_trains_as_its_twin",
     ),
     Mutant(

@@ -6,6 +6,7 @@ on what other ranks have, and can only be exchanged by way of the check.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 from collections.abc import Callable, Sequence
@@ -100,19 +101,6 @@ def train(
     return {"first": first, "last": values_of(wrapped.module)}
 
 
-def train_after_an_error(name: str, values: dict[str, Tensor], tokens: Tensor) -> dict:
-    """Makes a step after an exception has left ``no_sync``; returns the gradients."""
-    wrapped = WRAPPERS[name](with_values(odd_model(), values))
-    try:
-        with wrapped.no_sync():
-            raise ArithmeticError
-    except ArithmeticError:
-        pass
-    wrapped(tokens, True).backward()
-    wrapped.finish_gradient_synchronization()
-    return {name: p.grad for name, p in wrapped.module.named_parameters() if p.requires_grad}
-
-
 def two_passes(name: str, values: dict[str, Tensor], tokens: Sequence[Tensor]) -> dict | str:
     """Makes two backward passes before one exchange; returns the gradients, or what is raised."""
     wrapped = WRAPPERS[name](with_values(odd_model(), values))
@@ -125,10 +113,23 @@ def two_passes(name: str, values: dict[str, Tensor], tokens: Sequence[Tensor]) -
     return {name: p.grad for name, p in wrapped.module.named_parameters() if p.requires_grad}
 
 
-def overlap(name: str, values: dict[str, Tensor], inputs: Tensor, ask: Callable) -> None:
-    """Makes a step whose last gradient needs what the check is asked for."""
+def overlap(
+    name: str, values: dict[str, Tensor], inputs: Tensor, ask: Callable, after_an_error: bool
+) -> None:
+    """Makes a step whose last gradient needs what the check is asked for.
+
+    Args:
+        name: of the wrapper.
+        values: this rank's first parameters.
+        inputs: its samples.
+        ask: tells the factor of the last gradient.
+        after_an_error: whether an exception has left ``no_sync`` before.
+    """
     model = with_values(Locked(20, 16, ask), values)
     wrapped = WRAPPERS[name](model)
+    if after_an_error:
+        with contextlib.suppress(ArithmeticError), wrapped.no_sync():
+            raise ArithmeticError
     wrapped(inputs).backward()
     wrapped.finish_gradient_synchronization()
 
