@@ -99,9 +99,9 @@ class Exchange:
         """Returns what a rank sent, or all ranks did; of one kind of operation, or of all."""
         with self.changed:
             return [
-                one
-                for one in self.log
-                if rank in (None, one.rank) and operation in ("", one.operation)
+                entry
+                for entry in self.log
+                if rank in (None, entry.rank) and operation in ("", entry.operation)
             ]
 
     def mark(self, rank: int) -> None:
@@ -169,8 +169,8 @@ class Exchange:
         until = time.monotonic() + LONGEST_S
         with self.changed:
             while meeting.results is None and not meeting.problem:
-                left = until - time.monotonic()
-                if self.abandoned or left <= 0 or not self.changed.wait(left):
+                remaining = until - time.monotonic()
+                if self.abandoned or remaining <= 0 or not self.changed.wait(remaining):
                     meeting.problem = meeting.problem or missing(meeting)
             if meeting.problem:
                 self.changed.notify_all()
@@ -212,7 +212,7 @@ def mismatch(meeting: Meeting) -> str:
     """Returns in what two ranks' parts of an operation differ, or nothing."""
     first = meeting.ranks[0]
     for rank in meeting.ranks[1:]:
-        parts = [described(*meeting.came[one]) for one in (first, rank)]
+        parts = [described(*meeting.came[member]) for member in (first, rank)]
         if parts[0] != parts[1]:
             return f"rank {first} launches {parts[0]} where rank {rank} launches {parts[1]}"
     return ""
@@ -229,9 +229,9 @@ def described(operation: str, settings: tuple, tensors: tuple[Tensor, ...]) -> s
 
 def reduced(parts: list, settings: tuple) -> list[list[Tensor]]:
     """Returns the ranks' tensors, reduced, for each rank."""
-    whole = [REDUCTIONS[settings[0]](torch.stack(same)) for same in zip(*parts, strict=True)]
-    whole = [one.to(same.dtype) for one, same in zip(whole, parts[0], strict=True)]
-    return [whole for _ in parts]
+    stacked = [torch.stack(tensors) for tensors in zip(*parts, strict=True)]
+    results = [REDUCTIONS[settings[0]](tensors).to(tensors.dtype) for tensors in stacked]
+    return [results for _ in parts]
 
 
 def sent_by_root(parts: list, settings: tuple) -> list[list[Tensor]]:
@@ -246,8 +246,8 @@ def gathered(parts: list, _: tuple) -> list[list[Tensor]]:
 
 def reduced_and_scattered(parts: list, settings: tuple) -> list[list[Tensor]]:
     """Returns a rank's own of the reduced tensors; each rank sends one for every rank."""
-    [whole, *_] = reduced(parts, settings)
-    return [[tensor] for tensor in whole]
+    [results, *_] = reduced(parts, settings)
+    return [[tensor] for tensor in results]
 
 
 def sent_to_each(parts: list, _: tuple) -> list[list[Tensor]]:

@@ -158,9 +158,9 @@ class JudgedGroup(dist.ProcessGroup):
         pieces = [piece.view(part.shape) for piece in output.view(len(self.ranks), -1)]
         return self.start("all_gather", [part], pieces)
 
-    def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Pending:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Pending:
         """Reduces a tensor, of which each rank gets a piece."""
-        pieces = [piece.view(output.shape) for piece in whole.view(len(self.ranks), -1)]
+        pieces = [piece.view(output.shape) for piece in tensor.view(len(self.ranks), -1)]
         return self.start("reduce_scatter", pieces, [output], reduction(opts))
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Pending:
@@ -202,7 +202,7 @@ def as_list(tensors: Any) -> list[Tensor]:
 
 def flat(lists: Any) -> list[Tensor]:
     """Returns the tensors of a list of lists."""
-    return [tensor for each in lists for tensor in as_list(each)]
+    return [tensor for tensors in lists for tensor in as_list(tensors)]
 
 
 def reduction(options: Any) -> str:
