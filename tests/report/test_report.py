@@ -249,14 +249,8 @@ def test_a_presets_global_batches_are_chosen_so_that_its_ranks_divide_them(ranks
 def test_emulated_stages_go_to_folders_apart_from_loopback() -> None:
     stages = load_preset("assignment2", "laptop").stages
     emulated = [stage for stage in stages if stage.hosts]
-    assert {str(stage.hosts) for stage in emulated} == {
-        "2 emulated hosts at 1 Gbit/s",
-        "2 emulated hosts at 2 Gbit/s",
-    }
+    assert {str(stage.hosts) for stage in emulated} == {"2 emulated hosts at 1 Gbit/s"}
     assert all(stage.folder.startswith("emulated-2x") and stage.ranks == 2 for stage in emulated)
-    # both rates are measured alike, so that only the network differs
-    flags = {stage.script.stem: stage.flags() for stage in emulated}
-    assert all(stage.flags() == flags[stage.script.stem] for stage in emulated)
 
 
 def test_a_stage_that_another_assignment_has_measured_is_copied_and_says_so(tmp_path: Path) -> None:
