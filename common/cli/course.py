@@ -141,11 +141,12 @@ class Grade:
         with staffs():
             from common.course.grading.classes import Class
             from common.course.grading.grade import Grader, write_json
+            from common.course.grading.identify import files_of
             from common.course.grading.roster import moment_of, read_roster
             from common.course.overlay import with_overlay
         if not self.submissions and not (self.output_dir / "class.json").is_file():
             raise UserError("no submission was given")
-        if self.json and len(self.submissions) != 1:
+        if self.json and len(files_of(self.submissions)) != 1:
             raise UserError("--json is for one submission; of several see --output-dir")
         if self.jobs < 1:
             raise UserError(f"--jobs {self.jobs}: at least 1")

@@ -48,7 +48,7 @@ from common.course.grading.records import (
     write_together,
 )
 from common.course.grading.roster import Roster
-from common.course.grading.tables import PLATFORMS, as_grades, as_history
+from common.course.grading.tables import PLATFORMS, as_grades, as_history, not_judged
 from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn
 from common.errors import RunFailed, UserError
@@ -121,8 +121,7 @@ class Class:
             grades = self.judge(folder, hand_ins, names, results, say)
             self.write(folder, results, before, levels)
             # write_suspicions(folder, submissions, self.grader.root, times) is called here.
-            if self.roster:
-                say_missing(self.roster, results, say)
+            say_what_is_open(self.roster, results, self.platforms, say)
             return grades
 
     def results(self, folder: Path, hand_ins: Sequence[HandIn]) -> Results:
@@ -287,12 +286,15 @@ def put_earlier(hand_in: HandIn, name: str, results: Results) -> None:
         results.note(replace(record, problem=why), None, why)
 
 
-def say_missing(roster: Roster, results: Results, say: Callable[[str], None]) -> None:
-    """Says who of the roster handed in nothing that counts."""
-    missing = [p.name for p in roster.people if not results.submissions_of(p)]
+def say_what_is_open(
+    roster: Roster | None, results: Results, platforms: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Says who of the roster handed in nothing that counts, and whose points may still change."""
+    missing = [p.name for p in (roster.people if roster else ()) if not results.submissions_of(p)]
     if missing:
+        names = ", ".join(missing[:NAMED])
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        say(
-            f"nothing counts of {counted(len(missing), 'student')}: "
-            f"{', '.join(missing[:NAMED])}{more}"
-        )
+        say(f"nothing counts of {counted(len(missing), 'student')}: {names}{more}")
+    waiting = sum(not_judged(record) > 0 for record in results.records.values())
+    for name in platforms if waiting else ():
+        say(f"{name}.csv: of {counted(waiting, 'student')} not all points have been judged yet")

@@ -92,6 +92,7 @@ class Grader:
         files = [self.root / HIDDEN / name for name in tests]
         files += [self.root / task.path for task in tasks.values()]
         files += (self.root / HIDDEN / "probes").glob("*.py")
+        files += (p for p in (self.root / HIDDEN).glob("*.py") if not p.name.startswith("test_"))
         points: list[object] = [{name: dict(task.checks) for name, task in tasks.items()}]
         if of.has_answers:
             questions = read_questions(self.root, of.assignment)

@@ -86,9 +86,10 @@ def read_hand_in(path: Path, *, by_file_time: bool) -> HandIn:
         changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
         submission = read_submission(path)
     except OSError as error:
-        return HandIn(path, "", of_name(path.name), f"{printable(path.name)}: {error.strerror}")
+        return HandIn(path, "", of_name(path.name), error.strerror or "it cannot be read")
     except UserError as error:
-        return HandIn(path, sha256, of_name(path.name), str(error), handed_in=changed)
+        problem = str(error).removeprefix(f"{printable(path.name)}: ")
+        return HandIn(path, sha256, of_name(path.name), problem, handed_in=changed)
     is_claimed = submission.packed_at is not None and not by_file_time
     time, source = (submission.packed_at, CLAIMED) if is_claimed else (changed, BY_FILE)
     return HandIn(path, sha256, submission.of, handed_in=time, time_from=source)
