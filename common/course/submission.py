@@ -161,8 +161,9 @@ def handed_in(
 def is_name(text: str) -> bool:
     """Returns True for letters of any script, their marks, and what joins them."""
     kinds = {unicodedata.category(letter)[0] for letter in text if letter not in JOINS}
-    is_short = len(text.encode(errors="replace")) <= NAME_BYTES
-    return is_short and "L" in kinds and kinds <= {"L", "M"}
+    if "L" not in kinds or not kinds <= {"L", "M"}:
+        return False
+    return max(len(text.encode()), len(slug(text).encode())) <= NAME_BYTES
 
 
 def words_of(name: str) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
+import io
+import json
 import os
 import shutil
 import tarfile
@@ -233,6 +235,30 @@ def test_broken_and_hostile_hand_ins_are_rows_and_cost_nobody_else_anything(
     for name, words in expected.items():
         assert words in reasons[name], name
     assert found["roe-max-assign3.tar.gz"]["name"] == "roe-max"
+
+
+def test_names_that_a_terminal_or_a_disk_does_not_take(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    folder = hand_in("doe-jane", answers()).parent
+    for name in (b"\xff.tar.gz", b"a\nb", b"\xe2\x80\xaex"):
+        Path(os.fsdecode(bytes(folder) + b"/" + name)).write_bytes(b"x")
+    for number, name in enumerate(("İ" * 100, "a" * 200)):
+        manifest = json.dumps({"name": name, "assignment": 3, "id": "s" * 64, "files": {}})
+        with tarfile.open(folder / f"long {number}", "w:gz") as tar:
+            info = tarfile.TarInfo("x/manifest.json")
+            info.size = len(manifest.encode())
+            tar.addfile(info, io.BytesIO(manifest.encode()))
+    shutil.copy(folder / "long 1", folder / "long 2")
+    lines = grade(folder)
+    assert all(line.encode().decode().isprintable() for line in lines)
+    assert len(grades(tmp_path)) == 6
+    # The results may lie among the hand-ins.
+    grade(folder, folder=folder / "grades")
+    before = rows(folder / "grades" / "grades.csv")
+    grade(folder, folder=folder / "grades")
+    assert rows(folder / "grades" / "grades.csv") == before
+    assert len(before) == 6
 
 
 def test_of_which_assignment_a_class_is(tmp_path: Path, hand_in: Callable, grade: Callable) -> None:

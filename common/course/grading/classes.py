@@ -48,18 +48,16 @@ from common.course.grading.records import (
     write_together,
 )
 from common.course.grading.roster import Roster
-from common.course.grading.tables import PLATFORMS, as_grades, as_history, not_judged
+from common.course.grading.tables import PLATFORMS, as_grades, as_history, what_is_open
 from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn
+from common.course.tarball import printable
 from common.errors import RunFailed, UserError
 from common.runtime.processes.bytecode import shared_bytecode
 from common.runtime.script import is_full
-from common.runtime.wording import counted
 
 logger = logging.getLogger(__name__)
 LEVELS, CACHE = "levels.csv", ".checks"
-NAMED = 10
-"""Most people without a hand-in that are named in a line."""
 
 
 @dataclass(frozen=True)
@@ -109,19 +107,20 @@ class Class:
                 something else or is being written, a level is of nobody's text, or nothing can be
                 written.
         """
-        files = files_of(self.paths)
+        files = files_of(self.paths, folder)
         with locked(folder), shared_bytecode():
             hand_ins = [read_hand_in(path, by_file_time=self.by_file_time) for path in files]
             results = self.results(folder, hand_ins)
-            what = (results.what.assignment, results.what.part)
-            hand_ins = [identified(hand_in, what, self.roster) for hand_in in hand_ins]
+            of = (results.what.assignment, results.what.part)
+            hand_ins = [identified(hand_in, of, self.roster) for hand_in in hand_ins]
             before = dict(results.records)
             self.refresh(results)
             names = self.names(hand_ins, results)
             grades = self.judge(folder, hand_ins, names, results, say)
             self.write(folder, results, before, levels)
-            # write_suspicions(folder, submissions, self.grader.root, times) is called here.
-            say_what_is_open(self.roster, results, self.platforms, say)
+            # write_suspicions is called here.
+            for line in what_is_open(results, self.roster, self.platforms):
+                say(line)
             return grades
 
     def results(self, folder: Path, hand_ins: Sequence[HandIn]) -> Results:
@@ -133,8 +132,8 @@ class Class:
             if earlier is None or self.assignment is not None:
                 raise
             assignment, part = earlier.what.assignment, earlier.what.part
-        of = HandedIn("", assignment, part)
-        what = What(assignment, part, self.grader.variant, self.grader.course(of))
+        course = self.grader.course(HandedIn("", assignment, part))
+        what = What(assignment, part, self.grader.variant, course)
         results = earlier or Results(what)
         check_is_of(folder, results.what, what)
         if self.due:
@@ -252,11 +251,12 @@ class Class:
                 levels |= {p: row for p, row in more.items() if row["level"] or p not in levels}
         apply_levels(results, levels, questions)
         results.note_changes(before)
-        tasks = self.grader.tasks(of).values()
-        possible = float(sum(task.points for task in tasks if not task.bonus))
-        possible += sum(question.points for question in questions.values())
+        tasks = self.grader.tasks(of)
+        bonus = {name for name, task in tasks.items() if task.bonus}
+        worth = {**tasks, **questions}
+        possible = float(sum(item.points for name, item in worth.items() if name not in bonus))
         texts = {f"{r.submission}.json": r.grade.text() for r in results.records.values()}
-        texts |= {"grades.csv": as_grades(results), "history.csv": as_history(results)}
+        texts |= {"grades.csv": as_grades(results, bonus), "history.csv": as_history(results)}
         for name in self.platforms:
             texts[f"{name}.csv"] = PLATFORMS[name](results, self.roster, possible)
         if any(question.kind == TEXT for question in questions.values()):
@@ -270,7 +270,7 @@ class Class:
 
 def put_problem(hand_in: HandIn, results: Results, say: Callable[[str], None]) -> Grade:
     """Notes a hand-in that counts for nobody."""
-    name = hand_in.path.name
+    name = printable(hand_in.path.name)
     grade = Grade(name, (), "", results.what.variant, hand_in.problem)
     results.put_problem(Record.of(name, hand_in, replace(grade, remark="")))
     say(f"{name}: counts for nobody: {hand_in.problem}")
@@ -284,17 +284,3 @@ def put_earlier(hand_in: HandIn, name: str, results: Results) -> None:
     if row not in {(r["submission"], r["sha256"], r["why"]) for r in results.history}:
         record = Record.of(name, hand_in, Grade(name, (), "", results.what.variant))
         results.note(replace(record, problem=why), None, why)
-
-
-def say_what_is_open(
-    roster: Roster | None, results: Results, platforms: Sequence[str], say: Callable[[str], None]
-) -> None:
-    """Says who of the roster handed in nothing that counts, and whose points may still change."""
-    missing = [p.name for p in (roster.people if roster else ()) if not results.submissions_of(p)]
-    if missing:
-        names = ", ".join(missing[:NAMED])
-        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        say(f"nothing counts of {counted(len(missing), 'student')}: {names}{more}")
-    waiting = sum(not_judged(record) > 0 for record in results.records.values())
-    for name in platforms if waiting else ():
-        say(f"{name}.csv: of {counted(waiting, 'student')} not all points have been judged yet")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from common.course.grading.roster import Person, Roster
 from common.course.submission import (
+    NAME_BYTES,
     PARTS,
     HandedIn,
     Submission,
@@ -59,19 +60,24 @@ class HandIn:
         return submission
 
 
-def files_of(paths: Iterable[Path]) -> list[Path]:
+def files_of(paths: Iterable[Path], results: Path | None = None) -> list[Path]:
     """Returns the files among paths and below folders, as Moodle packs a class's hand-ins.
+
+    Args:
+        paths: files and folders.
+        results: folder of results, which is none of hand-ins wherever it lies.
 
     Raises:
         UserError: no such file.
     """
     files: list[Path] = []
     for path in paths:
-        if not path.exists():
+        if not (path.is_file() or path.is_dir()):
             raise UserError(f"{path}: no such file")
         below = sorted(path.rglob("*")) if path.is_dir() else [path]
         files += [p for p in below if p.is_file() and (p is path or not p.name.startswith("."))]
-    return list(dict.fromkeys(files))
+    inside = results.resolve() if results else None
+    return [path for path in dict.fromkeys(files) if inside not in path.resolve().parents]
 
 
 def read_hand_in(path: Path, *, by_file_time: bool) -> HandIn:
@@ -169,7 +175,9 @@ def slug_of(person: Person, roster: Roster | None, taken: Collection[str]) -> st
     """Returns what a person's files are called, unlike those of another person."""
     plain = roster.slug(person) if roster else slug(person.name)
     more = slug(person.id or person.email.replace("@", "-"))
-    names = [plain, *([f"{plain}-{more}"] if more else [])]
+    names = [plain]
+    if more and len(f"{plain}-{more}".encode()) <= NAME_BYTES:
+        names.append(f"{plain}-{more}")
     names += [f"{plain}-{number}" for number in range(2, len(set(taken)) + 3)]
     return next(name for name in names if name not in set(taken))
 
@@ -183,6 +191,7 @@ def newest(hand_ins: Sequence[HandIn], say: Callable[[str], None]) -> tuple[Hand
     earlier = [hand_in for hand_in in earlier if hand_in.sha256 != last.sha256]
     if not earlier:
         return last, []
-    remark = f"{counted(len(earlier) + 1, 'hand-in')}; the newest counts: {last.path.name}"
+    name = printable(last.path.name)
+    remark = f"{counted(len(earlier) + 1, 'hand-in')}; the newest counts: {name}"
     say(f"{last.person.name}: {remark}")
     return replace(last, remark=remark), earlier

@@ -20,6 +20,7 @@ from pathlib import Path
 from common.course.grading.identify import HandIn, are_same, named
 from common.course.grading.marks import NO_ANSWER, Grade, Mark
 from common.course.grading.roster import Person
+from common.course.tarball import printable
 from common.errors import UserError
 
 STATE, LOCK = "class.json", ".lock"
@@ -71,7 +72,7 @@ class Record:
             person.name or (hand_in.of.name if hand_in.of else ""),
             person.email,
             person.id,
-            hand_in.path.name,
+            printable(hand_in.path.name),
             hand_in.sha256,
             hand_in.handed_in.isoformat(timespec="seconds") if hand_in.handed_in else "",
             hand_in.time_from,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from common.course.grading.identify import named
 from common.course.grading.records import Record, Results
 from common.course.grading.roster import Person, Roster
+from common.runtime.wording import counted
 
 HISTORY = ("time", "submission", "score_before", "score", "why", "file", "sha256")
 ABOUT = (
@@ -20,6 +21,8 @@ ABOUT = (
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of cells that a spreadsheet computes."""
+NAMED = 10
+"""Most people without a hand-in that are named in a line."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -60,11 +63,15 @@ def not_judged(record: Record) -> float:
     return sum(mark.points for mark in record.marks if mark.score is None)
 
 
-def as_grades(results: Results) -> str:
+def as_grades(results: Results, bonus: Collection[str]) -> str:
     """Returns grades.csv: a row a student, then one for each hand-in that counts for nobody.
 
     ``percent`` is of what was judged, so that it can be compared before all texts are read. At
     the end are the points by task and question.
+
+    Args:
+        results: the results of a class.
+        bonus: tasks whose points come on top: they are not in the maximum.
     """
     records = [results.records[name] for name in sorted(results.records)]
     columns = list(dict.fromkeys(mark.of for record in records for mark in record.marks))
@@ -72,8 +79,9 @@ def as_grades(results: Results) -> str:
     for record in records:
         grade = record.grade
         by_task = [sum(m.score or 0.0 for m in record.marks if m.of == name) for name in columns]
-        percent = 100.0 * grade.score / grade.maximum if grade.maximum else None
-        points = [grade.score, grade.maximum, percent, not_judged(record), record.remark]
+        maximum = sum(m.points for m in record.marks if m.score is not None and m.of not in bonus)
+        percent = 100.0 * grade.score / maximum if maximum else None
+        points = [grade.score, maximum, percent, not_judged(record), record.remark]
         rows.append([*about(record, results.due), *points, *by_task])
     problems = sorted(results.problems.values(), key=lambda record: record.submission)
     rows += [[*about(r, results.due), None, None, None, None, r.problem] for r in problems]
@@ -160,3 +168,17 @@ def with_people(results: Results, roster: Roster | None) -> list[tuple[Record, P
 def title_of(results: Results) -> str:
     """Returns the assignment's name as a column's title."""
     return named(results.what.assignment, results.what.part).replace(",", "").capitalize()
+
+
+def what_is_open(
+    results: Results, roster: Roster | None, platforms: Sequence[str]
+) -> Iterator[str]:
+    """Yields lines on who of the roster handed in nothing that counts, and on open points."""
+    missing = [p.name for p in (roster.people if roster else ()) if not results.submissions_of(p)]
+    if missing:
+        names = ", ".join(missing[:NAMED])
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        yield f"nothing counts of {counted(len(missing), 'student')}: {names}{more}"
+    waiting = sum(not_judged(record) > 0 for record in results.records.values())
+    for name in platforms if waiting else ():
+        yield f"{name}.csv: of {counted(waiting, 'student')} not all points have been judged yet"
