@@ -141,8 +141,8 @@ class Grade:
         with staffs():
             from common.course.grading.classes import Class
             from common.course.grading.grade import Grader, write_json
-            from common.course.grading.identify import files_of
-            from common.course.grading.roster import moment_of, read_roster
+            from common.course.grading.people.identify import files_of
+            from common.course.grading.people.roster import moment_of, read_roster
             from common.course.overlay import with_overlay
         if not self.submissions and not (self.output_dir / "class.json").is_file():
             raise UserError("no submission was given")

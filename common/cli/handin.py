@@ -65,8 +65,8 @@ def build(handin: Handin) -> tuple[Path, dict[str, bytes], list[str]]:
         UserError: a name, an assignment or a part that is not one, a run without a report or with
             recorded tables, or answers that cannot be read.
     """
+    from common.course.hand_ins.tarball import ANSWERS
     from common.course.submission import handed_in, pack
-    from common.course.tarball import ANSWERS
     from common.runtime.paths import project_root
 
     number = re.fullmatch(r"assignment(\d)", handin.assignment)
@@ -116,7 +116,7 @@ def tables(run: Path) -> dict[str, bytes]:
     Raises:
         UserError: a table was recorded by somebody else and came with the project.
     """
-    from common.course.tarball import KINDS_OF_TABLES, RUN
+    from common.course.hand_ins.tarball import KINDS_OF_TABLES, RUN
     from common.runtime.paths import project_root
 
     recorded = {

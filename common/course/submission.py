@@ -21,13 +21,13 @@ import io
 import json
 import re
 import tarfile
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.course.tarball import (
+from common.course.hand_ins.names import is_name, slug
+from common.course.hand_ins.tarball import (
     EXERCISES,
     FILES,
     MANIFEST,
@@ -41,12 +41,6 @@ from common.course.tarball import (
 from common.course.tasks import Task
 from common.errors import UserError
 
-NAME_BYTES = 200
-"""Most bytes of a student's name: file names have it in them."""
-UNSEEN = "'’ʼ\u200c\u200d"
-"""Apostrophes, and the joiners of Persian and Hindi: words are the same without them."""
-JOINS = f"{UNSEEN} -.·"
-"""What stands between the letters of names: O'Brien, Jean-Luc, J. Doe."""
 PARTS = {1: (("A1.1", "A1.2", "A1.3"), ("A1.4", "A1.5", "A1.6"))}
 """Assignments that are handed in in parts. Questions are answered with the last."""
 OF = r"-assign(?P<number>\d)(?!\d)(-part(?P<part>[12]))?"
@@ -156,25 +150,6 @@ def handed_in(
     if part and (assignment not in PARTS or part not in (1, 2)):
         raise UserError(f"assignment {assignment} has no part {part}")
     return HandedIn(name, assignment, part, email, id_)
-
-
-def is_name(text: str) -> bool:
-    """Returns True for letters of any script, their marks, and what joins them."""
-    kinds = {unicodedata.category(letter)[0] for letter in text if letter not in JOINS}
-    if "L" not in kinds or not kinds <= {"L", "M"}:
-        return False
-    return max(len(text.encode()), len(slug(text).encode())) <= NAME_BYTES
-
-
-def words_of(name: str) -> list[str]:
-    """Returns the words of a name, however it is written: Doe-Jane, Doe, Jane and JANE DOE."""
-    letters = re.sub(f"[{UNSEEN}]", "", normal(name.casefold()))
-    return re.findall(r"[^\s\-.,·]+", letters)
-
-
-def slug(name: str) -> str:
-    """Returns a name as files are called after it: o'Brien, Mary is obrien-mary."""
-    return "-".join(words_of(name))
 
 
 def pack(path: Path, of: HandedIn, files: Mapping[str, bytes]) -> None:

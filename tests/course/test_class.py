@@ -22,7 +22,7 @@ from common.course.answers import CHOICE, TEXT, questions_path, read_questions
 from common.course.grading.classes import Class
 from common.course.grading.grade import Grader
 from common.course.grading.marks import read_key
-from common.course.grading.roster import read_roster
+from common.course.grading.people.roster import read_roster
 from common.course.overlay import with_overlay
 from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import handed_in, pack

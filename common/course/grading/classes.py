@@ -16,7 +16,8 @@ from pathlib import Path
 from common.course.answers import TEXT, read_questions
 from common.course.grading.checks import TIME_S
 from common.course.grading.grade import Grader
-from common.course.grading.identify import (
+from common.course.grading.marks import Grade, read_key
+from common.course.grading.people.identify import (
     BY_ROSTER,
     HandIn,
     are_same,
@@ -27,7 +28,7 @@ from common.course.grading.identify import (
     slug_of,
     what_is_graded,
 )
-from common.course.grading.marks import Grade, read_key
+from common.course.grading.people.roster import Roster
 from common.course.grading.reading import (
     Levels,
     apply_levels,
@@ -47,11 +48,10 @@ from common.course.grading.records import (
     state_of,
     write_together,
 )
-from common.course.grading.roster import Roster
 from common.course.grading.tables import PLATFORMS, as_grades, as_history, what_is_open
+from common.course.hand_ins.tarball import printable
 from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn
-from common.course.tarball import printable
 from common.errors import RunFailed, UserError
 from common.runtime.processes.bytecode import shared_bytecode
 from common.runtime.script import is_full

@@ -20,11 +20,11 @@ from common.course.grading.checks import (
 )
 from common.course.grading.marks import Grade, Mark, judge_answers, read_key
 from common.course.grading.records import write_together
+from common.course.hand_ins.tarball import ANSWERS
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome
 from common.course.progress import reason_of
 from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn, Submission, of_file_name, read_submission
-from common.course.tarball import ANSWERS
 from common.course.tasks import Task, read_tasks
 from common.errors import NotYetWritten, UserError, unwritten_task
 

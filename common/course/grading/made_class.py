@@ -21,9 +21,9 @@ from common.course.answers import LEVELS, TEXT, questions_path, read_questions
 from common.course.grading.classes import CACHE, Class
 from common.course.grading.grade import Grader
 from common.course.grading.matrix import parts_of, reference_of
-from common.course.grading.roster import read_roster
+from common.course.grading.people.roster import read_roster
+from common.course.hand_ins.tarball import ANSWERS
 from common.course.submission import HandedIn, handed_in, pack
-from common.course.tarball import ANSWERS
 from common.course.tasks import read_tasks
 from common.runtime.paths import project_root
 from common.runtime.records.run_directory import RunDirectory

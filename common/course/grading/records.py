@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from common.course.grading.identify import HandIn, are_same, named
 from common.course.grading.marks import NO_ANSWER, Grade, Mark
-from common.course.grading.roster import Person
-from common.course.tarball import printable
+from common.course.grading.people.identify import HandIn, are_same, named
+from common.course.grading.people.roster import Person
+from common.course.hand_ins.tarball import printable
 from common.errors import UserError
 
 STATE, LOCK = "class.json", ".lock"

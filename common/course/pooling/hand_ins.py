@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common.course.submission import STEM, read_identity, read_submission, slug
-from common.course.tarball import RUN
+from common.course.hand_ins.names import slug
+from common.course.hand_ins.tarball import RUN
+from common.course.submission import STEM, read_identity, read_submission
 from common.errors import UserError
 from common.runtime.records.run_directory import read_environment
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from common.course.submission import HandedIn, normal, slug, words_of
+from common.course.hand_ins.names import slug, words_of
+from common.course.hand_ins.tarball import normal
+from common.course.submission import HandedIn
 from common.errors import UserError
 
 COLUMNS = {

@@ -9,18 +9,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.course.grading.roster import Person, Roster
+from common.course.grading.people.roster import Person, Roster
+from common.course.hand_ins.names import NAME_BYTES, slug, words_of
+from common.course.hand_ins.tarball import printable
 from common.course.submission import (
-    NAME_BYTES,
     PARTS,
     HandedIn,
     Submission,
     of_name,
     read_submission,
-    slug,
-    words_of,
 )
-from common.course.tarball import printable
 from common.errors import UserError
 from common.runtime.wording import counted
 
