@@ -286,6 +286,8 @@ def test_of_two_hand_ins_the_newest_counts(
     row = grades(tmp_path)["doe-jane-assign3"]
     assert (float(row["score"]), row["handed_in"][:10]) == (0, "1970-01-03")
     assert "2 hand-ins; the newest counts: x" in row["remark"]
+    why = {row["file"]: row["why"] for row in rows(tmp_path / "grades" / "history.csv")}
+    assert why == {"x": "first graded", "x (1)": "handed in again later: it does not count"}
     shutil.copy(first, first.with_name("x (2)"))
     grade(first, first.with_name("x (2)"), folder=tmp_path / "same")
     [row] = rows(tmp_path / "same" / "grades.csv")
@@ -309,6 +311,8 @@ def test_levels_are_given_to_texts_without_their_authors(
     points = sum(QUESTIONS[name].points for name in TEXTS)
     for row in grades(tmp_path).values():
         assert (float(row["score"]), row["not_judged"]) == (CHOICES + points, "0")
+    history = rows(tmp_path / "grades" / "history.csv")
+    assert [row["why"] for row in history] == ["first graded"] * 2 + ["texts read"] * 2
     for name in ("reading.html", "levels.csv"):
         text = (tmp_path / "grades" / name).read_text()
         assert "doe-jane" not in text

@@ -128,7 +128,9 @@ def grade_made_class(
         minutes = (time.monotonic() - began) / 60
         rows.append({"step": name, "minutes": minutes, "files": len(files)} | lost(before, after))
         run.write_table("class-steps.csv", pd.DataFrame(rows))
-    run.write_table("class.csv", pd.DataFrame(outcome_of(m, grades) for m in made))
+    outcomes = pd.DataFrame(outcome_of(m, grades) for m in made)
+    run.write_table("class.csv", outcomes)
+    progress.say(f"{outcomes['as_it_must_be'].sum()} of {len(made)} students have what they must")
     return pd.DataFrame(rows)
 
 
