@@ -149,4 +149,4 @@ def test_a_class_of_every_kind_loses_nothing(tmp_path: Path) -> None:
     assert rows["as_it_must_be"].all(), rows.to_string()
     steps = pd.read_csv(path / "class-steps.csv")
     assert steps["lost_rows"].sum() == steps["lost_levels"].sum() == 0
-    assert steps["changed_rows"].tolist() == [0, 4, 0, 1, 0]
+    assert steps["changed_rows"].tolist() == [0, 3, 0, 1, 0]  # three had texts to read

@@ -288,6 +288,12 @@ def test_of_two_hand_ins_the_newest_counts(
     assert "2 hand-ins; the newest counts: x" in row["remark"]
     why = {row["file"]: row["why"] for row in rows(tmp_path / "grades" / "history.csv")}
     assert why == {"x": "first graded", "x (1)": "handed in again later: it does not count"}
+    times = "name,id,handed_in\nJane Doe,s1,2027-10-03T00:00+02:00\n"
+    people = read_roster(roster(tmp_path, times))
+    grade(last, first, by_file_time=True, roster=people, folder=tmp_path / "on time")
+    [row] = rows(tmp_path / "on time" / "grades.csv")
+    assert "the newest counts: x" in row["remark"]  # the platform has the time of the last alone
+    assert float(row["score"]) == 0
     shutil.copy(first, first.with_name("x (2)"))
     grade(first, first.with_name("x (2)"), folder=tmp_path / "same")
     [row] = rows(tmp_path / "same" / "grades.csv")

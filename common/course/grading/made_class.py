@@ -6,11 +6,14 @@ the study says what was lost. Every code has a line of its own: no outcome is an
 
 from __future__ import annotations
 
+import gzip
+import io
 import itertools
 import shutil
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +25,7 @@ from common.course.grading.classes import CACHE, Class
 from common.course.grading.grade import Grader
 from common.course.grading.matrix import parts_of, reference_of
 from common.course.grading.people.roster import read_roster
-from common.course.hand_ins.tarball import ANSWERS
+from common.course.hand_ins.tarball import ANSWERS, UNPACKED_BYTES
 from common.course.submission import HandedIn, handed_in, pack
 from common.course.tasks import read_tasks
 from common.runtime.paths import project_root
@@ -34,26 +37,9 @@ HOSTILE, MISNAMED, DOUBLED, COPIED = "hostile", "misnamed", "doubled", "copied"
 KINDS = {RIGHT: 17, WRONG: 17, LATE: 6, REGRADED: 4, HOSTILE: 6, MISNAMED: 4, DOUBLED: 3, COPIED: 3}
 """Kind → number of students of the class whose hand-in is of it: 60."""
 ASSIGNMENT = 3
-FAMILIES = (
-    "Doe",
-    "O'Brien",
-    "Müller",
-    "Иванова",
-    "王",
-    "सिंह",
-    "Smith-Jones",
-    "García",
-    "علی",
-    "Roe",
-)
+FAMILIES = ("Doe", "O'Brien", "Müller", "Иванова", "王", "सिंह", "Smith-Jones", "علی", "Roe", "Li")
 FIRST = ("Jane", "Max", "Anna", "小明", "Zoë", "Ivan")
 DUE = datetime(2027, 10, 1, 22, tzinfo=UTC)
-CHANGES = (
-    lambda content: content[: len(content) // 2],
-    lambda content: b"not a tarball",
-    lambda content: b"",
-)
-"""What makes a tarball a broken one."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +143,7 @@ def make_class(folder: Path, kinds: Sequence[str], mutants: Sequence) -> list[Ma
             path = folder / file_name(kind, of, attempt)
             pack(path, of, contents(code, f"# {author}.{attempt}\n", f"Of {author}."))
             if kind == HOSTILE:
-                path.write_bytes(CHANGES[number % len(CHANGES)](path.read_bytes()))
+                spoil(path, of, number)
             files.append(path)
         check = mutant.check if mutant and kind == WRONG else ""
         made.append(Made(kind, of, check, tuple(files)))
@@ -181,6 +167,28 @@ def contents(texts: dict[str, str], line: str, text: str) -> dict[str, bytes]:
         if question.kind == TEXT:
             answers[name]["answer"] = text
     return {**files, ANSWERS: yaml.safe_dump(answers).encode()}
+
+
+def spoil(path: Path, of: HandedIn, number: int) -> None:
+    """Makes of a tarball one that is broken, hostile or of another assignment."""
+    content = path.read_bytes()
+    with io.BytesIO() as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
+        link = tarfile.TarInfo(f"{of.stem}/answers.yaml")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+        tar.close()
+        linked = file.getvalue()
+    kinds = (
+        content[: len(content) // 2],
+        b"not a tarball",
+        b"",
+        linked,
+        gzip.compress(bytes(UNPACKED_BYTES + 1), compresslevel=1),
+    )
+    if number % (len(kinds) + 1) == len(kinds):
+        pack(path, replace(of, assignment=ASSIGNMENT - 1), {ANSWERS: b"{}"})
+    else:
+        path.write_bytes(kinds[number % (len(kinds) + 1)])
 
 
 def broken(path: Path) -> Path:

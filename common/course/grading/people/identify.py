@@ -38,6 +38,7 @@ class HandIn:
         problem: reason why it counts for nobody; empty where it does count.
         person: whose it is.
         handed_in, time_from: when, and by whose clock.
+        stamp: time that the file itself has, by which a student's hand-ins are in order.
         remark: what else is to be known of it.
     """
 
@@ -48,6 +49,7 @@ class HandIn:
     person: Person = field(default_factory=lambda: Person(""))
     handed_in: datetime | None = None
     time_from: str = ""
+    stamp: datetime | None = None
     remark: str = ""
 
     def read(self) -> Submission:
@@ -96,7 +98,7 @@ def read_hand_in(path: Path, *, by_file_time: bool) -> HandIn:
         return HandIn(path, sha256, of_name(path.name), problem, handed_in=changed)
     is_claimed = submission.packed_at is not None and not by_file_time
     time, source = (submission.packed_at, CLAIMED) if is_claimed else (changed, BY_FILE)
-    return HandIn(path, sha256, submission.of, handed_in=time, time_from=source)
+    return HandIn(path, sha256, submission.of, handed_in=time, time_from=source, stamp=time)
 
 
 def sha256_of_file(path: Path) -> str:
@@ -184,7 +186,7 @@ def newest(hand_ins: Sequence[HandIn], say: Callable[[str], None]) -> tuple[Hand
     """Returns a person's hand-in that counts, and those before it."""
     earliest = datetime.min.replace(tzinfo=UTC)
     *earlier, last = sorted(
-        hand_ins, key=lambda hand_in: (hand_in.handed_in or earliest, hand_in.path.name)
+        hand_ins, key=lambda hand_in: (hand_in.stamp or earliest, hand_in.path.name)
     )
     earlier = [hand_in for hand_in in earlier if hand_in.sha256 != last.sha256]
     if not earlier:
