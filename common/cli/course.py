@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -102,18 +102,33 @@ class Test:
 class Grade:
     """Grade submissions of one assignment; student code runs in a sandbox.
 
-    For each submission it writes OUTPUT_DIR/NAME.json in Gradescope's format, for all of them
-    grades.csv, and reading.html with the texts that somebody has to read.
+    OUTPUT_DIR gets grades.csv, history.csv, NAME.json in Gradescope's format for each student, and
+    reading.html and levels.csv for the texts that somebody has to read. What is there already
+    stays: late hand-ins, regrades and levels are merged. Without submissions only levels are.
     """
 
-    submissions: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Tarballs of ddplab handin."""
+    submissions: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Tarballs of ddplab handin under any name, or folders of them."""
     output_dir: Path = Path("grades")
     """Folder of the results."""
+    roster: Path | None = None
+    """CSV of the class: name, and email or id; also extension_days and handed_in."""
+    assignment: int | None = None
+    """Assignment to grade; by default that of most submissions."""
+    part: int = 0
+    """Part 1 or 2 of assignment 1."""
+    due: str | None = None
+    """Deadline with its zone, like 2027-10-01T23:59+02:00."""
+    file_times: bool = False
+    """Count by the time of change of each file, not by that which the student's machine claims."""
+    lms: Literal["canvas", "moodle", "gradescope"] | None = None
+    """Also write the CSV that this platform imports."""
+    jobs: int = 1
+    """Submissions graded at once; what is timed is graded by itself."""
     json: Path | None = None
     """File that a single submission's result is also written to."""
     levels: Path | None = None
-    """levels.csv of an earlier grading, filled in by whoever read the texts."""
+    """Levels of texts besides OUTPUT_DIR/levels.csv."""
     variant: int = 0
     """Seed of the numbers that checks draw; take another one each term."""
     overlay: Path | None = None
@@ -126,19 +141,30 @@ class Grade:
         with staffs():
             from common.course.grading.classes import Class
             from common.course.grading.grade import Grader, write_json
-            from common.course.grading.reading import read_levels
+            from common.course.grading.people.identify import files_of
+            from common.course.grading.people.roster import moment_of, read_roster
             from common.course.overlay import with_overlay
-        if not self.submissions:
+        if not self.submissions and not (self.output_dir / "class.json").is_file():
             raise UserError("no submission was given")
-        if self.json and len(self.submissions) > 1:
+        if self.json and len(files_of(self.submissions)) != 1:
             raise UserError("--json is for one submission; of several see --output-dir")
-        levels = read_levels(self.levels) if self.levels else None
+        if self.jobs < 1:
+            raise UserError(f"--jobs {self.jobs}: at least 1")
         with with_overlay(project_root(), self.overlay) as root:
-            grades = Class(Grader(root, self.variant, levels), self.submissions).grade(
-                self.output_dir, print
-            )
+            grades = Class(
+                Grader(root, self.variant),
+                self.submissions,
+                read_roster(self.roster) if self.roster else None,
+                self.assignment,
+                self.part,
+                moment_of(self.due, "--due") if self.due else None,
+                self.file_times,
+                self.jobs,
+                [self.lms] if self.lms else [],
+            ).grade(self.output_dir, print, self.levels)
         if self.json:
             write_json(grades[0], self.json)
+        print(f"{self.output_dir}: {self.output_dir / 'grades.csv'}")
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,19 @@ SMALL_BYTES = 1000
 
 @dataclass(frozen=True)
 class Handin:
-    """Build and check lastname-firstname-assignN.tar.gz: exercises, answers, report and tables."""
+    """Build and check NAME-assignN.tar.gz: exercises, answers, report and tables.
+
+    The name, e-mail and id go into its manifest: the file may be renamed.
+    """
 
     assignment: Annotated[str, tyro.conf.Positional]
     """Assignment to hand in, such as assignment2."""
     name: str
-    """Your name as lastname-firstname, in lower case."""
+    """Your name, as your course has it: doe-jane or "Jane O'Brien", in any script."""
+    email: str = ""
+    """Your e-mail, as your course has it; it tells you from somebody of the same name."""
+    id: str = ""
+    """Your student id, likewise."""
     part: int = 0
     """Part 1 or 2 of assignment 1; the answers and the run go with part 2."""
     run_dir: str | None = None
@@ -58,13 +65,14 @@ def build(handin: Handin) -> tuple[Path, dict[str, bytes], list[str]]:
         UserError: a name, an assignment or a part that is not one, a run without a report or with
             recorded tables, or answers that cannot be read.
     """
-    from common.course.submission import ANSWERS, handed_in, pack
+    from common.course.hand_ins.tarball import ANSWERS
+    from common.course.submission import handed_in, pack
     from common.runtime.paths import project_root
 
     number = re.fullmatch(r"assignment(\d)", handin.assignment)
     if not number or not (project_root() / "assignments" / handin.assignment).is_dir():
         raise UserError(f"unknown assignment {handin.assignment!r}; like assignment2")
-    of = handed_in(handin.name, int(number[1]), handin.part)
+    of = handed_in(handin.name, int(number[1]), handin.part, handin.email, handin.id)
     files = dict(exercises(of))
     open_questions: list[str] = []
     if of.has_answers:
@@ -108,7 +116,7 @@ def tables(run: Path) -> dict[str, bytes]:
     Raises:
         UserError: a table was recorded by somebody else and came with the project.
     """
-    from common.course.submission import KINDS_OF_TABLES, RUN
+    from common.course.hand_ins.tarball import KINDS_OF_TABLES, RUN
     from common.runtime.paths import project_root
 
     recorded = {

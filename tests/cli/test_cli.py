@@ -153,7 +153,7 @@ def test_predict_refuses_another_number_of_ranks(tmp_path: Path) -> None:
         (["run", "assignment9"], "assignment2"),
         (["run", "--preset", "tiny"], "smoke"),
         (["predict", "--bucket-cap", "1"], "--bucket-cap-mb"),
-        (["handin", "assignment2", "--name", "Bob"], "lastname-firstname"),
+        (["handin", "assignment2", "--name", "B0b"], "expected letters of any script"),
         (["handin", "homework", "--name", "a-b"], "assignment2"),
         (["handin", "assignment2", "--name", "a-b", "--run-dir", "nowhere"], "ddplab run"),
         (["data", "record", "nowhere", "--machine", "x"], "not a run directory"),

@@ -10,7 +10,6 @@ import yaml
 
 from common.course.answers import (
     CHOICE,
-    LEVELS,
     NUMBER,
     TEXT,
     Question,
@@ -19,7 +18,6 @@ from common.course.answers import (
     read_questions,
 )
 from common.course.grading.marks import judge_answers, read_key
-from common.course.grading.reading import blank_levels, read_levels, reading_sheet
 from common.course.numbers import assignment0, assignment1, assignment2, assignment3, assignment4
 from common.course.tasks import read_tasks
 from common.errors import UserError
@@ -118,33 +116,14 @@ def test_marks_of_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(assignment2, "broken", lambda run: {}["x"], raising=False)
     key = {"Q1": {"number": "made_up"}, "Q2": {"right": "b"}, "Q3": {"look_for": ["x"]}}
 
-    def marks(answers: dict, levels: dict | None = None, number: str = "made_up") -> list:
+    def marks(answers: dict, number: str = "made_up") -> list:
         own = key | {"Q1": {"number": number}}
-        judged = judge_answers(QUESTIONS, answers, own, tmp_path, 2, levels or {})
+        judged = judge_answers(QUESTIONS, answers, own, tmp_path, 2)
         return [mark.score for mark in judged]
 
     assert marks({"Q1": 200.9, "Q2": "b", "Q3": "because"}) == [4, 3, None]
-    assert marks({"Q1": 201.1, "Q2": "a", "Q3": None}) == [0, 0, 0]
-    assert marks({"Q1": 200.0, "Q2": "b", "Q3": "x"}, {"Q3": "half"}, "broken") == [0, 3, 4]
-
-
-def test_a_reading_sheet_and_the_levels_that_come_back(tmp_path: Path) -> None:
-    answers = {"doe-jane-assign2": {"Q3": "<b>because</b>"}, "иванова-анна-assign2": {}}
-    page = reading_sheet("Texts", QUESTIONS, {"Q3": {"look_for": ["a fact"]}}, answers)
-    assert "&lt;b&gt;because" in page
-    assert "иванова" in page
-    assert page.count("<section>") == 1
-    path = tmp_path / "levels.csv"
-    path.write_text(blank_levels(list(answers), QUESTIONS))
-    assert read_levels(path) == {}
-    path.write_text(path.read_text().replace("doe-jane-assign2,Q3,", "doe-jane-assign2,Q3,half"))
-    assert read_levels(path) == {"doe-jane-assign2": {"Q3": "half"}}
-    path.write_text("submission,question,level\na-b-assign2,Q3,good\n")
-    with pytest.raises(UserError, match=f"2: level 'good'; known: {', '.join(LEVELS)}"):
-        read_levels(path)
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match="expected the columns"):
-        read_levels(path)
+    assert marks({"Q1": 201.1, "Q2": "a", "Q3": None}) == [0, 0, None]  # the same maximum
+    assert marks({"Q1": 200.0, "Q2": "b", "Q3": "x"}, "broken") == [0, 3, None]
 
 
 def test_the_students_file_does_not_ask_anything_else() -> None:

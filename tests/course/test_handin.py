@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,16 @@ def test_exercises_report_tables_and_answers(tmp_path: Path, run: Path) -> None:
         "run/stage/config.yaml",
     }
     assert without[0] == "Q2.1"
+
+
+def test_who_hands_in_stands_in_the_manifest(tmp_path: Path) -> None:
+    asked = Handin("assignment1", name="Mary O'Brien", email="m@x.org", id="s17", part=1)
+    path, _, _ = build(replace(asked, output_dir=str(tmp_path)))
+    assert path.name == "mary-obrien-assign1-part1.tar.gz"
+    renamed = path.rename(tmp_path / "download (2).gz")
+    found = read_submission(renamed)
+    assert (found.of.name, found.of.email, found.of.id) == ("Mary O'Brien", "m@x.org", "s17")
+    assert abs((found.packed_at - datetime.now(UTC)).total_seconds()) < 3600
 
 
 def test_the_first_part_of_assignment_1_is_code_alone(tmp_path: Path) -> None:

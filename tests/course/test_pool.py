@@ -322,7 +322,7 @@ def test_what_cannot_be_pooled_is_said_by_name_and_reason(tmp_path: Path) -> Non
         "part-one": "no run in it",
         "wrong-name": "a run of assignment 1, not 2",
         "cut-off": "no whole tarball",
-        "mine.zip": "expected lastname-firstname-assignN.tar.gz",
+        "mine.zip": "no whole tarball",
         "empty": "no run in it",
         "bad-table": "no column 'strategy'",
         "no-table": "empty",

@@ -598,7 +598,7 @@ def test_a_sandbox_that_does_not_start_is_nobodys_zero(
 ) -> None:
     said = 'failed on setup with "common.errors.RunFailed: the sandbox does not start: no mount"'
     outcome = Outcome("test_models", "test_a", "failed", said)
-    monkeypatch.setattr("common.course.grading.grade.run_tests", lambda *_, **__: [outcome])
+    monkeypatch.setattr("common.course.grading.checks.run_tests", lambda *_, **__: [outcome])
     of = HandedIn("doe-jane", 3)
     submission = Submission(of, {"exercises/loss_scale.py": b""})
     with pytest.raises(RunFailed, match="the sandbox does not start"):

@@ -64,10 +64,93 @@ def test_names_of_any_script(tmp_path: Path, name: str) -> None:
     assert read_submission(path).of.name == of.name
 
 
-@pytest.mark.parametrize("name", ["Doe-Jane", "doe", "doe-", "doe jane", "../doe-jane", "doe-j4ne"])
+@pytest.mark.parametrize("name", ["", "'-. ", "../doe-jane", "doe-j4ne", "a\nb", "\u0301", "=a"])
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(UserError, match="lastname-firstname"):
+    with pytest.raises(UserError, match="expected letters of any script"):
         handed_in(name, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("Mary O'Brien", "mary-obrien"),
+        ("Doe, Jane".replace(",", ""), "doe-jane"),
+        ("Plato", "plato"),
+        ("J. R. R. Tolkien", "j-r-r-tolkien"),
+        ("Mu\u0308ller", "m\u00fcller"),
+        ("علی\u200cرضا", "علیرضا"),
+        ("सिंह अमित", "सिंह-अमित"),
+        ("王小明", "王小明"),
+    ],
+)
+def test_names_as_people_have_them(tmp_path: Path, name: str, stem: str) -> None:
+    of = handed_in(name, 2, email="x@example.org", id_="s-1")
+    assert of.stem == f"{stem}-assign2"
+    path = tmp_path / "homework (1).TAR.GZ"
+    pack(path, of, FILES)
+    assert read_submission(path).of == of
+
+
+@pytest.mark.parametrize(
+    ("email", "id_", "words"), [("x", "", "e-mail 'x'"), ("", "=1", "id '=1'"), ("", "a b", "id")]
+)
+def test_emails_and_ids_that_are_none(email: str, id_: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        handed_in("a", 2, 0, email, id_)
+
+
+def test_a_tarball_of_an_earlier_release_says_whose_it_is_by_its_folder(tmp_path: Path) -> None:
+    path = tarball(tmp_path, member("run/x.csv", b"x"))
+    other = path.rename(tmp_path / "max-roe-assign3 (1).tar.gz")
+    found = read_submission(other)
+    assert (found.of, found.packed_at) == (DOE, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "doe-jane-assign2 (1).tar.gz",
+        "Doe-Jane-Assign2.tar.gz",
+        "doejane_LATE_9_17_doe-jane-assign2-1.tar.gz",  # Canvas
+        "Jane Doe_17_assignsubmission_file_doe-jane-assign2.tar.gz",  # Moodle
+    ],
+)
+def test_where_nothing_else_says_it_the_files_name_does(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with tarfile.open(path, "w:gz") as tar:
+        text = json.dumps({"run/x.csv": hashlib.sha256(b"x").hexdigest()}).encode()
+        for inside, content in (("run/x.csv", b"x"), ("manifest.json", text)):
+            info = tarfile.TarInfo(f"homework/{inside}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    assert read_submission(path).of.stem == DOE.stem
+    with pytest.raises(UserError, match="neither it nor its name says whose it is"):
+        read_submission(path.rename(tmp_path / "homework.tar.gz"))
+
+
+def test_a_tarball_that_a_browser_has_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar.gz"
+    pack(path, DOE, FILES)
+    plain = tmp_path / "x.tar"
+    plain.write_bytes(gzip.decompress(path.read_bytes()))
+    assert read_submission(plain).files == FILES
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"name": 3}, "name is no text"),
+        ({"name": "a", "assignment": "2"}, "assignment is no number"),
+        ({"name": "a", "assignment": True}, "assignment is no number"),
+        ({"name": "=a", "assignment": 2}, "expected letters"),
+        ({"name": "a", "assignment": 2, "id": "@x"}, "id '@x'"),
+        ({"name": "a", "assignment": 1}, "two parts"),
+    ],
+)
+def test_manifests_that_say_what_cannot_be(tmp_path: Path, entries: dict, words: str) -> None:
+    text = json.dumps({**entries, "files": {}}).encode()
+    with pytest.raises(UserError, match=words):
+        read_submission(tarball(tmp_path, member("manifest.json", text), listed=False))
 
 
 def test_parts() -> None:
@@ -160,7 +243,7 @@ def test_texts_that_are_parsed_are_short(tmp_path: Path) -> None:
 
 
 def test_names_of_students_fit_into_file_names() -> None:
-    with pytest.raises(UserError, match="lastname-firstname"):
+    with pytest.raises(UserError, match="expected letters"):
         handed_in(f"{'a' * 220}-b", 2)
 
 
@@ -199,7 +282,7 @@ def test_cut_off_changed_and_without_manifest(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"run/x\.csv is not what manifest\.json says"):
         read_submission(changed)
-    with pytest.raises(UserError, match=r"lastname-firstname-assignN\.tar\.gz"):
+    with pytest.raises(UserError, match=r"homework\.zip: No such file"):
         read_submission(tmp_path / "homework.zip")
 
 

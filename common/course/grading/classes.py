@@ -1,123 +1,286 @@
-"""Grades a class: a file of results for each submission, a table, and a sheet of texts to read."""
+"""Grades a class: points, tables and a sheet of texts to read, merged with what is there already.
+
+A hand-in that is broken, or is nobody's, is a row with its reason, and costs nobody else anything.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
-from common.course.answers import TEXT, read_answers, read_questions
-from common.course.grading.grade import Grader, write_json
+from common.course.answers import TEXT, read_questions
+from common.course.grading.checks import TIME_S
+from common.course.grading.grade import Grader
 from common.course.grading.marks import Grade, read_key
-from common.course.grading.reading import blank_levels, reading_sheet
-from common.course.submission import ANSWERS, read_name, read_submission
+from common.course.grading.people.identify import (
+    BY_ROSTER,
+    HandIn,
+    are_same,
+    files_of,
+    identified,
+    newest,
+    read_hand_in,
+    slug_of,
+    what_is_graded,
+)
+from common.course.grading.people.roster import Roster
+from common.course.grading.reading import (
+    Levels,
+    apply_levels,
+    as_levels,
+    check_levels,
+    read_levels,
+    reading_sheet,
+    texts_of,
+)
+from common.course.grading.records import (
+    Record,
+    Results,
+    What,
+    check_is_of,
+    locked,
+    read_results,
+    state_of,
+    write_together,
+)
+from common.course.grading.tables import PLATFORMS, as_grades, as_history, what_is_open
+from common.course.hand_ins.tarball import printable
+from common.course.sandbox.isolation import strongest_isolation
+from common.course.submission import HandedIn
 from common.errors import RunFailed, UserError
 from common.runtime.processes.bytecode import shared_bytecode
-from common.runtime.records.run_directory import write_atomically
 from common.runtime.script import is_full
 
 logger = logging.getLogger(__name__)
+LEVELS, CACHE = "levels.csv", ".checks"
 
 
 @dataclass(frozen=True)
 class Class:
-    """The submissions of a class, of one assignment.
+    """The hand-ins of a class, of one assignment.
 
     Attributes:
         grader: grades one submission.
-        paths: the tarballs.
+        paths: files that were handed in, of any name, or folders of such.
+        roster: who is who; None to believe what hand-ins say.
+        assignment, part: what is graded; by default what most hand-ins are of.
+        due: the deadline; None for none, or for that of the results that are there.
+        by_file_time: True to take a file's time of change for that of the hand-in.
+        jobs: submissions that are graded at once.
+        platforms: learning platforms whose import is written.
     """
 
     grader: Grader
     paths: Sequence[Path]
+    roster: Roster | None = None
+    assignment: int | None = None
+    part: int = 0
+    due: datetime | None = None
+    by_file_time: bool = False
+    jobs: int = 1
+    platforms: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        of = [read_name(path) for path in self.paths]
-        counts = Counter(submission.stem for submission in of)
-        for stem, count in counts.items():
-            if count > 1:
-                raise UserError(f"{count} submissions are called {stem}; grade one of them")
-        if len({(submission.assignment, submission.part) for submission in of}) > 1:
-            raise UserError("submissions of several assignments; grade one assignment at a time")
+    def grade(
+        self, folder: Path, say: Callable[[str], None], levels: Path | None = None
+    ) -> list[Grade]:
+        """Grades all, and merges them into the results of a folder.
 
-    def grade(self, folder: Path, say: Callable[[str], None]) -> list[Grade]:
-        """Grades all; writes STEM.json for each, grades.csv, reading.html and levels.csv.
+        Writes STEM.json for each student, grades.csv, history.csv, reading.html, levels.csv and the
+        platforms' tables. A submission at which the grader breaks is not judged; its grade says so,
+        and the log why.
 
-        A submission at which the grader breaks is not judged; its grade says so, and the log why.
+        Args:
+            folder: folder of the results.
+            say: called with a line for each hand-in.
+            levels: table of levels besides the folder's own.
+
+        Returns:
+            the grades of these hand-ins, in their order; those without marks say why.
 
         Raises:
-            UserError: this machine cannot grade, a key is missing, or nothing can be written.
+            UserError: this machine cannot grade, a key is missing, the folder has results of
+                something else or is being written, a level is of nobody's text, or nothing can be
+                written.
         """
-        grades = []
-        with shared_bytecode():
-            for path in self.paths:
-                grade = self.grade_one(path)
-                write_json(grade, folder / f"{grade.stem}.json")
-                say(line_of(grade))
-                grades.append(grade)
-        write_atomically(folder / "grades.csv", table_of(grades))
-        self.write_sheet(folder)
-        return grades
+        files = files_of(self.paths, folder)
+        with locked(folder), shared_bytecode():
+            hand_ins = [read_hand_in(path, by_file_time=self.by_file_time) for path in files]
+            results = self.results(folder, hand_ins)
+            of = (results.what.assignment, results.what.part)
+            hand_ins = [identified(hand_in, of, self.roster) for hand_in in hand_ins]
+            before = dict(results.records)
+            self.refresh(results)
+            names = self.names(hand_ins, results)
+            grades = self.judge(folder, hand_ins, names, results, say)
+            self.write(folder, results, before, levels)
+            # write_suspicions is called here.
+            for line in what_is_open(results, self.roster, self.platforms):
+                say(line)
+            return grades
 
-    def grade_one(self, path: Path) -> Grade:
-        """Grades one; where the grader breaks, nothing is judged."""
+    def results(self, folder: Path, hand_ins: Sequence[HandIn]) -> Results:
+        """Returns the results that a folder has, or begins them."""
+        earlier = read_results(folder)
         try:
-            return self.grader.grade(path)
+            assignment, part = what_is_graded(hand_ins, self.assignment, self.part)
+        except UserError:
+            if earlier is None or self.assignment is not None:
+                raise
+            assignment, part = earlier.what.assignment, earlier.what.part
+        course = self.grader.course(HandedIn("", assignment, part))
+        what = What(assignment, part, self.grader.variant, course)
+        results = earlier or Results(what)
+        check_is_of(folder, results.what, what)
+        if self.due:
+            results.due = self.due.isoformat()
+        return results
+
+    def refresh(self, results: Results) -> None:
+        """Takes over what the roster has of students who were graded before."""
+        for name, record in results.records.items() if self.roster else ():
+            of = HandedIn(record.name, 0, 0, record.email, record.id)
+            with suppress(UserError):  # who is not on it stays as he is
+                p = self.roster.person(of)
+                new = replace(record, name=p.name, email=p.email, id=p.id)
+                if p.handed_in:
+                    time = p.handed_in.isoformat(timespec="seconds")
+                    new = replace(new, handed_in=time, time_from=BY_ROSTER)
+                results.records[name] = replace(new, extension_days=p.extension_days)
+
+    def names(self, hand_ins: Sequence[HandIn], results: Results) -> dict[str, list[HandIn]]:
+        """Returns the hand-ins that count by their submission's name: one for each student."""
+        names: dict[str, list[HandIn]] = {}
+        for hand_in in hand_ins:
+            if hand_in.problem:
+                continue
+            person, suffix = hand_in.person, hand_in.of.suffix
+            different = {n for n, group in names.items() if not are_same(group[0].person, person)}
+            same = [n for n in (*names, *results.submissions_of(person)) if n not in different]
+            taken = [n.removesuffix(suffix) for n in (*results.records, *names)]
+            name = same[0] if same else slug_of(person, self.roster, taken) + suffix
+            names.setdefault(name, []).append(hand_in)
+        return names
+
+    def judge(
+        self,
+        folder: Path,
+        hand_ins: Sequence[HandIn],
+        names: Mapping[str, Sequence[HandIn]],
+        results: Results,
+        say: Callable[[str], None],
+    ) -> list[Grade]:
+        """Grades what counts, and puts all of it into the results."""
+        grader = replace(self.grader, cache=folder / CACHE)
+        grades: dict[Path, Grade] = {}
+        for hand_in in hand_ins:
+            if hand_in.problem:
+                grades[hand_in.path] = put_problem(hand_in, results, say)
+        last = {name: newest(group, say) for name, group in names.items()}
+        isolation = strongest_isolation() if last else ""
+        if self.jobs > 1:
+            self.prepare(grader, [hand_in for hand_in, _ in last.values()], say)
+        for name, (hand_in, earlier) in last.items():
+            grade = self.grade_one(grader, name, hand_in, isolation)
+            if grade.marks:
+                for before in earlier:
+                    put_earlier(before, name, results)
+                results.put(Record.of(name, hand_in, grade))
+                say(grade.line())
+            else:
+                grade = put_problem(replace(hand_in, problem=grade.remark), results, say)
+            grades |= {h.path: grade for h in names[name]}
+        return [grades[hand_in.path] for hand_in in hand_ins]
+
+    def prepare(
+        self, grader: Grader, hand_ins: Sequence[HandIn], say: Callable[[str], None]
+    ) -> None:
+        """Runs the checks of several submissions at once, but for those that time something.
+
+        What goes wrong does so again, and is told, when the submission is graded.
+        """
+
+        def prepare(hand_in: HandIn) -> None:
+            try:
+                grader.prepare(hand_in.read(), TIME_S * self.jobs)
+            except Exception as error:
+                logger.debug("%s: %s", hand_in.path, error)
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                for number, _ in enumerate(pool.map(prepare, hand_ins), start=1):
+                    say(f"checks of {number} of {len(hand_ins)}")
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def grade_one(self, grader: Grader, name: str, hand_in: HandIn, isolation: str) -> Grade:
+        """Grades one; where the grader breaks, nothing is judged; without marks it has changed."""
+        try:
+            submission = hand_in.read()
+        except UserError as error:
+            return Grade(name, (), "", grader.variant, str(error))
+        try:
+            return replace(grader.judge(submission, isolation), stem=name)
         except UserError:
             raise
         except Exception as error:
             if is_full(error):  # it would be for all submissions
                 raise
-            logger.exception("%s: the grader broke", path)
+            logger.exception("%s: the grader broke", hand_in.path)
             why = str(error) if isinstance(error, RunFailed) else type(error).__name__
-            return self.grader.without_checks(read_name(path), None, f"not graded: {why}")
+            broken = grader.without_checks(submission.of, None, f"not graded: {why}")
+            return replace(broken, stem=name)
 
-    def write_sheet(self, folder: Path) -> None:
-        """Writes the sheet of texts to read, and the table that a reader fills in."""
-        of = read_name(self.paths[0])
-        if not of.has_answers:
-            return
-        questions = read_questions(self.grader.root, of.assignment)
-        answers = {}
-        for path in self.paths:
-            try:
-                files = read_submission(path).files
-                answers[read_name(path).stem] = read_answers(files.get(ANSWERS, b"{}"), questions)
-            except Exception:  # its grade says what is wrong with it
-                answers[read_name(path).stem] = {}
+    def write(
+        self, folder: Path, results: Results, before: Mapping[str, Record], table: Path | None
+    ) -> None:
+        """Gives texts their levels, notes what changed, and writes all files of the folder."""
+        root, assignment = self.grader.root, results.what.assignment
+        of = HandedIn("", assignment, results.what.part)
+        questions = read_questions(root, assignment) if of.has_answers else {}
+        levels: Levels = {}
+        for path in (folder / LEVELS, table):
+            if path is not None and (path is table or path.exists()):
+                more = read_levels(path)
+                check_levels(more, results, questions, path)
+                levels |= {p: row for p, row in more.items() if row["level"] or p not in levels}
+        apply_levels(results, levels, questions)
+        results.note_changes(before)
+        tasks = self.grader.tasks(of)
+        bonus = {name for name, task in tasks.items() if task.bonus}
+        worth = {**tasks, **questions}
+        possible = float(sum(item.points for name, item in worth.items() if name not in bonus))
+        texts = {f"{r.submission}.json": r.grade.text() for r in results.records.values()}
+        texts |= {"grades.csv": as_grades(results, bonus), "history.csv": as_history(results)}
+        for name in self.platforms:
+            texts[f"{name}.csv"] = PLATFORMS[name](results, self.roster, possible)
         if any(question.kind == TEXT for question in questions.values()):
-            key = read_key(self.grader.root, of.assignment)
-            title = f"Assignment {of.assignment}: texts to read"
-            write_atomically(folder / "reading.html", reading_sheet(title, questions, key, answers))
-            levels = folder / "levels.csv"
-            if not levels.exists():  # a reader's work is not overwritten
-                write_atomically(levels, blank_levels(list(answers), questions))
+            title = f"Assignment {assignment}: texts to read"
+            by_question = {name: texts_of(results, name) for name in questions}
+            key = read_key(root, assignment)
+            texts["reading.html"] = reading_sheet(title, questions, key, by_question)
+            texts[LEVELS] = as_levels(results, levels, questions)
+        write_together(folder, {**texts, "class.json": state_of(results)})
 
 
-def line_of(grade: Grade) -> str:
-    """Returns a submission's points in a line."""
-    waiting = sum(mark.score is None for mark in grade.marks)
-    more = f", {waiting} not judged" if waiting else ""
-    remark = f": {grade.remark}" if grade.remark else ""
-    return f"{grade.stem}: {grade.score:g} of {grade.maximum:g}{more}{remark}"
+def put_problem(hand_in: HandIn, results: Results, say: Callable[[str], None]) -> Grade:
+    """Notes a hand-in that counts for nobody."""
+    name = printable(hand_in.path.name)
+    grade = Grade(name, (), "", results.what.variant, hand_in.problem)
+    results.put_problem(Record.of(name, hand_in, replace(grade, remark="")))
+    say(f"{name}: counts for nobody: {hand_in.problem}")
+    return grade
 
 
-def table_of(grades: Sequence[Grade]) -> str:
-    """Returns grades.csv: a row a submission; points by task and question, and their sum."""
-    columns = list(dict.fromkeys(mark.of for grade in grades for mark in grade.marks))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["submission", "score", "maximum", "not_judged", *columns])
-    for grade in grades:
-        by_task = {
-            name: sum(mark.score or 0.0 for mark in grade.marks if mark.of == name)
-            for name in columns
-        }
-        waiting = sum(mark.points for mark in grade.marks if mark.score is None)
-        row = [grade.stem, grade.score, grade.maximum, waiting, *by_task.values()]
-        writer.writerow([f"{cell:g}" if isinstance(cell, float) else cell for cell in row])
-    return text.getvalue()
+def put_earlier(hand_in: HandIn, name: str, results: Results) -> None:
+    """Notes a hand-in in whose place a later one counts."""
+    why = "handed in again later: it does not count"
+    row = (name, hand_in.sha256[:12], why)
+    if row not in {(r["submission"], r["sha256"], r["why"]) for r in results.history}:
+        record = Record.of(name, hand_in, Grade(name, (), "", results.what.variant))
+        results.note(replace(record, problem=why), None, why)

@@ -1,42 +1,32 @@
-"""Grades a submission: its exercises in a sandbox, its answers against its own tables.
-
-Student code never shares a process with a check. The hidden tests run here, beside the expected
-values, and call the student's functions in a sandbox, which has neither.
-"""
+"""Grades a submission: its exercises in a sandbox, its answers against its own tables."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.course.answers import read_answers, read_questions
+from common.course.answers import TEXT, read_answers, read_questions
+from common.course.grading.checks import (
+    HIDDEN,
+    TIME_S,
+    Exercises,
+    by_check,
+    sha256_of,
+    why_refused,
+)
 from common.course.grading.marks import Grade, Mark, judge_answers, read_key
-from common.course.markers import student_source
-from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
+from common.course.grading.records import write_together
+from common.course.hand_ins.tarball import ANSWERS
+from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome
 from common.course.progress import reason_of
-from common.course.sandbox.imports import violations
 from common.course.sandbox.isolation import strongest_isolation
-from common.course.sandbox.sandbox import NOT_STARTED
-from common.course.sandbox.student import lay_out, lay_out_student
-from common.course.submission import ANSWERS, HandedIn, Submission, read_name, read_submission
+from common.course.submission import HandedIn, Submission, of_file_name, read_submission
 from common.course.tasks import Task, read_tasks
-from common.errors import NotYetWritten, RunFailed, UserError, unwritten_task
-
-HIDDEN = Path("tests") / "exercises" / "hidden"
-TIME_S = 330
-"""For the checks of a submission; what has not begun by then fails."""
-LONGEST_S = TIME_S + 180
-"""For pytest: the last check may take its 120 s, and what is left has to be ended."""
-FAULT = re.compile(rf'(failed on setup with ")?common\.errors\.RunFailed: {NOT_STARTED}')
-"""Beginning of a failure's message that is the grader's fault. What a student's code raises begins
-otherwise, whatever it says."""
-PART = "own"
+from common.errors import NotYetWritten, UserError, unwritten_task
 
 
 @dataclass(frozen=True)
@@ -46,116 +36,93 @@ class Grader:
     Attributes:
         root: the project, with references, hidden tests and keys.
         variant: seed of the numbers in checks.
-        levels: submission → question → level of its text, as somebody found.
+        cache: folder in which the outcomes of checks are kept; None to run all of them.
     """
 
     root: Path
     variant: int = 0
-    levels: Mapping[str, Mapping[str, str]] | None = None
+    cache: Path | None = None
 
     def grade(self, path: Path) -> Grade:
         """Grades one tarball; whatever is wrong with it, every check is in the result.
 
         Raises:
-            UserError: its name does not say what it is of, or this machine cannot grade.
+            UserError: it says not what it is of, or this machine cannot grade.
             RunFailed: the sandbox does not start.
         """
-        began = time.monotonic()
-        isolation = strongest_isolation()
-        of = read_name(path)
-        if not of.tasks(read_tasks(self.root)):
-            raise UserError(f"{path.name}: there is no assignment {of.assignment}")
+        if not path.is_file():
+            raise UserError(f"{path}: no such file")
         try:
             submission = read_submission(path)
         except UserError as error:
-            return self.without_checks(of, 0.0, str(error))
-        marks = [*self.checks(submission, isolation), *self.answers(submission)]
+            return self.without_checks(of_file_name(path), 0.0, str(error))
+        return self.judge(submission, strongest_isolation())
+
+    def judge(self, submission: Submission, isolation: str) -> Grade:
+        """Grades what was read of a tarball, in a sandbox of this kind; raises as ``grade``."""
+        began = time.monotonic()
+        marks, texts = self.answers(submission)
+        marks = [*self.checks(submission, isolation), *marks]
         seconds = time.monotonic() - began
-        return Grade(of.stem, marks, isolation, self.variant, seconds=seconds)
+        stem = submission.of.stem
+        return Grade(stem, marks, isolation, self.variant, seconds=seconds, texts=texts)
+
+    def prepare(self, submission: Submission, time_s: float = TIME_S) -> None:
+        """Runs the checks that do not time anything, so that ``judge`` finds their outcomes."""
+        exercises, _ = self.exercises(submission, strongest_isolation())
+        exercises.outcomes(time_s, timed=False)
 
     def without_checks(self, of: HandedIn, score: float | None, remark: str) -> Grade:
         """Returns a grade in which every check and question has this score, and this reason."""
-        tasks = of.tasks(read_tasks(self.root))
-        marks = [*marks_of(tasks, [], {}), *self.answers(Submission(of, {}))]
+        marks = [*marks_of(self.tasks(of), [], {}), *self.answers(Submission(of, {}))[0]]
         marks = [Mark(mark.of, mark.name, mark.points, score, remark) for mark in marks]
         return Grade(of.stem, marks, "", self.variant, remark)
 
+    def tasks(self, of: HandedIn) -> dict[str, Task]:
+        """Returns the tasks of a submission. Raises UserError for an assignment without any."""
+        tasks = of.tasks(read_tasks(self.root))
+        if not tasks:
+            raise UserError(f"{of.stem}: there is no assignment {of.assignment}")
+        return tasks
+
+    def course(self, of: HandedIn) -> str:
+        """Returns the SHA-256 of what decides the points: tests, references, points and keys."""
+        tasks = self.tasks(of)
+        tests = {check.partition("::")[0] for task in tasks.values() for check in task.checks}
+        files = [self.root / HIDDEN / name for name in tests]
+        files += [self.root / task.path for task in tasks.values()]
+        files += (self.root / HIDDEN / "probes").glob("*.py")
+        files += (p for p in (self.root / HIDDEN).glob("*.py") if not p.name.startswith("test_"))
+        points: list[object] = [{name: dict(task.checks) for name, task in tasks.items()}]
+        if of.has_answers:
+            questions = read_questions(self.root, of.assignment)
+            key = read_key(self.root, of.assignment)
+            points.append({name: [q.kind, q.points] for name, q in questions.items()})
+            points.append({n: [str(k.get("number")), str(k.get("right"))] for n, k in key.items()})
+        return sha256_of(self.root, files, json.dumps(points, sort_keys=True))
+
     def checks(self, submission: Submission, isolation: str) -> list[Mark]:
         """Runs the hidden tests of a submission's tasks; returns a mark for each check."""
-        tasks = submission.of.tasks(read_tasks(self.root))
-        exercises = {
+        exercises, refused = self.exercises(submission, isolation)
+        return marks_of(exercises.tasks, exercises.outcomes(), refused)
+
+    def exercises(self, submission: Submission, isolation: str) -> tuple[Exercises, dict[str, str]]:
+        """Returns the exercises that may be run, and for the other tasks why theirs may not."""
+        tasks = self.tasks(submission.of)
+        texts = {
             name: text.decode(errors="replace") for name, text in submission.exercises().items()
         }
-        refused = self.refused(tasks, exercises)
+        refused = why_refused(self.root, tasks, texts)
         # A refused file is left out: the others are judged without it.
-        taken = {
-            task.file: exercises[task.file]
-            for name, task in tasks.items()
-            if task.file in exercises and name not in refused
-        }
-        if not taken:
-            return marks_of(tasks, [], refused)
-        with tempfile.TemporaryDirectory(prefix="ddplab-grading-") as scratch:
-            folder = Path(scratch)
-            folder.chmod(0o755)
-            lay_out(folder, self.root)
-            lay_out_student(
-                folder, self.root, PART, self.root / HIDDEN / "probes", self.text_of(tasks, taken)
-            )
-            graded = {
-                "folder": str(folder),
-                "isolation": isolation,
-                "variant": self.variant,
-                "until": time.time() + TIME_S,
-            }
-            arguments = [f"{HIDDEN}/{check}" for task in tasks.values() for check in task.checks]
-            arguments += [f"--hypothesis-seed={self.variant}", "-p", "no:randomly", "-q"]
-            arguments += ["-m", "not slow"]  # those marked ``grading``, too
-            variables = {"DDPLAB_GRADED": json.dumps(graded), "OMP_NUM_THREADS": "1"}
-            outcomes = run_tests(self.root, arguments, variables, timeout_s=LONGEST_S)
-        for outcome in outcomes:  # the grader's fault is no student's
-            if FAULT.match(outcome.message):
-                raise RunFailed(reason_of(outcome.message))
-        return marks_of(tasks, outcomes, refused)
+        files = [task.file for name, task in tasks.items() if name not in refused]
+        taken = {file: texts[file] for file in files}
+        return Exercises(self.root, tasks, taken, self.variant, isolation, self.cache), refused
 
-    def refused(self, tasks: Mapping[str, Task], exercises: Mapping[str, str]) -> dict[str, str]:
-        """Returns why tasks get nothing whose file is missing, or uses what it may not."""
-        all_tasks = read_tasks(self.root)
-        support = [path.stem for path in (self.root / "common" / "exercises").glob("*.py")]
-        support = [
-            name for name in support if f"{name}.py" not in {t.file for t in all_tasks.values()}
-        ]
-        reasons = {}
-        for name, task in tasks.items():
-            if task.file not in exercises:
-                reasons[name] = f"{task.file} was not handed in"
-                continue
-            allowed = support + [
-                all_tasks[needed].file.removesuffix(".py") for needed in task.needs
-            ]
-            reference = (self.root / task.path).read_text()
-            if wrong := violations(exercises[task.file], reference, allowed):
-                reasons[name] = f"{task.file}, {wrong[0]}"
-        return reasons
-
-    def text_of(self, tasks: Mapping[str, Task], taken: Mapping[str, str]):
-        """Returns the function that gives each exercise's text: theirs, solved, or stripped."""
-        all_tasks = read_tasks(self.root)
-        first = min(tasks)
-        solved = [name for name in all_tasks if name < first]
-
-        def text(path: Path) -> str:
-            if path.name in taken:
-                return taken[path.name]
-            return student_source(path.read_text(), path.name, solved)
-
-        return text
-
-    def answers(self, submission: Submission) -> list[Mark]:
-        """Returns a mark for each question; none for a part without questions."""
+    def answers(self, submission: Submission) -> tuple[list[Mark], dict[str, str]]:
+        """Returns a mark for each question, none for a part without questions; and the texts."""
         of = submission.of
         if not of.has_answers:
-            return []
+            return [], {}
         questions, key = (
             read_questions(self.root, of.assignment),
             read_key(self.root, of.assignment),
@@ -163,7 +130,6 @@ class Grader:
         missing = sorted(set(questions) ^ set(key))
         if missing:
             raise UserError(f"key of assignment {of.assignment}: {missing[0]} is not in both files")
-        levels = (self.levels or {}).get(of.stem, {})
         why = ""
         try:
             answers = read_answers(submission.files.get(ANSWERS, b"{}"), questions)
@@ -175,23 +141,22 @@ class Grader:
                 submission.write_run(run)
             except UserError as error:
                 why = why or str(error)
-            marks = judge_answers(questions, answers, key, run, of.assignment, levels)
-        return [Mark(m.of, m.name, m.points, 0.0, why) for m in marks] if why else marks
+            marks = judge_answers(questions, answers, key, run, of.assignment)
+        if why:
+            return [Mark(m.of, m.name, m.points, 0.0, why) for m in marks], {}
+        texts = {n: str(answers[n]) for n, q in questions.items() if q.kind == TEXT and answers[n]}
+        return marks, texts
 
 
 def marks_of(
     tasks: Mapping[str, Task], outcomes: Sequence[Outcome], refused: Mapping[str, str]
 ) -> list[Mark]:
     """Returns a mark for each check of these tasks: full points if all of its cases pass."""
-    by_check: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_check.setdefault(f"{outcome.file}.py::{outcome.name.partition('[')[0]}", []).append(
-            outcome
-        )
+    cases_of = by_check(outcomes)
     marks = []
     for name, task in tasks.items():
         for check, points in task.checks.items():
-            cases = by_check.get(check, [])
+            cases = cases_of.get(check, [])
             failed = next((case for case in cases if case.outcome == FAILED), None)
             title = check.partition("::test_")[2].replace("_", " ")
             if name in refused:
@@ -211,15 +176,9 @@ def marks_of(
 
 
 def write_json(grade: Grade, path: Path) -> None:
-    """Writes Gradescope's file, whole or not at all."""
-    beside = path.with_name(f".{path.name}.partial")
-    text = json.dumps(grade.results(), indent=1, ensure_ascii=False) + "\n"
+    """Writes Gradescope's file, whole or not at all. Raises UserError where it cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A character that UTF-8 has not becomes JSON's escape of it.
-        beside.write_bytes(text.encode(errors="backslashreplace"))
-        os.replace(beside, path)
+        write_together(path.parent, {path.name: grade.text()})
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)

@@ -8,19 +8,36 @@ The format is that of https://gradescope-autograders.readthedocs.io/en/latest/sp
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
 
-from common.course.answers import CHOICE, LEVELS, NUMBER, Question
+from common.course.answers import LEVELS, NUMBER, TEXT, Question
 from common.errors import UserError
 
 TOLERANCE = 0.005
 """Relative tolerance of a number."""
+NO_ANSWER, UNREAD = "no answer", "somebody has to read it"
 SHARES = dict(zip(LEVELS, (0.0, 0.5, 1.0), strict=True))
+
+
+def with_level(mark: Mark, question: Question, level: str | None, *, is_read: bool) -> Mark:
+    """Returns the mark of a text with a reader's level.
+
+    Args:
+        mark: the mark without, or with an earlier level.
+        level: none, half or full; None where nobody gave one.
+        is_read: whether texts of this question have been read: then no answer is nothing.
+    """
+    if mark.why == NO_ANSWER:
+        return replace(mark, score=0.0 if is_read else None)
+    if level is None:
+        return replace(mark, score=None, why=UNREAD)
+    return replace(mark, score=question.points * SHARES[level], why=question.levels[level])
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,7 @@ class Grade:
         variant: seed of the numbers in checks.
         remark: sentence on the submission, such as why it could not be read.
         seconds: duration of the grading.
+        texts: question → text that somebody has to read.
     """
 
     stem: str
@@ -61,6 +79,7 @@ class Grade:
     variant: int
     remark: str = ""
     seconds: float = 0.0
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def score(self) -> float:
@@ -88,6 +107,17 @@ class Grade:
                 "not_judged": [mark.name for mark in self.marks if mark.score is None],
             },
         }
+
+    def line(self) -> str:
+        """Returns the submission's points in a line."""
+        waiting = sum(mark.score is None for mark in self.marks)
+        more = f", {waiting} not judged" if waiting else ""
+        remark = f": {self.remark}" if self.remark else ""
+        return f"{self.stem}: {self.score:g} of {self.maximum:g}{more}{remark}"
+
+    def text(self) -> str:
+        """Returns the text of Gradescope's file."""
+        return json.dumps(self.results(), indent=1, ensure_ascii=False) + "\n"
 
 
 def entry(mark: Mark, number: int) -> dict:
@@ -119,31 +149,30 @@ def judge_answers(
     key: Mapping[str, Mapping],
     run: Path,
     assignment: int,
-    levels: Mapping[str, str],
 ) -> list[Mark]:
-    """Returns a mark for each question.
+    """Returns a mark for each question; of texts, which somebody reads, without a score.
+
+    A text without an answer waits as the others do, so that before the reading everybody has the
+    same maximum.
 
     Args:
         questions, answers, key: question, answer and key by the question's name.
         run: folder of the tables that were handed in.
         assignment: number of the assignment, whose module recomputes numbers.
-        levels: question → level that a reader gave its text: none, half or full.
     """
     marks = []
     for name, question in questions.items():
         answer = answers.get(name)
-        if answer is None:
-            score, why = 0.0, "no answer"
+        if question.kind == TEXT:
+            score, why = None, NO_ANSWER if answer is None else UNREAD
+        elif answer is None:
+            score, why = 0.0, NO_ANSWER
         elif question.kind == NUMBER:
             score, why = judge_number(answer, question, str(key[name]["number"]), run, assignment)
-        elif question.kind == CHOICE:
+        else:
             is_right = answer == str(key[name]["right"])
             score = question.points * is_right
             why = "" if is_right else f"{answer} is not right"
-        elif name in levels:
-            score, why = question.points * SHARES[levels[name]], question.levels[levels[name]]
-        else:
-            score, why = None, "somebody has to read it"
         marks.append(Mark(name, question.about, question.points, score, why))
     return marks
 

@@ -1,17 +1,26 @@
-"""The reading sheet: the text answers of a whole class, a page a question, with its levels."""
+"""The reading of texts: a sheet of a class's answers without names, and the levels that come back.
+
+A text is called by a code that is its own: another text of the same student has another one, and a
+level is of the text that was read.
+"""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from common.course.answers import LEVELS, TEXT, Question
+from common.course.grading.marks import NO_ANSWER, with_level
+from common.course.grading.records import Record, Results
 from common.errors import UserError
 
-HEADER = ("submission", "question", "level")
+HEADER = ("text", "question", "level")
+BY_SUBMISSION = "submission"
+"""Column that may stand in place of ``text``: what a student's files are called."""
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
 section { break-before: page }
@@ -23,19 +32,28 @@ blockquote { white-space: pre-wrap; border-left: 3px solid #8888; margin: .3rem 
 h3 { margin-bottom: 0 }
 """
 
+Levels = dict[tuple[str, str], dict[str, str]]
+"""(code of a text, or submission; question) → row of a table of levels."""
+
+
+def texts_of(results: Results, question: str) -> dict[str, str]:
+    """Returns a question's texts by their codes, in the codes' order: nobody's place tells."""
+    of = [record for record in results.records.values() if question in record.texts]
+    return dict(sorted((record.code(question), record.texts[question]) for record in of))
+
 
 def reading_sheet(
     title: str,
     questions: Mapping[str, Question],
     key: Mapping[str, Mapping],
-    answers: Mapping[str, Mapping[str, object]],
+    texts: Mapping[str, Mapping[str, str]],
 ) -> str:
-    """Returns a page of HTML: for each question its levels, what to look for, and all answers.
+    """Returns a page of HTML: for each question its levels, what to look for, and all texts.
 
     Args:
         title: title of the page.
         questions, key: question and key by the question's name; only texts are read.
-        answers: submission → question → answer; submissions stand in the same order everywhere.
+        texts: question → code → text.
     """
     parts = []
     for name, question in questions.items():
@@ -49,9 +67,8 @@ def reading_sheet(
             f"<li>{html.escape(str(fact))}</li>" for fact in key.get(name, {}).get("look_for", ())
         )
         quotes = "".join(
-            f"<h3>{html.escape(stem)}</h3><blockquote>{html.escape(str(texts.get(name) or '—'))}"
-            "</blockquote>"
-            for stem, texts in answers.items()
+            f"<h3>{html.escape(code)}</h3><blockquote>{html.escape(text)}</blockquote>"
+            for code, text in texts.get(name, {}).items()
         )
         parts.append(
             f"<section><h2>{name} ({question.points} points)</h2>"
@@ -64,19 +81,8 @@ def reading_sheet(
     return f"<!doctype html><html lang='en'><head>{head}{view}</head><body>{body}</body></html>\n"
 
 
-def blank_levels(stems: Sequence[str], questions: Mapping[str, Question]) -> str:
-    """Returns the CSV in which a reader fills in a level for each text."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerows(
-        (stem, name, "") for name, q in questions.items() if q.kind == TEXT for stem in stems
-    )
-    return text.getvalue()
-
-
-def read_levels(path: Path) -> dict[str, dict[str, str]]:
-    """Reads what a reader filled in: submission → question → level; lines without one are left out.
+def read_levels(path: Path) -> Levels:
+    """Reads what a reader filled in, with the lines that have no level yet.
 
     Raises:
         UserError: it cannot be read, or a level is none.
@@ -85,13 +91,85 @@ def read_levels(path: Path) -> dict[str, dict[str, str]]:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or 'not a text'}") from None
-    levels: dict[str, dict[str, str]] = {}
+    levels: Levels = {}
     for number, row in enumerate(rows, start=2):
-        if not set(HEADER) <= row.keys():
-            raise UserError(f"{path}: expected the columns {', '.join(HEADER)}")
-        level = (row["level"] or "").strip()
+        by = BY_SUBMISSION if BY_SUBMISSION in row else HEADER[0]
+        if not {by, *HEADER[1:]} <= row.keys() or None in row:
+            raise UserError(f"{path}:{number}: expected the columns {', '.join(HEADER)}")
+        row["level"] = level = (row["level"] or "").strip()
         if level and level not in LEVELS:
             raise UserError(f"{path}:{number}: level {level!r}; known: {', '.join(LEVELS)}")
-        if level:
-            levels.setdefault(row["submission"], {})[row["question"]] = level
+        levels[row[by] or "", row["question"] or ""] = row
     return levels
+
+
+def check_levels(
+    levels: Levels, results: Results, questions: Mapping[str, Question], path: Path
+) -> None:
+    """Raises UserError for a level of a text, a student or a question that there is not."""
+    texts = {name: texts_of(results, name) for name, q in questions.items() if q.kind == TEXT}
+    for (name, question), row in levels.items():
+        if not row["level"]:
+            continue
+        if question not in texts:
+            raise UserError(f"{path}: {question!r} is no question with a text to read")
+        if name in results.records and question not in results.records[name].texts:
+            raise UserError(f"{path}: {name} has no text of {question}")
+        if name not in {*texts[question], *results.retired, *results.records}:
+            raise UserError(f"{path}: nobody handed in {name!r}, of {question}")
+
+
+def apply_levels(results: Results, levels: Levels, questions: Mapping[str, Question]) -> None:
+    """Gives the texts of all records their levels."""
+    filled = {pair: row["level"] for pair, row in levels.items() if row["level"]}
+
+    def level_of(record: Record, question: str) -> str | None:
+        by_text = filled.get((record.code(question), question))
+        return by_text or filled.get((record.submission, question))
+
+    read = {q for r in results.records.values() for q in r.texts if level_of(r, q)}
+    for record in list(results.records.values()):
+        marks = [
+            with_level(
+                mark,
+                questions[mark.of],
+                level_of(record, mark.of) if mark.of in record.texts else None,
+                is_read=mark.of in read,
+            )
+            if mark.of in record.texts or (mark.why == NO_ANSWER and is_text(mark.of, questions))
+            else mark
+            for mark in record.marks
+        ]
+        results.records[record.submission] = replace(record, marks=tuple(marks))
+
+
+def is_text(name: str, questions: Mapping[str, Question]) -> bool:
+    """Returns True for the name of a question whose answer is a text."""
+    return name in questions and questions[name].kind == TEXT
+
+
+def as_levels(results: Results, levels: Levels, questions: Mapping[str, Question]) -> str:
+    """Returns levels.csv: all texts of the class, and what a reader has filled in for them.
+
+    Rows of texts that were replaced by later ones stand at the end.
+    """
+    rows: Levels = {}
+    for question in (name for name in questions if is_text(name, questions)):
+        for record in results.records.values():
+            if question in record.texts:
+                code = record.code(question)
+                row = levels.get((code, question)) or {"level": ""}
+                if not row["level"]:
+                    row = row | {"level": levels.get((record.submission, question), row)["level"]}
+                rows[code, question] = {**row, "text": code, "question": question}
+    order = {name: number for number, name in enumerate(questions)}
+    listed = sorted(rows.items(), key=lambda item: (order[item[0][1]], item[0][0]))
+    retired = [row for pair, row in levels.items() if pair not in rows and "text" in row]
+    table = [row for _, row in listed] + retired
+    columns = [*HEADER, *(c for c in dict.fromkeys(c for row in table for c in row))]
+    columns = [c for c in dict.fromkeys(columns) if c and c != BY_SUBMISSION]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()

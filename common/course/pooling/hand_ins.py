@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common.course.submission import RUN, STEM, read_name, read_submission
+from common.course.hand_ins.names import slug
+from common.course.hand_ins.tarball import RUN
+from common.course.submission import STEM, read_identity, read_submission
 from common.errors import UserError
 from common.runtime.records.run_directory import read_environment
 
@@ -30,7 +32,7 @@ class HandIn:
     Attributes:
         student: the student's name, or that of a folder.
         path: the tarball or the folder.
-        assignment: number of the assignment that its name says; 0 where it says none.
+        assignment: number of the assignment that it says it is of; 0 where it says none.
     """
 
     student: str
@@ -131,8 +133,8 @@ def _named(path: Path) -> HandIn:
 
 def _packed(path: Path, left_out: list[LeftOut]) -> Iterator[HandIn]:
     try:
-        of = read_name(path)
-        yield HandIn(of.name, path, of.assignment)
+        of = read_identity(path)
+        yield HandIn(slug(of.name), path, of.assignment)
     except UserError as error:
         left_out.append(LeftOut(path.name, "hand-in", str(error)))
 

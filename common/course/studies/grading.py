@@ -2,7 +2,9 @@
 
 For each assignment the references are handed in and graded ten times, an untouched tree once, the
 references without one task's for each task, and each wrong solution (``tests/exercises/mutants``),
-which may lose its own check and what ``assignments/course.yaml`` lists beside that one.
+which may lose its own check and what ``assignments/course.yaml`` lists beside that one. Then a
+class of 60 made hand-ins is graded as classes are (``grading/made_class.py``): ``--only class``
+does this by itself, and ``--only right hostile late`` with one student of each kind.
 A cut study is continued: ``ddplab study grading --continues RUN_DIR`` takes over the gradings that
 are there.
 """
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from common.course.grading.made_class import KINDS, grade_made_class
 from common.course.grading.matrix import (
     grade_references,
     is_isolated,
@@ -29,6 +32,7 @@ from common.course.tasks import read_tasks
 from common.errors import UserError
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
+from common.runtime.records.run_directory import RunDirectory
 from common.runtime.records.study import earlier_table, study_run
 from common.runtime.stage_progress import StageProgress
 
@@ -36,6 +40,8 @@ RESULTS = "gradings.csv"
 KEYS = ["assignment", "part", "kind", "name", "round"]
 REFERENCE, UNTOUCHED, WITHOUT, MISTAKE = "reference", "untouched", "without", "mistake"
 ASSIGNMENTS = (0, 1, 2, 3, 4)
+GRADINGS, CLASS = "gradings", "class"
+"""Halves of the study."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,22 @@ class GradingStudy:
     """Seed of the numbers that checks draw."""
     continues: str = ""
     """Run directory of a study that was cut."""
+    only: tuple[str, ...] = ()
+    """gradings, class, or kinds of a class's hand-ins, of which there is then one each; by default
+    gradings and class."""
 
     def __post_init__(self) -> None:
         for number in self.assignments:
             if number not in ASSIGNMENTS:
                 raise UserError(f"--assignments {number}: 0 to {ASSIGNMENTS[-1]}")
+        for name in self.only:
+            if name not in (GRADINGS, CLASS, *KINDS):
+                raise UserError(f"--only {name}: {GRADINGS}, {CLASS} or {', '.join(KINDS)}")
+
+    @property
+    def kinds(self) -> list[str]:
+        """Returns the kinds of hand-ins that were named."""
+        return [name for name in self.only if name in KINDS]
 
 
 SETTINGS = GradingStudy
@@ -87,26 +104,37 @@ class Case:
 
 
 def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Grades all cases; returns the run directory."""
+    """Grades all cases and a class; returns the run directory."""
+    environment = describe_environment("gloo", "cpu", 4)
+    with study_run("grading", study, output_dir, progress, environment) as run:
+        if not study.only or GRADINGS in study.only:
+            grade_cases(study, run, progress)
+        if not study.only or CLASS in study.only or study.kinds:
+            steps = grade_made_class(
+                study.kinds, mutants(), study.variant, study.continues, run, progress
+            )
+            progress.say(steps.to_string(index=False, float_format="%.3g"))
+    return run.path
+
+
+def grade_cases(study: GradingStudy, run: RunDirectory, progress: StageProgress) -> None:
+    """Grades all cases that were not graded before; writes their tables."""
     earlier = earlier_table(study.continues, RESULTS, KEYS)
     keys = set(earlier[KEYS].itertuples(index=False, name=None)) if len(earlier) else set()
     cases = [case for case in all_cases(study) if case.key not in keys]
     rows = earlier.to_dict("records")
-    environment = describe_environment("gloo", "cpu", 4)
-    with study_run("grading", study, output_dir, progress, environment) as run:
-        for case in cases:
-            what = f"assignment {case.of.assignment}"
-            what += f", part {case.of.part}" if case.of.part else ""
-            with progress.stage(f"{what}: {case.kind} {case.name or case.round + 1}"):
-                rows.append(graded(case, study.variant))
-            run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
-        run.write_table(RESULTS, pd.DataFrame(rows))  # also if none was left to grade
-        table = summary(pd.DataFrame(rows))
-        run.write_table("summary.csv", table)
-        mistakes = beyond_what_is_listed(pd.DataFrame(rows))
-        run.write_table("mistakes.csv", mistakes)
+    for case in cases:
+        what = f"assignment {case.of.assignment}"
+        what += f", part {case.of.part}" if case.of.part else ""
+        with progress.stage(f"{what}: {case.kind} {case.name or case.round + 1}"):
+            rows.append(graded(case, study.variant))
+        run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
+    run.write_table(RESULTS, pd.DataFrame(rows))  # also if none was left to grade
+    table = summary(pd.DataFrame(rows))
+    run.write_table("summary.csv", table)
+    mistakes = beyond_what_is_listed(pd.DataFrame(rows))
+    run.write_table("mistakes.csv", mistakes)
     progress.say(table.to_string(index=False, float_format="%.3g"))
-    return run.path
 
 
 def all_cases(study: GradingStudy) -> Iterator[Case]:

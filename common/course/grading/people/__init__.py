@@ -1,0 +1,1 @@
+"""Who is who in a class, and whose a hand-in is."""

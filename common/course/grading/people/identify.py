@@ -1,0 +1,197 @@
+"""Tells whose the hand-ins of a class are, and which of them count."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from common.course.grading.people.roster import Person, Roster
+from common.course.hand_ins.names import NAME_BYTES, slug, words_of
+from common.course.hand_ins.tarball import printable
+from common.course.submission import (
+    PARTS,
+    HandedIn,
+    Submission,
+    of_name,
+    read_submission,
+)
+from common.errors import UserError
+from common.runtime.wording import counted
+
+CLAIMED, BY_FILE, BY_ROSTER = "claimed", "file", "roster"
+"""Where the time of a hand-in is from: the student's machine, which he can set; the file, as it was
+downloaded; the roster, where a learning platform wrote it."""
+
+
+@dataclass(frozen=True)
+class HandIn:
+    """A file that was handed in.
+
+    Attributes:
+        path: the file.
+        sha256: of its content.
+        of: student, assignment and part by what it says; None where it says none.
+        problem: reason why it counts for nobody; empty where it does count.
+        person: whose it is.
+        handed_in, time_from: when, and by whose clock.
+        stamp: time that the file itself has, by which a student's hand-ins are in order.
+        remark: what else is to be known of it.
+    """
+
+    path: Path
+    sha256: str
+    of: HandedIn | None = None
+    problem: str = ""
+    person: Person = field(default_factory=lambda: Person(""))
+    handed_in: datetime | None = None
+    time_from: str = ""
+    stamp: datetime | None = None
+    remark: str = ""
+
+    def read(self) -> Submission:
+        """Reads it. Raises UserError where it cannot be, or is not what it was."""
+        submission = read_submission(self.path)
+        if sha256_of_file(self.path) != self.sha256:
+            raise UserError(f"{printable(self.path.name)}: changed meanwhile; grade it again")
+        return submission
+
+
+def files_of(paths: Iterable[Path], results: Path | None = None) -> list[Path]:
+    """Returns the files among paths and below folders, as Moodle packs a class's hand-ins.
+
+    Args:
+        paths: files and folders.
+        results: folder of results, which is none of hand-ins wherever it lies.
+
+    Raises:
+        UserError: no such file.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path}: no such file")
+        below = sorted(path.rglob("*")) if path.is_dir() else [path]
+        files += [p for p in below if p.is_file() and (p is path or not p.name.startswith("."))]
+    inside = results.resolve() if results else None
+    return [path for path in dict.fromkeys(files) if inside not in path.resolve().parents]
+
+
+def read_hand_in(path: Path, *, by_file_time: bool) -> HandIn:
+    """Reads whose and of what a file is; whatever is wrong with it becomes its problem.
+
+    Args:
+        path: the file.
+        by_file_time: True to take its time of change for that of the hand-in.
+    """
+    try:
+        sha256 = sha256_of_file(path)
+        changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        submission = read_submission(path)
+    except OSError as error:
+        return HandIn(path, "", of_name(path.name), error.strerror or "it cannot be read")
+    except UserError as error:
+        problem = str(error).removeprefix(f"{printable(path.name)}: ")
+        return HandIn(path, sha256, of_name(path.name), problem, handed_in=changed)
+    is_claimed = submission.packed_at is not None and not by_file_time
+    time, source = (submission.packed_at, CLAIMED) if is_claimed else (changed, BY_FILE)
+    return HandIn(path, sha256, submission.of, handed_in=time, time_from=source, stamp=time)
+
+
+def sha256_of_file(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def what_is_graded(
+    hand_ins: Sequence[HandIn], assignment: int | None, part: int
+) -> tuple[int, int]:
+    """Returns the assignment and the part that most hand-ins are of.
+
+    Args:
+        hand_ins: all that were handed in.
+        assignment: the assignment, if somebody named it.
+        part: the part, if somebody named it; 0 otherwise.
+
+    Raises:
+        UserError: no more than half are of one, or none says what it is of.
+    """
+    if assignment is not None and (part or assignment not in PARTS):
+        return assignment, part
+    counts = Counter(
+        (hand_in.of.assignment, hand_in.of.part)
+        for hand_in in hand_ins
+        if hand_in.of
+        and assignment in (None, hand_in.of.assignment)
+        and part in (0, hand_in.of.part)
+    )
+    if not counts:
+        raise UserError("no hand-in says of what it is; name it: --assignment 2, and --part 1 of 1")
+    [(most, count), *_] = counts.most_common()
+    if 2 * count <= counts.total():
+        kinds = ", ".join(f"{n} of {named(*of)}" for of, n in sorted(counts.items()))
+        raise UserError(f"hand-ins of several assignments ({kinds}); name one: --assignment")
+    return most
+
+
+def named(assignment: int, part: int) -> str:
+    """Returns an assignment and a part in words."""
+    return f"assignment {assignment}" + (f", part {part}" if part else "")
+
+
+def identified(hand_in: HandIn, what: tuple[int, int], roster: Roster | None) -> HandIn:
+    """Returns a hand-in with its person, or with the reason why it counts for nobody."""
+    if hand_in.problem or hand_in.of is None:
+        return hand_in
+    of = hand_in.of
+    if (of.assignment, of.part) != what:
+        problem = f"it is of {named(of.assignment, of.part)}, not {named(*what)}"
+        return replace(hand_in, problem=problem)
+    if roster is None:
+        return replace(hand_in, person=Person(of.name, of.email, of.id))
+    try:
+        person = roster.person(of)
+    except UserError as error:
+        return replace(hand_in, problem=str(error))
+    if person.handed_in:
+        hand_in = replace(hand_in, handed_in=person.handed_in, time_from=BY_ROSTER)
+    return replace(hand_in, person=person)
+
+
+def are_same(first: Person, other: Person) -> bool:
+    """Returns True if two are one person: by id, else by e-mail, else by name."""
+    if first.id and other.id:
+        return first.id.casefold() == other.id.casefold()
+    if first.email and other.email:
+        return first.email.casefold() == other.email.casefold()
+    return sorted(words_of(first.name)) == sorted(words_of(other.name))
+
+
+def slug_of(person: Person, roster: Roster | None, taken: Collection[str]) -> str:
+    """Returns what a person's files are called, unlike those of another person."""
+    plain = roster.slug(person) if roster else slug(person.name)
+    more = slug(person.id or person.email.replace("@", "-"))
+    names = [plain]
+    if more and len(f"{plain}-{more}".encode()) <= NAME_BYTES:
+        names.append(f"{plain}-{more}")
+    names += [f"{plain}-{number}" for number in range(2, len(set(taken)) + 3)]
+    return next(name for name in names if name not in set(taken))
+
+
+def newest(hand_ins: Sequence[HandIn], say: Callable[[str], None]) -> tuple[HandIn, list[HandIn]]:
+    """Returns a person's hand-in that counts, and those before it."""
+    earliest = datetime.min.replace(tzinfo=UTC)
+    *earlier, last = sorted(
+        hand_ins, key=lambda hand_in: (hand_in.stamp or earliest, hand_in.path.name)
+    )
+    earlier = [hand_in for hand_in in earlier if hand_in.sha256 != last.sha256]
+    if not earlier:
+        return last, []
+    name = printable(last.path.name)
+    remark = f"{counted(len(earlier) + 1, 'hand-in')}; the newest counts: {name}"
+    say(f"{last.person.name}: {remark}")
+    return replace(last, remark=remark), earlier

@@ -1,0 +1,1 @@
+"""What is handed in: names of students, and the tarball as it was read."""

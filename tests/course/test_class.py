@@ -1,0 +1,566 @@
+"""A class's hand-ins: whose they are, what is merged, and what is refused; no code is run."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import fcntl
+import io
+import json
+import os
+import shutil
+import tarfile
+import unicodedata
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.course.answers import CHOICE, TEXT, questions_path, read_questions
+from common.course.grading.classes import Class
+from common.course.grading.grade import Grader
+from common.course.grading.marks import read_key
+from common.course.grading.people.roster import read_roster
+from common.course.overlay import with_overlay
+from common.course.sandbox.isolation import strongest_isolation
+from common.course.submission import handed_in, pack
+from common.errors import UserError
+from common.runtime.paths import project_root
+
+ROOT = project_root()
+QUESTIONS = read_questions(ROOT, 3)
+TEXTS = [name for name, question in QUESTIONS.items() if question.kind == TEXT]
+CHOICES = sum(question.points for question in QUESTIONS.values() if question.kind == CHOICE)
+
+try:
+    strongest_isolation()
+except UserError as refusal:
+    pytest.skip(str(refusal), allow_module_level=True)
+
+
+def answers(text: str = "Because.", *, right: bool = True) -> bytes:
+    """Returns answers: right or wrong letters, and a text for each question that wants one."""
+    content = yaml.safe_load(questions_path(ROOT, 3).read_text())
+    key = read_key(ROOT, 3)
+    for name, question in QUESTIONS.items():
+        if question.kind == CHOICE:
+            wrong = next(c for c in question.choices if c != key[name]["right"])
+            content[name]["answer"] = key[name]["right"] if right else wrong
+        elif question.kind == TEXT:
+            content[name]["answer"] = text
+    return yaml.safe_dump(content).encode()
+
+
+@pytest.fixture
+def hand_in(tmp_path: Path) -> Callable[..., Path]:
+    """Returns ``hand_in(name, content, file, assignment=3, email=..., id_=...)``."""
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+
+    def write(
+        name: str,
+        content: bytes,
+        file: str = "",
+        assignment: int = 3,
+        email: str = "",
+        id_: str = "",
+    ) -> Path:
+        of = handed_in(name, assignment, 0, email, id_)
+        path = folder / (file or f"{of.stem}.tar.gz")
+        pack(path, of, {"answers.yaml": content})
+        return path
+
+    return write
+
+
+@pytest.fixture
+def grade(tmp_path: Path) -> Callable[..., list[str]]:
+    """Returns ``grade(*paths, levels=None, **of the class)``, which returns the lines printed."""
+
+    def run(*paths: Path, levels: Path | None = None, **settings: object) -> list[str]:
+        lines: list[str] = []
+        grader = settings.pop("grader", Grader(ROOT))
+        folder = settings.pop("folder", tmp_path / "grades")
+        Class(grader, paths, **settings).grade(folder, lines.append, levels)
+        return lines
+
+    return run
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def grades(tmp_path: Path) -> dict[str, dict[str, str]]:
+    return {row["submission"]: row for row in rows(tmp_path / "grades" / "grades.csv")}
+
+
+def roster(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "roster.csv"
+    path.write_text(text)
+    return path
+
+
+def test_any_file_name_is_graded_and_the_manifest_says_whose_it_is(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    paths = [
+        hand_in("doe-jane", answers(), "doe-jane-assign3 (1).tar.gz"),
+        hand_in("Plato", answers(), "roemax_17_23_doe-jane-assign3-1.tar.gz"),
+        hand_in("Mary O'Brien", answers(), "HOMEWORK.TGZ"),
+        hand_in("王 小明", answers(), "文件"),
+    ]
+    grade(*paths)
+    assert {name: row["score"] for name, row in grades(tmp_path).items()} == {
+        name: str(CHOICES)
+        for name in (
+            "doe-jane-assign3",
+            "mary-obrien-assign3",
+            "plato-assign3",
+            "王-小明-assign3",
+        )
+    }
+    assert (tmp_path / "grades" / "王-小明-assign3.json").is_file()
+
+
+ROSTER = (
+    "Name,SID,Email\n"
+    '"Doe, Jane",s1,jane@x.org\n'
+    "Jane Doe,s2,doe@x.org\n"
+    "Plato,s3,plato@x.org\n"
+    "Mary O’Brien,s4,mary@x.org\n"
+    f"{unicodedata.normalize('NFD', 'Jörg Müller')},s5,jm@x.org\n"
+)
+
+
+def test_a_roster_says_who_is_who(tmp_path: Path, hand_in: Callable, grade: Callable) -> None:
+    paths = [
+        hand_in("doe-jane", answers(), "a", id_="s2"),
+        hand_in("doe-jane", answers(right=False), "b", email="JANE@x.org"),
+        hand_in("doe-jane", answers(), "c"),
+        hand_in("PLATO", answers(), "d"),
+        hand_in("o'brien mary", answers(), "e"),
+        hand_in("müller-jörg", answers(), "f"),
+        hand_in("somebody else", answers(), "g"),
+        hand_in("Plato", answers(), "h", id_="s9"),
+        hand_in("Plato", answers(), "i", id_="s4"),
+        hand_in("Plato", answers(), "j", id_="s3", email="mary@x.org"),
+    ]
+    lines = grade(*paths, roster=read_roster(roster(tmp_path, ROSTER)))
+    found = grades(tmp_path)
+    assert {name: row["id"] for name, row in found.items() if row["score"]} == {
+        "jane-doe-s2-assign3": "s2",
+        "doe-jane-s1-assign3": "s1",
+        "plato-assign3": "s3",
+        "mary-obrien-assign3": "s4",
+        "jörg-müller-assign3": "s5",
+    }
+    assert float(found["doe-jane-s1-assign3"]["score"]) == 0
+    reasons = {name: found[name]["remark"] for name in "cghij"}
+    assert "2 on the roster are called doe-jane" in reasons["c"]
+    assert "nobody on the roster is called somebody else" in reasons["g"]
+    assert "nobody on the roster has id s9" in reasons["h"]
+    assert "id s4 is Mary O’Brien's, not Plato's" in reasons["i"]
+    assert "id s3 is Plato's, and mary@x.org Mary O’Brien's" in reasons["j"]
+    assert sum("counts for nobody" in line for line in lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name,id\na,1\nb,1\n", r"roster\.csv:3: id 1 is there twice"),
+        ("name,email\na,X@y\nb,x@y\n", r"roster\.csv:3: e-mail x@y is there twice"),
+        ("name,id\nA B,1\nb-a,\n", r"roster\.csv:3: two are called b-a"),
+        ("name\na\n", "expected the columns name, and email or id"),
+        ("id\n1\n", "expected the columns name"),
+        ("", "expected the columns"),
+        ("name,id\n", "nobody is on it"),
+        ("name,id,extension_days\na,1,-1\n", r"roster\.csv:2: extension_days '-1'"),
+        ("name,id,extension_days\na,1,x\n", "extension_days 'x'"),
+        ("name,id,handed_in\na,1,2027-10-01\n", r"roster\.csv:2: time '2027-10-01'"),
+    ],
+)
+def test_rosters_that_are_none(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        read_roster(roster(tmp_path, text))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Student;ID;SIS User ID;SIS Login ID\n Points Possible;;;\nDoe, Jane;7;s1;j@x.org\n",
+        "First name,Last name,ID number,Email address\nJane,Doe,s1,j@x.org\n",
+        "\ufefffirst name,last name,email,sid\nJane,Doe,j@x.org,s1\n",
+    ],
+)
+def test_rosters_as_platforms_export_them(tmp_path: Path, text: str) -> None:
+    [person] = read_roster(roster(tmp_path, text)).people
+    assert person.is_called("doe-jane")
+    assert (person.id, person.email) == ("s1", "j@x.org")
+
+
+def test_broken_and_hostile_hand_ins_are_rows_and_cost_nobody_else_anything(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    good = hand_in("doe-jane", answers())
+    grade(good, folder=tmp_path / "alone")
+    [alone] = rows(tmp_path / "alone" / "grades.csv")
+    folder = good.parent
+    (folder / "roe-max-assign3.tar.gz").write_bytes(good.read_bytes()[:300])
+    (folder / "noise").write_bytes(os.urandom(1000))
+    (folder / "=cmd.tar.gz").write_bytes(b"\x1f\x8b")
+    (folder / "empty").touch()
+    with tarfile.open(folder / "link.tar.gz", "w:gz") as tar:
+        info = tarfile.TarInfo("doe-jane-assign3/answers.yaml")
+        info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(info)
+    hand_in("poe-kim", answers(), assignment=2)
+    grade(folder)
+    found = grades(tmp_path)
+    assert found["doe-jane-assign3"] == alone
+    reasons = {name: row["remark"] for name, row in found.items() if not row["score"]}
+    expected = {
+        "roe-max-assign3.tar.gz": "cut off",
+        "noise": "no whole tarball",
+        "'=cmd.tar.gz": "no whole tarball",
+        "empty": "no whole tarball",
+        "link.tar.gz": "is no file",
+        "poe-kim-assign2.tar.gz": "it is of assignment 2, not assignment 3",
+    }
+    assert set(reasons) == set(expected)
+    for name, words in expected.items():
+        assert words in reasons[name], name
+    assert found["roe-max-assign3.tar.gz"]["name"] == "roe-max"
+
+
+def test_names_that_a_terminal_or_a_disk_does_not_take(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    folder = hand_in("doe-jane", answers()).parent
+    for name in (b"\xff.tar.gz", b"a\nb", b"\xe2\x80\xaex"):
+        Path(os.fsdecode(bytes(folder) + b"/" + name)).write_bytes(b"x")
+    for number, name in enumerate(("İ" * 100, "a" * 200)):
+        manifest = json.dumps({"name": name, "assignment": 3, "id": "s" * 64, "files": {}})
+        with tarfile.open(folder / f"long {number}", "w:gz") as tar:
+            info = tarfile.TarInfo("x/manifest.json")
+            info.size = len(manifest.encode())
+            tar.addfile(info, io.BytesIO(manifest.encode()))
+    shutil.copy(folder / "long 1", folder / "long 2")
+    lines = grade(folder)
+    assert all(line.encode().decode().isprintable() for line in lines)
+    assert len(grades(tmp_path)) == 6
+    # The results may lie among the hand-ins.
+    grade(folder, folder=folder / "grades")
+    before = rows(folder / "grades" / "grades.csv")
+    grade(folder, folder=folder / "grades")
+    assert rows(folder / "grades" / "grades.csv") == before
+    assert len(before) == 6
+
+
+def test_of_which_assignment_a_class_is(tmp_path: Path, hand_in: Callable, grade: Callable) -> None:
+    paths = [hand_in("a", answers()), hand_in("b", answers(), assignment=2)]
+    with pytest.raises(UserError, match=r"1 of assignment 2, 1 of assignment 3.*--assignment"):
+        grade(*paths)
+    grade(*paths, assignment=3)
+    assert grades(tmp_path)["a-assign3"]["score"]
+    with pytest.raises(UserError, match="no such file"):
+        grade(tmp_path / "nothing")
+    paths[0].write_bytes(b"")
+    paths[0].rename(tmp_path / "unknown")
+    with pytest.raises(UserError, match="no hand-in says of what it is"):
+        grade(tmp_path / "unknown", folder=tmp_path / "other")
+
+
+def test_of_two_hand_ins_the_newest_counts(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    first = hand_in("doe-jane", answers(right=False), "x")
+    last = hand_in("doe-jane", answers(), "x (1)")
+    for path, day in ((first, 2), (last, 1)):
+        os.utime(path, (86400 * day, 86400 * day))
+    grade(first, last, by_file_time=True)
+    row = grades(tmp_path)["doe-jane-assign3"]
+    assert (float(row["score"]), row["handed_in"][:10]) == (0, "1970-01-03")
+    assert "2 hand-ins; the newest counts: x" in row["remark"]
+    why = {row["file"]: row["why"] for row in rows(tmp_path / "grades" / "history.csv")}
+    assert why == {"x": "first graded", "x (1)": "handed in again later: it does not count"}
+    times = "name,id,handed_in\nJane Doe,s1,2027-10-03T00:00+02:00\n"
+    people = read_roster(roster(tmp_path, times))
+    grade(last, first, by_file_time=True, roster=people, folder=tmp_path / "on time")
+    [row] = rows(tmp_path / "on time" / "grades.csv")
+    assert "the newest counts: x" in row["remark"]  # the platform has the time of the last alone
+    assert float(row["score"]) == 0
+    shutil.copy(first, first.with_name("x (2)"))
+    grade(first, first.with_name("x (2)"), folder=tmp_path / "same")
+    [row] = rows(tmp_path / "same" / "grades.csv")
+    assert row["remark"] == ""
+
+
+@pytest.fixture
+def read_class(tmp_path: Path, hand_in: Callable, grade: Callable) -> list[Path]:
+    """Grades two students, of whose texts a reader has found all to be full."""
+    paths = [hand_in("doe-jane", answers("Jane's")), hand_in("roe-max", answers("Max's"))]
+    grade(*paths)
+    path = tmp_path / "grades" / "levels.csv"
+    path.write_text(path.read_text().replace(",\n", ",full\n"))
+    grade()
+    return paths
+
+
+def test_levels_are_given_to_texts_without_their_authors(
+    tmp_path: Path, read_class: list[Path]
+) -> None:
+    points = sum(QUESTIONS[name].points for name in TEXTS)
+    for row in grades(tmp_path).values():
+        assert (float(row["score"]), row["not_judged"]) == (CHOICES + points, "0")
+    history = rows(tmp_path / "grades" / "history.csv")
+    assert [row["why"] for row in history] == ["first graded"] * 2 + ["texts read"] * 2
+    for name in ("reading.html", "levels.csv"):
+        text = (tmp_path / "grades" / name).read_text()
+        assert "doe-jane" not in text
+        assert "roe-max" not in text
+    assert "Max&#x27;s" in (tmp_path / "grades" / "reading.html").read_text()
+
+
+def test_a_late_hand_in_and_a_regrade_lose_nothing(
+    tmp_path: Path, read_class: list[Path], hand_in: Callable, grade: Callable
+) -> None:
+    before = grades(tmp_path)
+    grade(hand_in("poe-kim", answers("Kim's")))
+    grade(hand_in("roe-max", answers("Max's", right=False)))
+    found = grades(tmp_path)
+    assert found["doe-jane-assign3"] == before["doe-jane-assign3"]
+    assert float(found["poe-kim-assign3"]["score"]) == CHOICES
+    # His texts are the same: so are their levels.
+    lost = float(before["roe-max-assign3"]["score"]) - float(found["roe-max-assign3"]["score"])
+    assert lost == CHOICES
+    levels = rows(tmp_path / "grades" / "levels.csv")
+    assert [row["level"] for row in levels].count("full") == 2 * len(TEXTS)
+    assert [row["level"] for row in levels].count("") == len(TEXTS)
+    assert "Kim&#x27;s" in (tmp_path / "grades" / "reading.html").read_text()
+    *_, last = rows(tmp_path / "grades" / "history.csv")
+    assert last["submission"] == "roe-max-assign3"
+    assert last["score_before"] == before["roe-max-assign3"]["score"]
+    assert "handed in again" in last["why"]
+    # A broken one of his is a row, and what he had stays.
+    broken = tmp_path / "roe-max-assign3 (2).tar.gz"
+    broken.write_bytes(b"x")
+    grade(broken)
+    again = grades(tmp_path)
+    assert again.pop(broken.name)["remark"]
+    assert again == found
+
+
+def test_a_level_is_of_the_text_that_was_read(
+    tmp_path: Path, read_class: list[Path], hand_in: Callable, grade: Callable
+) -> None:
+    grade(hand_in("roe-max", answers("Another.")))
+    assert float(grades(tmp_path)["roe-max-assign3"]["score"]) == CHOICES
+    levels = rows(tmp_path / "grades" / "levels.csv")
+    assert [row["level"] for row in levels].count("full") == 2 * len(TEXTS)
+    grade(hand_in("roe-max", answers("Max's")))
+    assert float(grades(tmp_path)["roe-max-assign3"]["score"]) > CHOICES
+
+
+def test_no_answer_waits_until_texts_are_read(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    grade(hand_in("doe-jane", answers()), hand_in("roe-max", answers("")))
+    found = grades(tmp_path)
+    assert found["doe-jane-assign3"]["percent"] == found["roe-max-assign3"]["percent"]
+    path = tmp_path / "grades" / "levels.csv"
+    path.write_text(path.read_text().replace(",\n", ",half\n"))
+    grade()
+    found = grades(tmp_path)
+    assert found["doe-jane-assign3"]["maximum"] == found["roe-max-assign3"]["maximum"]
+    assert float(found["roe-max-assign3"]["score"]) == CHOICES
+
+
+def test_levels_of_an_earlier_release_and_their_remarks(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    path = hand_in("doe-jane", answers())
+    levels = tmp_path / "levels.csv"
+    lines = [f"doe-jane-assign3,{name},half,good" for name in TEXTS]
+    levels.write_text("\n".join(["submission,question,level,remark", *lines]))
+    grade(path, levels=levels)
+    half = sum(QUESTIONS[name].points for name in TEXTS) / 2
+    assert float(grades(tmp_path)["doe-jane-assign3"]["score"]) == CHOICES + half
+    kept = rows(tmp_path / "grades" / "levels.csv")
+    assert {row["level"] for row in kept} == {"half"}
+    assert len({row["text"] for row in kept}) == len(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("roe-max-assign3,{text},full", "nobody handed in 'roe-max-assign3'"),
+        ("doe-jane-assign3,Q9.9,full", "'Q9.9' is no question with a text"),
+        ("doe-jane-assign3,{text},good", "2: level 'good'; known: none, half, full"),
+        ("doe-jane-assign3", "2: expected the columns|level ''|nobody"),
+    ],
+)
+def test_levels_that_are_nobodys(
+    tmp_path: Path, hand_in: Callable, grade: Callable, line: str, words: str
+) -> None:
+    path = hand_in("doe-jane", answers())
+    grade(path)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "grades").glob("*.*")}
+    levels = tmp_path / "levels.csv"
+    levels.write_text(f"submission,question,level\n{line.format(text=TEXTS[0])}\n")
+    if line.count(",") < 2:  # a line that was cut off gives no level
+        grade(levels=levels)
+        return
+    with pytest.raises(UserError, match=words):
+        grade(path, levels=levels)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "grades").glob("*.*")} == before
+
+
+def test_results_of_something_else_are_refused(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    path = hand_in("doe-jane", answers())
+    grade(path)
+    with pytest.raises(UserError, match=r"has results of assignment 3, .* are of assignment 2"):
+        grade(hand_in("doe-jane", b"{}", assignment=2))
+    with pytest.raises(UserError, match="results of --variant 0, not 7"):
+        grade(path, grader=Grader(ROOT, 7))
+    hidden = tmp_path / "overlay" / "tests" / "exercises" / "hidden"
+    hidden.mkdir(parents=True)
+    (hidden / "test_min_max_partition.py").write_text("# changed\n")
+    with (
+        with_overlay(ROOT, tmp_path / "overlay") as root,
+        pytest.raises(UserError, match="another version of the course"),
+    ):
+        grade(path, grader=Grader(root))
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "grades.csv").write_text("submission\n")
+    with pytest.raises(UserError, match=r"has no class\.json beside it"):
+        grade(path, folder=old)
+    (old / "class.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        grade(path, folder=old)
+
+
+def test_two_gradings_do_not_write_into_one_folder(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    path = hand_in("doe-jane", answers())
+    grade(path)
+    with (tmp_path / "grades" / ".lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another grading writes into it"):
+            grade(path)
+    grade(path)
+
+
+def test_a_disk_that_is_full_leaves_all_as_it_was(
+    tmp_path: Path, hand_in: Callable, grade: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grade(hand_in("doe-jane", answers()))
+    before = {p.name: p.read_bytes() for p in (tmp_path / "grades").iterdir() if p.is_file()}
+    late = hand_in("roe-max", answers())
+    left = 3
+
+    def full(_: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            grade(late)
+    assert left < 0
+    after = {p.name: p.read_bytes() for p in (tmp_path / "grades").iterdir() if p.is_file()}
+    assert after == before
+    grade(late)
+    assert len(grades(tmp_path)) == 2
+
+
+def test_a_file_that_changes_meanwhile_is_not_graded(
+    tmp_path: Path, hand_in: Callable, grade: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = hand_in("doe-jane", answers()), hand_in("roe-max", answers())
+    judge = Grader.judge
+
+    def judge_while_it_comes(self: Grader, *arguments: object) -> object:
+        hand_in("roe-max", answers("Later."))
+        return judge(self, *arguments)
+
+    monkeypatch.setattr(Grader, "judge", judge_while_it_comes)
+    grade(path, other)
+    assert "changed meanwhile" in grades(tmp_path)[other.name]["remark"]
+    assert float(grades(tmp_path)["doe-jane-assign3"]["score"]) == CHOICES
+
+
+DUE = datetime(2027, 10, 1, 21, 59, tzinfo=UTC)
+DAY_S = 86400
+
+
+@pytest.mark.parametrize(
+    ("after_s", "extension", "days"),
+    [(-1, 0, 0), (0, 0, 0), (1, 0, 1), (DAY_S, 0, 1), (DAY_S + 1, 0, 2), (DAY_S, 1.0, 0)],
+)
+def test_days_late(
+    tmp_path: Path, hand_in: Callable, grade: Callable, after_s: int, extension: float, days: int
+) -> None:
+    path = hand_in("doe-jane", answers())
+    os.utime(path, (DUE.timestamp() + after_s,) * 2)
+    text = f"name,id,extension_days\nJane Doe,s1,{extension}\n"
+    people = read_roster(roster(tmp_path, text))
+    grade(path, roster=people, due=DUE, by_file_time=True)
+    row = grades(tmp_path)["jane-doe-assign3"]
+    assert (row["days_late"], row["time_from"]) == (str(days), "file")
+
+
+def test_whose_clock_a_time_is_from(tmp_path: Path, hand_in: Callable, grade: Callable) -> None:
+    path = hand_in("doe-jane", answers())
+    grade(path)
+    row = grades(tmp_path)["doe-jane-assign3"]
+    assert (row["time_from"], row["days_late"]) == ("claimed", "")
+    text = "name,id,handed_in\nJane Doe,s1,2027-10-03T00:00+02:00\n"
+    grade(path, roster=read_roster(roster(tmp_path, text)), due=DUE)
+    row = grades(tmp_path)["doe-jane-assign3"]  # the one that was there
+    assert (row["time_from"], row["days_late"], row["id"]) == ("roster", "2", "s1")
+    grade()  # the deadline is kept
+    assert grades(tmp_path)["doe-jane-assign3"] == row
+
+
+def test_what_platforms_import(tmp_path: Path, hand_in: Callable, grade: Callable) -> None:
+    exported = (
+        "Student,ID,SIS User ID,SIS Login ID,Section\n"
+        '    Points Possible,,,,\n"Doe, Jane",71,s1,jane,A\n"Roe, Max",72,s2,max,B\n'
+    )
+    people = read_roster(roster(tmp_path, exported))
+    lines = grade(
+        hand_in("doe-jane", answers()),
+        hand_in("nobody", answers()),
+        roster=people,
+        platforms=["canvas", "moodle", "gradescope"],
+    )
+    assert "nothing counts of 1 student: Roe, Max" in lines
+    folder = tmp_path / "grades"
+    # Canvas's importer: Student and ID first, SIS columns, Section, then assignments.
+    head, possible, *students = csv.reader((folder / "canvas.csv").open(newline=""))
+    assert head[:5] == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
+    assert "Points Possible" in possible[0]
+    total = sum(q.points for q in QUESTIONS.values()) + 55
+    assert float(possible[5]) == total
+    assert students == [["Doe, Jane", "71", "s1", "jane", "A", str(CHOICES)]]
+    [row] = rows(folder / "moodle.csv")
+    assert (row["ID number"], row["Assignment 3"]) == ("s1", str(CHOICES))
+    [row] = rows(folder / "gradescope.csv")
+    assert (row["SID"], row["Total Score"]) == ("s1", str(CHOICES))
+    assert float(row["Max Points"]) == total
+
+
+def test_names_are_no_formulas(tmp_path: Path, hand_in: Callable, grade: Callable) -> None:
+    grade(hand_in("-Doe", answers()))
+    assert grades(tmp_path)["doe-assign3"]["name"] == "'-Doe"
