@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.course.answers import read_answers, read_questions
+from common.course.answers import NUMBER, read_questions
+from common.course.grading.limited import limited_answers, limited_submission
 from common.course.grading.marks import Grade, Mark, judge_answers, read_key
 from common.course.markers import student_source
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
@@ -24,7 +25,7 @@ from common.course.sandbox.imports import violations
 from common.course.sandbox.isolation import strongest_isolation
 from common.course.sandbox.sandbox import NOT_STARTED
 from common.course.sandbox.student import lay_out, lay_out_student
-from common.course.submission import ANSWERS, HandedIn, Submission, read_name, read_submission
+from common.course.submission import HandedIn, Submission, read_name
 from common.course.tasks import Task, read_tasks
 from common.errors import NotYetWritten, RunFailed, UserError, unwritten_task
 
@@ -66,7 +67,7 @@ class Grader:
         if not of.tasks(read_tasks(self.root)):
             raise UserError(f"{path.name}: there is no assignment {of.assignment}")
         try:
-            submission = read_submission(path)
+            submission = limited_submission(path)
         except UserError as error:
             return self.without_checks(of, 0.0, str(error))
         marks = [*self.checks(submission, isolation), *self.answers(submission)]
@@ -164,19 +165,10 @@ class Grader:
         if missing:
             raise UserError(f"key of assignment {of.assignment}: {missing[0]} is not in both files")
         levels = (self.levels or {}).get(of.stem, {})
-        why = ""
-        try:
-            answers = read_answers(submission.files.get(ANSWERS, b"{}"), questions)
-        except UserError as error:
-            answers, why = {}, str(error)
-        with tempfile.TemporaryDirectory() as scratch:
-            run = Path(scratch)
-            try:
-                submission.write_run(run)
-            except UserError as error:
-                why = why or str(error)
-            marks = judge_answers(questions, answers, key, run, of.assignment, levels)
-        return [Mark(m.of, m.name, m.points, 0.0, why) for m in marks] if why else marks
+        functions = {n: str(key[n]["number"]) for n, q in questions.items() if q.kind == NUMBER}
+        read = limited_answers(submission, self.root, functions)
+        marks = judge_answers(questions, read.answers, key, read.numbers, levels)
+        return [Mark(m.of, m.name, m.points, 0.0, read.why) for m in marks] if read.why else marks
 
 
 def marks_of(
