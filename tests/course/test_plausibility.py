@@ -109,19 +109,21 @@ def test_tables_have_the_rows_that_their_settings_ask_for(tmp_path: Path) -> Non
     table = (RECORDED / "assignment1/compare_strategies/strategy-times.csv").read_text()
     head, *rows = table.splitlines(keepends=True)
     frame = pd.read_csv(io.StringIO(table))
+    copied = frame.assign(step_time_ms=np.repeat(frame["step_time_ms"].to_numpy()[:54], 2))
     changed = {
         "1 of 2 ranks": frame[frame["rank"] == 0].to_csv(index=False),
         "1 of 2 rounds": frame[frame["round"] == 1].to_csv(index=False),
         "2 of 3 iterations": frame[frame["iteration"] < 2].to_csv(index=False),
-        "has 3 rows": "".join([head, *rows[:3]]),
+        "3 rows": "".join([head, *rows[:3]]),
         "step_time_ms has 4 digits at most": frame.round({"step_time_ms": 0}).to_csv(index=False),
+        "54 of 108 values of step_time_ms occur again": copied.to_csv(index=False),
         "11 of 12 rows by rank, round, iteration": frame[
             (frame[["rank", "round", "iteration"]] != 1).any(axis=1)
         ].to_csv(index=False),
     }
     for number, (words, text) in enumerate(changed.items()):
         problems = run_problems(tmp_path / str(number), **{TABLE: text.encode()})
-        assert any(re.search(f"strategy-times.csv:? (has )?{words}", p) for p in problems), problems
+        assert any(re.search(f"strategy-times.csv: {words}", p) for p in problems), problems
 
 
 def test_records_and_clocks_go_together(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_records_and_clocks_go_together(tmp_path: Path) -> None:
     changed = {
         "strategy-times.csv without environment.json": None,
         "no start before an end": {"end_time": "2026-01-01T00:00:00+00:00"},
-        "lasted 1 s": {"end_time": "2026-11-20T18:12:28+00:00"},
+        "steps of 20 s in a stage that lasted 1 s": {"end_time": "2026-11-20T18:12:28+00:00"},
         "ran at the same time": {"end_time": "2026-11-20T18:20:00+00:00"},
         "the machine of": {"cpu": {"model": "another", "cores": 2}},
         "the versions of": {"packages": {"torch": "1.0"}},

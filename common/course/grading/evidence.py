@@ -28,6 +28,7 @@ from common.course.limits import (
     read_yaml,
 )
 from common.course.submission import ANSWERS, EXERCISES, REPORT, RUN
+from common.course.tasks import read_tasks
 from common.errors import UserError
 
 STRONG, SOME, WEAK = "strong", "some", "weak"
@@ -59,9 +60,13 @@ CALCULATED = ("simulate", "predict")
 DIGITS = 4
 """A measured time has more digits; one that has no more may be equal by chance."""
 SLACK_S = 2.0
+REPEATED = 0.2
+"""Share of measured steps from which on values that occur again were not measured."""
 REPORT_BYTES = 2_000
 SKETCH, PROFILE = 256, 33
 """Samples kept of a column, those with the smallest hashes; quantiles of its profile."""
+COLUMNS, PROBLEMS = 500, 20
+"""Most columns of a run that are compared, and most of its problems that are listed."""
 SHINGLE, TOKENS, WORDS = 8, 20_000, 5
 """Tokens in a row that are compared, and most of a file; words in a row."""
 
@@ -95,15 +100,19 @@ def evidence(folder: str, root: str, assignment: int) -> dict[str, Any]:
         problems += [p for stage in stages for p in stage.problems()]
         problems += together(stages)
         end = max((stage.end.isoformat() for stage in stages if stage.end), default="")
-        for stage in stages:
-            for name, column in stage.measured():
-                samples[name], profiles[name] = sketch(column), profile(column)
+        columns = (pair for stage in stages for pair in stage.measured())
+        for name, column in islice(columns, COLUMNS):
+            samples[name], profiles[name] = sketch(column), profile(column)
     except UserError as error:
         problems.append((SOME, f"the run cannot be read: {error}"))
+    files = [t.file for t in read_tasks(Path(root)).values() if t.assignment == assignment]
     code = {
-        path.name: shingles(path.read_text(errors="replace"))
-        for path in sorted((base / EXERCISES).glob("*.py"))
+        name: shingles((base / EXERCISES / name).read_text(errors="replace"))
+        for name in files
+        if (base / EXERCISES / name).is_file()
     }
+    if len(problems) > PROBLEMS:
+        problems = [*problems[:PROBLEMS], (SOME, f"{len(problems) - PROBLEMS} more")]
     return {
         "run": problems,
         "end": end,
@@ -134,24 +143,31 @@ class Stage:
         if self.record and not (self.start and self.end and self.start <= self.end):
             yield SOME, f"{self.name}: no start before an end"
         for name in counted:
-            table = read_table(self.tables[name])
-            missing = self.missing(name, table)
-            if len(table) < FEWEST_ROWS:
-                strength = SOME if missing or not self.settings else WEAK
-                yield strength, f"{self.name}: {name}.csv has {len(table)} rows"
-            elif missing:
-                yield SOME, f"{self.name}: {name}.csv has {missing}"
-            times = table.get(STEP_MS, pd.Series(dtype=float))
-            if pd.api.types.is_numeric_dtype(times) and self.start and self.end:
-                by_rank = times.groupby(table[RANK]).sum() if RANK in table else times.sum()
-                steps_s = float(np.max(by_rank)) / 1e3 if len(times) else 0.0
-                lasted_s = (self.end - self.start).total_seconds()
+            for strength, words in self.of_table(name, read_table(self.tables[name])):
+                yield strength, f"{self.name}: {name}.csv: {words}"
+
+    def of_table(self, name: str, table: pd.DataFrame) -> Iterator[tuple[str, str]]:
+        """Yields what does not go together in a counted table."""
+        missing = self.missing(name, table)
+        if len(table) < FEWEST_ROWS:
+            yield SOME if missing or not self.settings else WEAK, f"{len(table)} rows"
+        elif missing:
+            yield SOME, missing
+        for column, values in numeric(table):
+            measured = precise(values)
+            if len(values) >= FEWEST_ROWS and not len(measured):
+                yield SOME, f"{column} has {DIGITS} digits at most"
+            again = len(measured) - len(np.unique(measured))
+            if column == STEP_MS and again > REPEATED * len(measured):
+                yield SOME, f"{again} of {len(measured)} values of {column} occur again"
+            if column == STEP_MS and self.start and self.end:
+                steps = table[column].groupby(table[RANK] if RANK in table else 0 * table.index)
+                steps_s, lasted_s = steps.sum().max() / 1e3, (self.end - self.start).total_seconds()
                 if steps_s > lasted_s + SLACK_S:
-                    took = f"the steps of {name}.csv take {steps_s:.0f} s"
-                    yield STRONG, f"{self.name}: {took}, and the stage lasted {lasted_s:.0f} s"
-            for column, values in numeric(table):
-                if len(values) >= FEWEST_ROWS and not len(precise(values)):
-                    yield SOME, f"{self.name}: {name}.csv: {column} has {DIGITS} digits at most"
+                    yield (
+                        STRONG,
+                        f"steps of {steps_s:.0f} s in a stage that lasted {lasted_s:.0f} s",
+                    )
 
     def missing(self, name: str, table: pd.DataFrame) -> str:
         """Returns what a table has too few of; empty where it has what the settings ask for."""
@@ -164,11 +180,10 @@ class Stage:
             count = table[column].nunique()
             if count < most:
                 return f"{count} of {most} {column}s"
-        rows, most = (
-            len(table.drop_duplicates([*wanted])) if wanted else 0,
-            math.prod(wanted.values()),
-        )
-        return f"{rows} of {most} rows by {', '.join(wanted)}" if wanted and rows < most else ""
+        if not wanted:
+            return ""
+        rows, most = len(table.drop_duplicates([*wanted])), math.prod(wanted.values())
+        return f"{rows} of {most} rows by {', '.join(wanted)}" if rows < most else ""
 
     @property
     def is_resumed(self) -> bool:

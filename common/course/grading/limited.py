@@ -182,15 +182,16 @@ def main() -> None:
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (most, hard))
     try:
-        result = {"value": function(**wanted["arguments"])}
-    except UserError as error:
-        result = {"error": str(error)}
-    except MemoryError:
-        result = {"error": f"reading it takes more than {MEMORY_BYTES // 2**30} GiB of memory"}
+        try:
+            result = {"value": function(**wanted["arguments"])}
+        except UserError as error:
+            result = {"error": str(error)}
+        except MemoryError:
+            result = {"error": f"reading it takes more than {MEMORY_BYTES // 2**30} GiB of memory"}
+        answer.write_text(json.dumps(result))
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(BROKEN)
-    answer.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
