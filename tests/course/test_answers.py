@@ -29,6 +29,7 @@ from common.course.grading.marks import judge_answers, read_key
 from common.course.grading.reading import blank_levels, read_levels, reading_sheet
 from common.course.limits import SettingsLoader, check_run, check_table, read_json, read_yaml
 from common.course.numbers import assignment0, assignment1, assignment2, assignment3, assignment4
+from common.course.sandbox.imports import violations
 from common.course.submission import HandedIn, Submission, pack
 from common.course.tasks import read_tasks
 from common.errors import UserError
@@ -309,6 +310,11 @@ def test_answers_that_cost_much_have_a_reason_and_no_points(answers: bytes, word
     judged = reasons_of(hand_in(answers))
     assert {score for score, _ in judged.values()} == {0}
     assert all(words in why for _, why in judged.values())
+
+
+def test_an_exercise_that_is_too_long_is_not_parsed() -> None:
+    assert violations("f'" + "{a}" * 300_000 + "'", "", []) == ["it has more than 128 KB"]
+    assert violations("a = 1\n" * 20_000, "", []) == []
 
 
 @pytest.mark.grading
