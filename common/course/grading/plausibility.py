@@ -54,7 +54,7 @@ SHARES = {SAMPLES: (0.5, 0.1), CODE: (0.6, 0.3), TEXTS: (0.7, 0.4)}
 """Kind → share from which on two are alike: strongly, and somewhat."""
 FEWEST = {SAMPLES: 4, CODE: 60, TEXTS: 8}
 """Kind → number of pieces below which two may be alike by chance."""
-MANY, MANY_SHARE = 5, 0.2
+MANY, MANY_SHARE = 5, 0.5
 """What so many students have, and so large a share of them, was forced on them or is common."""
 SAME, WIDTH = 1e-4, 0.01
 """Largest relative difference of all quantiles where a column is another's multiple, and the least
