@@ -11,25 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-from yaml.composer import ComposerError
-
+from common.course.limits import read_yaml
 from common.errors import UserError, unknown_name
 
 NUMBER, CHOICE, TEXT = "number", "choice", "text"
 LEVELS = ("none", "half", "full")
 """Levels of a text: no, half and all of its points."""
-LARGEST_BYTES = 2**20
-
-
-class Loader(yaml.SafeLoader):
-    """Reads YAML without aliases, by which a few lines can stand for more than memory holds."""
-
-    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        """Returns the next node. Raises ComposerError for an alias."""
-        if self.check_event(yaml.AliasEvent):
-            raise ComposerError(None, None, "aliases are not read", self.peek_event().start_mark)
-        return super().compose_node(parent, index)
 
 
 @dataclass(frozen=True)
@@ -130,16 +117,7 @@ def checked(answer: object, question: Question, where: str) -> float | str:
 
 def load(content: bytes, where: str) -> dict[str, dict]:
     """Reads YAML of questions with entries; nothing in it is executed."""
-    if len(content) > LARGEST_BYTES:
-        raise UserError(f"{where}: more than {LARGEST_BYTES / 2**20:.0f} MB")
-    try:
-        document = yaml.load(content, Loader)
-    except yaml.YAMLError as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        position = f"{where}:{line + 1}" if line is not None else where
-        raise UserError(f"{position}: {getattr(error, 'problem', None) or 'no YAML'}") from None
-    except Exception:  # of a value that is not what its tag says, PyYAML raises anything
-        raise UserError(f"{where}: no YAML") from None
+    document = read_yaml(content, where)
     if not isinstance(document, dict) or not all(isinstance(e, dict) for e in document.values()):
         raise UserError(f"{where}: expected questions, each with an answer below it")
     return {name if isinstance(name, str) else short(name): e for name, e in document.items()}
@@ -148,7 +126,4 @@ def load(content: bytes, where: str) -> dict[str, dict]:
 def short(answer: object) -> str:
     """Returns an answer for a message, short."""
     kinds = {list: "a list", dict: "a mapping", bool: "yes or no"}
-    try:
-        return kinds.get(type(answer)) or repr(answer)[:40]
-    except ValueError:  # Python writes no integer of more than 4,300 digits
-        return "a number of very many digits"
+    return kinds.get(type(answer)) or repr(answer)[:40]

@@ -308,13 +308,16 @@ def test_what_cannot_be_pooled_is_said_by_name_and_reason(tmp_path: Path) -> Non
     (class_ / "mine.zip").write_bytes(b"")
     (class_ / "grades.csv").write_text("a\n")
     (class_ / "empty").mkdir()
-    for name, table in {"bad-table": "a,b\n1,2\n", "no-table": "", "text-only": "x"}.items():
+    tables = {"bad-table": "a,b\n1,2\n", "no-table": "", "text-only": "x", "wide": "a," * 300_000}
+    for name, table in tables.items():
         write_student(class_ / name, {"single": [98.5], "DDP": [48.5]})
         (class_ / name / "compare_strategies" / "strategy-times.csv").write_text(table)
     write_student(class_ / "not-done", {"single": [1.0]}, environment={"status": "failed"})
     write_student(class_ / "below-zero", {"single": [98.5], "DDP": [-98.5]})
     odd = write_student(class_ / "odd-record", {"single": [98.5], "DDP": [8.5]})
     (odd / "compare_strategies" / "environment.json").write_text("[]")
+    deep = write_student(class_ / "deep", {"single": [98.5], "DDP": [8.5]})
+    (deep / "compare_strategies" / "environment.json").write_text("[" * 900_000)
     pool = pool_folders([class_])
     assert row_of(pool, SPEEDUP)["students"] == 2
     reasons = {line.student: line.reason for line in pool.left_out}
@@ -330,6 +333,8 @@ def test_what_cannot_be_pooled_is_said_by_name_and_reason(tmp_path: Path) -> Non
         "not-done": "not complete",
         "below-zero": "no round has times above 0",
         "odd-record": "cannot be used",
+        "wide": "compare_strategies/strategy-times.csv:1: a line of more than 256 KiB",
+        "deep": "compare_strategies/environment.json: no JSON",
     }
     assert set(reasons) == set(expected)
     text = page(pool)

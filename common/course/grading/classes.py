@@ -29,6 +29,7 @@ from common.course.grading.people.identify import (
     what_is_graded,
 )
 from common.course.grading.people.roster import Roster
+from common.course.grading.plausibility import KEPT, keep, write_suspicions
 from common.course.grading.reading import (
     Levels,
     apply_levels,
@@ -118,7 +119,9 @@ class Class:
             names = self.names(hand_ins, results)
             grades = self.judge(folder, hand_ins, names, results, say)
             self.write(folder, results, before, levels)
-            # write_suspicions is called here.
+            times = {r.submission: r.handed_in for r in results.records.values() if r.handed_in}
+            handed_in = {name: datetime.fromisoformat(time) for name, time in times.items()}
+            write_suspicions(folder, (), self.grader.root, handed_in)
             for line in what_is_open(results, self.roster, self.platforms):
                 say(line)
             return grades
@@ -185,7 +188,7 @@ class Class:
         if self.jobs > 1:
             self.prepare(grader, [hand_in for hand_in, _ in last.values()], say)
         for name, (hand_in, earlier) in last.items():
-            grade = self.grade_one(grader, name, hand_in, isolation)
+            grade = self.grade_one(grader, name, hand_in, isolation, folder)
             if grade.marks:
                 for before in earlier:
                     put_earlier(before, name, results)
@@ -218,12 +221,18 @@ class Class:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def grade_one(self, grader: Grader, name: str, hand_in: HandIn, isolation: str) -> Grade:
-        """Grades one; where the grader breaks, nothing is judged; without marks it has changed."""
+    def grade_one(
+        self, grader: Grader, name: str, hand_in: HandIn, isolation: str, folder: Path
+    ) -> Grade:
+        """Grades one, and keeps what is compared of it in the folder of the results.
+
+        Where the grader breaks, nothing is judged; without marks it has changed.
+        """
         try:
             submission = hand_in.read()
         except UserError as error:
             return Grade(name, (), "", grader.variant, str(error))
+        keep(folder / KEPT / f"{name}.json", submission, grader.root)
         try:
             return replace(grader.judge(submission, isolation), stem=name)
         except UserError:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.course.answers import TEXT, read_answers, read_questions
+from common.course.answers import NUMBER, TEXT, read_questions
 from common.course.grading.checks import (
     HIDDEN,
     TIME_S,
@@ -18,13 +17,13 @@ from common.course.grading.checks import (
     sha256_of,
     why_refused,
 )
+from common.course.grading.limited import limited_answers, limited_submission
 from common.course.grading.marks import Grade, Mark, judge_answers, read_key
 from common.course.grading.records import write_together
-from common.course.hand_ins.tarball import ANSWERS
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome
 from common.course.progress import reason_of
 from common.course.sandbox.isolation import strongest_isolation
-from common.course.submission import HandedIn, Submission, of_file_name, read_submission
+from common.course.submission import HandedIn, Submission, of_file_name
 from common.course.tasks import Task, read_tasks
 from common.errors import NotYetWritten, UserError, unwritten_task
 
@@ -53,7 +52,7 @@ class Grader:
         if not path.is_file():
             raise UserError(f"{path}: no such file")
         try:
-            submission = read_submission(path)
+            submission = limited_submission(path)
         except UserError as error:
             return self.without_checks(of_file_name(path), 0.0, str(error))
         return self.judge(submission, strongest_isolation())
@@ -130,21 +129,16 @@ class Grader:
         missing = sorted(set(questions) ^ set(key))
         if missing:
             raise UserError(f"key of assignment {of.assignment}: {missing[0]} is not in both files")
-        why = ""
-        try:
-            answers = read_answers(submission.files.get(ANSWERS, b"{}"), questions)
-        except UserError as error:
-            answers, why = {}, str(error)
-        with tempfile.TemporaryDirectory() as scratch:
-            run = Path(scratch)
-            try:
-                submission.write_run(run)
-            except UserError as error:
-                why = why or str(error)
-            marks = judge_answers(questions, answers, key, run, of.assignment)
-        if why:
-            return [Mark(m.of, m.name, m.points, 0.0, why) for m in marks], {}
-        texts = {n: str(answers[n]) for n, q in questions.items() if q.kind == TEXT and answers[n]}
+        functions = {n: str(key[n]["number"]) for n, q in questions.items() if q.kind == NUMBER}
+        read = limited_answers(submission, self.root, functions)
+        marks = judge_answers(questions, read.answers, key, read.numbers)
+        if read.why:
+            return [Mark(m.of, m.name, m.points, 0.0, read.why) for m in marks], {}
+        texts = {
+            name: str(read.answers[name])
+            for name, question in questions.items()
+            if question.kind == TEXT and read.answers.get(name)
+        }
         return marks, texts
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from common.course.grading.limited import limited_submission
 from common.course.hand_ins.names import slug
 from common.course.hand_ins.tarball import RUN
-from common.course.submission import STEM, read_identity, read_submission
+from common.course.limits import RECORD, TEXT_BYTES, beginning, check_run, read_json
+from common.course.submission import STEM, read_identity
 from common.errors import UserError
-from common.runtime.records.run_directory import read_environment
 
-RECORD = "environment.json"
 ARCHIVE = ".tar.gz"
 OTHER_ARCHIVES = (".zip", ".tgz", ".tar", ".7z", ".rar", ".gz")
 DEPTH = 4
@@ -41,15 +41,21 @@ class HandIn:
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """Yields the run directory. Raises UserError for a tarball that is none or has no run."""
+        """Yields the run directory.
+
+        Raises:
+            UserError: a tarball that is none or has no run, or a file beyond a limit.
+        """
         if self.path.is_dir():
+            check_run(self.path)
             yield self.path
             return
-        submission = read_submission(self.path)
+        submission = limited_submission(self.path)
         if not any(name.startswith(f"{RUN}/") for name in submission.files):
             raise UserError(f"{self.path.name}: no run in it")
         with TemporaryDirectory(prefix="ddplab-pool-") as folder:
             submission.write_run(Path(folder))
+            check_run(Path(folder))
             yield Path(folder)
 
 
@@ -160,7 +166,10 @@ def is_run(folder: Path) -> bool:
 
 
 def _program(stage: Path) -> str:
-    record = read_environment(stage)
+    try:
+        record = read_json(beginning(stage / RECORD, TEXT_BYTES), RECORD)
+    except UserError:
+        return ""
     return str(record.get("label")) if isinstance(record, dict) else ""
 
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from common.course.sandbox.confinement import KERNELS, WITHHELD
 
 EXERCISES = "common.exercises"
+LETTERS = 2**17
+"""Most letters of an exercise that is parsed: some texts take Python a time that grows with the
+square of their length, such as a string of many fields."""
 STANDARD = frozenset(
     {
         "__future__",
@@ -61,6 +64,8 @@ def violations(source: str, reference: str, exercises: Iterable[str]) -> list[st
         reference: text of the solution, whose packages are allowed, too.
         exercises: names of the exercises that it may import, without ``.py``.
     """
+    if len(source) > LETTERS:
+        return [f"it has more than {LETTERS // 2**10} KB"]
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

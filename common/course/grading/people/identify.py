@@ -9,16 +9,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from common.course.grading.limited import limited_submission
 from common.course.grading.people.roster import Person, Roster
 from common.course.hand_ins.names import NAME_BYTES, slug, words_of
 from common.course.hand_ins.tarball import printable
-from common.course.submission import (
-    PARTS,
-    HandedIn,
-    Submission,
-    of_name,
-    read_submission,
-)
+from common.course.submission import PARTS, HandedIn, Submission, of_name
 from common.errors import UserError
 from common.runtime.wording import counted
 
@@ -54,7 +49,7 @@ class HandIn:
 
     def read(self) -> Submission:
         """Reads it. Raises UserError where it cannot be, or is not what it was."""
-        submission = read_submission(self.path)
+        submission = limited_submission(self.path)
         if sha256_of_file(self.path) != self.sha256:
             raise UserError(f"{printable(self.path.name)}: changed meanwhile; grade it again")
         return submission
@@ -90,7 +85,7 @@ def read_hand_in(path: Path, *, by_file_time: bool) -> HandIn:
     try:
         sha256 = sha256_of_file(path)
         changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        submission = read_submission(path)
+        submission = limited_submission(path)
     except OSError as error:
         return HandIn(path, "", of_name(path.name), error.strerror or "it cannot be read")
     except UserError as error:
