@@ -21,7 +21,6 @@ from common.course.answers import (
 from common.course.grading.marks import judge_answers, read_key
 from common.course.grading.reading import blank_levels, read_levels, reading_sheet
 from common.course.numbers import assignment0, assignment1, assignment2, assignment3, assignment4
-from common.course.tasks import read_tasks
 from common.errors import UserError
 from common.runtime.paths import project_root
 
@@ -39,19 +38,12 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("number", ASSIGNMENTS)
-def test_questions_key_handout_and_points_agree(number: int) -> None:
+def test_questions_key_and_handout_agree(number: int) -> None:
     questions, key = read_questions(ROOT, number), read_key(ROOT, number)
     handout = (ROOT / "assignments" / f"assignment{number}" / "README.md").read_text()
     asked = dict(re.findall(r"\*\*(Q\d\.\d+)\*\* \((\d+) points?\)", handout))
     assert {name: str(q.points) for name, q in questions.items()} == asked
     assert list(questions) == list(key)
-    tasks = [task for task in read_tasks().values() if task.assignment == number]
-    points = sum(task.points for task in tasks if not task.bonus)
-    assert points + sum(question.points for question in questions.values()) == 100
-    for task in tasks:
-        kind = "bonus, " if task.bonus else ""
-        heading = f"### {task.name} {task.title} ({kind}{task.points} points, {task.hours:g} h)"
-        assert heading in handout, heading
 
 
 @pytest.mark.parametrize("number", ASSIGNMENTS)

@@ -142,7 +142,7 @@ class Grader:
         """Returns the function that gives each exercise's text: theirs, solved, or stripped."""
         all_tasks = read_tasks(self.root)
         first = min(tasks)
-        solved = [name for name in all_tasks if name < first]
+        solved = [name for name, task in all_tasks.items() if name < first or task.omitted]
 
         def text(path: Path) -> str:
             if path.name in taken:
