@@ -54,7 +54,7 @@ def with_overlay(
             if path.name in folders and path.is_dir():
                 ignored = shutil.ignore_patterns(*CACHES)
                 shutil.copytree(path, merged / path.name, ignore=ignored)
-            elif path.name not in folders and not path.name.startswith("."):
+            elif path.name not in (*folders, *CACHES, ".venv"):
                 (merged / path.name).symlink_to(path.absolute())
         for name in names:
             (merged / name).parent.mkdir(parents=True, exist_ok=True)

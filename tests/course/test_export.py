@@ -219,6 +219,10 @@ def test_an_export_with_the_overlay_is_that_of_the_whole_project(
 ) -> None:
     public, overlay = halves
     (overlay / "README.md").write_text("Of the overlay itself.")
+    for folder in (project, public):
+        (folder / ".gitignore").write_text("outputs\n")
+        git(folder, "add", ".gitignore")
+        git(folder, "commit", "-q", "-m", "more")
     export(project, tmp_path / "one", assignment, ["A1.1"])
     export(public, tmp_path / "two", assignment, ["A1.1"], overlay=overlay)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
