@@ -28,7 +28,7 @@ QUESTIONS = 6
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.If, ast.For, ast.With)
 """Statements that a function still parses without."""
 LEAST = 3
-"""Statements of a function that is worth a question."""
+"""New statements of a function that is worth a question."""
 MOST_LETTERS = 10**5
 """Longest file of code that is read."""
 MOST_BYTES, MOST_COLUMNS, MOST_ROWS = 2**20, 50, 2000
@@ -58,23 +58,32 @@ class Written:
         file: file name of the exercise.
         lines: all lines of the file.
         node: the function.
+        begun: what the student began with, node by node.
     """
 
     file: str
     lines: tuple[str, ...]
     node: ast.FunctionDef
+    begun: frozenset[str]
 
     def quote(self, node: ast.AST) -> str:
-        """Returns the text of the function, or of a statement in it, with numbers of lines."""
-        numbers = range(node.lineno, node.end_lineno + 1)
-        return "\n".join(f"{number:4}  {self.lines[number - 1]}" for number in numbers)
+        """Returns the text of the function without its docstring, or of a node in it, by lines."""
+        numbers = set(range(node.lineno, node.end_lineno + 1))
+        if node is self.node and ast.get_docstring(self.node):
+            first = self.node.body[0]
+            numbers -= set(range(first.lineno, first.end_lineno + 1))
+        return "\n".join(f"{number:4}  {self.lines[number - 1]}" for number in sorted(numbers))
+
+    def is_new(self, node: ast.AST) -> bool:
+        """Returns True for a node that the student did not begin with."""
+        return ast.dump(node) not in self.begun
 
     def where(self, node: ast.AST) -> str:
         """Returns the file and the line of a statement."""
         return f"{self.file}, line {node.lineno}"
 
     def statements(self, kinds: tuple[type, ...]) -> list[ast.stmt]:
-        """Returns its statements of some kinds, without docstrings and those that stand alone."""
+        """Returns its new statements of some kinds, without those that stand alone in a block."""
         blocks = (
             block
             for node in ast.walk(self.node)
@@ -85,8 +94,7 @@ class Written:
             statement
             for block in blocks
             for statement in block
-            if isinstance(statement, kinds)
-            and not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+            if isinstance(statement, kinds) and self.is_new(statement)
         ]
 
 
@@ -123,20 +131,21 @@ def written_functions(submission: Submission, root: Path) -> Iterator[Written]:
     for task in submission.of.tasks(read_tasks(root)).values():
         text = submission.exercises().get(task.file, b"").decode(errors="replace")
         begun = student_source((root / task.path).read_text(), task.file, ())
-        bodies = functions_of(begun)
-        for body, node in functions_of(text).items():
-            count = sum(isinstance(part, ast.stmt) for part in ast.walk(node)) - 1
-            if count >= LEAST and body not in bodies:
-                yield Written(task.file, tuple(text.split("\n")), node)
+        lines, bodies = tuple(text.split("\n")), frozenset(nodes_of(begun))
+        for body, node in nodes_of(text).items():
+            if isinstance(node, ast.FunctionDef) and body not in bodies:
+                function = Written(task.file, lines, node, bodies)
+                if len(function.statements((ast.stmt,))) >= LEAST:
+                    yield function
 
 
-def functions_of(text: str) -> dict[str, ast.FunctionDef]:
-    """Returns a module's functions by what they do; none of one that is too long or no Python."""
+def nodes_of(text: str) -> dict[str, ast.AST]:
+    """Returns a module's statements and expressions; none of one that is too long or no Python."""
     if len(text) > MOST_LETTERS:
         return {}
     try:
-        nodes = list(ast.walk(ast.parse(text)))
-        return {ast.dump(node): node for node in nodes if isinstance(node, ast.FunctionDef)}
+        nodes = ast.walk(ast.parse(text))
+        return {ast.dump(n): n for n in nodes if isinstance(n, ast.stmt | ast.expr)}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
 
@@ -163,7 +172,7 @@ def on_conditions(function: Written) -> Iterator[Asked]:
     """Asks for inputs of either side of a condition."""
     text = "\n".join(function.lines)
     for node in ast.walk(function.node):
-        if isinstance(node, ast.If | ast.While | ast.IfExp):
+        if isinstance(node, ast.If | ast.While | ast.IfExp) and function.is_new(node.test):
             condition = " ".join(ast.get_source_segment(text, node.test).split())
             words = (
                 f"In {function.node.name}: give a case in which the condition {condition} is true, "
