@@ -138,12 +138,12 @@ def locked_versions(root: Path) -> bytes:
     command = ["uv", "export", "--quiet", "--frozen", "--no-emit-workspace", "--no-hashes"]
     command += ["--no-annotate", "--no-header", "--project", str(root)]
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+        process = subprocess.run(command, cwd=root, capture_output=True, text=True)
     except FileNotFoundError:
         raise UserError("uv: not found; it says which versions uv.lock has") from None
-    if done.returncode:
+    if process.returncode:
         raise UserError(f"uv export in {root}: {(done.stderr.splitlines() or ['failed'])[-1]}")
-    return done.stdout.encode()
+    return process.stdout.encode()
 
 
 def is_packed(name: str) -> bool:
@@ -269,9 +269,9 @@ def points_by_hand_in(root: Path) -> list[tuple[str, int, int]]:
     for number in sorted({task.assignment for task in tasks.values()}):
         for of in parts_of(number, "any-name"):
             points = sum(task.points for task in of.tasks(tasks).values() if not task.bonus)
-            asked = [q for q in questions if of.has_answers and q.name.startswith(f"Q{number}.")]
-            by_hand = sum(question.points for question in asked if question.kind == TEXT)
-            points += sum(question.points for question in asked) - by_hand
+            its = [q for q in questions if of.has_answers and q.name.startswith(f"Q{number}.")]
+            by_hand = sum(question.points for question in its if question.kind == TEXT)
+            points += sum(question.points for question in its) - by_hand
             rows.append((of.stem.removeprefix("any-name-"), points, by_hand))
     return rows
 

@@ -41,7 +41,7 @@ def split(root: Path, public: Path, overlay: Path) -> tuple[int, int]:
     require_solutions(root)
     course = read_course(root)
     private = {name for name in files if course.is_private(name)}
-    shown, hidden = {}, {}
+    open_files, hidden = {}, {}
     for name in files:
         content = (root / name).read_bytes()
         # The staff's programs speak of markers; students do not get them.
@@ -51,12 +51,12 @@ def split(root: Path, public: Path, overlay: Path) -> tuple[int, int]:
         if name not in private:
             if name.endswith(".md"):
                 begun = student_page(begun.decode(), name, private, set(files) - private).encode()
-            shown[name] = begun
+            open_files[name] = begun
     executable = {name for name in files if (root / name).stat().st_mode & 0o100}
     write_tree(overlay, hidden, executable)
     try:
-        write_tree(public, shown, executable)
+        write_tree(public, open_files, executable)
     except UserError:
         shutil.rmtree(overlay)
         raise
-    return len(shown), len(hidden)
+    return len(open_files), len(hidden)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
+import zipfile
+from pathlib import Path
 
 import jsonschema
 import pytest
 from test_marks import SCHEMA
 
+from common.course import autograder
 from common.course.answers import TEXT
 from common.course.autograder import (
     all_questions,
@@ -19,7 +23,7 @@ from common.course.autograder import (
     results_of,
 )
 from common.course.grading.marks import Grade, Mark
-from common.course.tasks import read_tasks
+from common.course.tasks import COURSE, read_tasks
 from common.runtime.paths import project_root
 
 ROOT = project_root()
@@ -107,6 +111,27 @@ def test_points_to_set_are_those_of_tasks_and_questions() -> None:
     )
     texts = [q.points for q in questions if q.kind == TEXT and q.name.startswith("Q1.")]
     assert [rows["assign1-part1"][1], rows["assign1-part2"][1]] == [0, sum(texts)]
+
+
+def test_a_bundle_has_its_own_python_versions_and_course(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autograder, "tracked_files", lambda root: [str(COURSE)])
+    out = tmp_path / "autograder.zip"
+    autograder.bundle(ROOT, out, 7, without=["A2.3"], visibility="hidden")
+    with zipfile.ZipFile(out) as archive:
+        texts = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert texts["run_autograder"].endswith(" 7 hidden\n")
+    setup = texts["setup.sh"]
+    assert "--managed-python --python 3.11" in setup
+    assert "--torch-backend=cpu" in setup
+    assert "project/constraints.txt" in texts
+    assert not re.findall(r"\{\w+\}", setup + texts["run_autograder"])
+    assert subprocess.run(["bash", "-n"], input=setup, text=True).returncode == 0
+    (tmp_path / COURSE).parent.mkdir()
+    (tmp_path / COURSE).write_text(texts[f"project/{COURSE}"])
+    omitted = {name for name, task in read_tasks(tmp_path).items() if task.omitted}
+    assert omitted == {"A2.3"}
 
 
 def test_versions_are_those_of_the_lock() -> None:
