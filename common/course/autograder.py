@@ -142,7 +142,7 @@ def locked_versions(root: Path) -> bytes:
     except FileNotFoundError:
         raise UserError("uv: not found; it says which versions uv.lock has") from None
     if process.returncode:
-        raise UserError(f"uv export in {root}: {(done.stderr.splitlines() or ['failed'])[-1]}")
+        raise UserError(f"uv export in {root}: {(process.stderr.splitlines() or ['failed'])[-1]}")
     return process.stdout.encode()
 
 
