@@ -14,7 +14,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.course.markers import solution_pieces
-from common.course.tasks import COURSE, check_names, course_without, read_course, read_tasks
+from common.course.tasks import (
+    COURSE,
+    HIDDEN,
+    check_names,
+    course_without,
+    read_course,
+    read_tasks,
+)
 from common.errors import UserError
 
 COPIED = ("common", "tests", "assignments")
@@ -98,12 +105,19 @@ def staff_files(root: Path, overlay: Path) -> list[str]:
 def require_solutions(
     root: Path, needed: Collection[str] | None = None, overlay: Path | None = None
 ) -> None:
-    """Raises UserError unless a project has the solutions of these tasks, by default of all."""
+    """Raises UserError unless a project has the solutions of these tasks.
+
+    By default it has to have those of all, and the hidden tests.
+    """
     tasks = read_tasks(root)
+    where = f"--overlay {overlay}" if overlay else "this project; an --overlay may have it"
     for name in tasks if needed is None else needed:
         task = tasks[name]
         path = root / task.path
         pieces = solution_pieces(path.read_text(), task.file) if path.is_file() else []
         if name not in dict(pieces):
-            where = f"--overlay {overlay}" if overlay else "this project; an --overlay may have it"
             raise UserError(f"{task.path}: the solution of {name} is not in {where}")
+    checks = [check for task in tasks.values() for check in task.checks] if needed is None else []
+    for file in dict.fromkeys(HIDDEN / check.partition("::")[0] for check in checks):
+        if not (root / file).is_file():
+            raise UserError(f"{file}: these hidden tests are not in {where}")

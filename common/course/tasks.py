@@ -15,6 +15,7 @@ from common.runtime.paths import project_root
 
 COURSE = Path("assignments") / "course.yaml"
 EXERCISES = Path("common") / "exercises"
+HIDDEN = Path("tests") / "exercises" / "hidden"
 WITHOUT = re.compile(r"^without:[^\n]*\n(?: *- [^\n]*\n)*", re.MULTILINE)
 
 

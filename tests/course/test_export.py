@@ -26,7 +26,9 @@ ROOT = project_root()
 
 ONE = "def one():\n    # BEGIN SOLUTION A0.1\n    return 1\n    # END SOLUTION\n"
 FILES = {
-    "README.md": "A project, [tested](tests/hidden/test_one.py#one) [in\npublic](tests/public/).\n",
+    "README.md": (
+        "A project, [tested](tests/exercises/hidden/test_one.py#one) [in\npublic](tests/public/).\n"
+    ),
     "assignments/README.md": "See [one](../tests/public/test_one.py), [none](../none.py).\n",
     "common/exercises/one.py": ONE,
     "common/exercises/two.py": ONE.replace("one", "two").replace("A0.1", "A1.1"),
@@ -37,7 +39,7 @@ FILES = {
         "    # from common.exercises.two import two\n    #\n    # return two()\n"
         "    # END SOLUTION\n"
     ),
-    "tests/hidden/test_one.py": "assert True\n",
+    "tests/exercises/hidden/test_one.py": "assert True\n",
     "tests/public/test_one.py": "assert 1\n",
     "staff/tool.py": "# BEGIN SOLUTION A0.1\n# END SOLUTION\n",
     "run.sh": "echo\n",
@@ -61,9 +63,10 @@ left_out: [staff/*]
 private: [tests/*, data/*]
 kept: [tests/public/*]
 tasks:
-  A0.1: {title: one, file: one.py, points: 1, hours: 1, checks: {a: 1}}
-  A1.1: {title: two, file: two.py, points: 1, hours: 1, checks: {a: 1}}
-  A1.2: {title: three, file: three.py, points: 1, hours: 1, checks: {a: 1}, needs: [A1.1]}
+  A0.1: {title: one, file: one.py, points: 1, hours: 1, checks: {test_one.py::a: 1}}
+  A1.1: {title: two, file: two.py, points: 1, hours: 1, checks: {test_one.py::a: 1}}
+  A1.2:
+    {title: three, file: three.py, points: 1, hours: 1, checks: {test_one.py::a: 1}, needs: [A1.1]}
 """,
 }
 
@@ -99,7 +102,9 @@ def test_a_tree_has_earlier_solutions_and_no_later_ones(project: Path, tmp_path:
     assert export(project, tmp_path / "out", 1) == ["A0.1"]
     found = files_of(tmp_path / "out")
     added = {"AGENTS.md", "CLAUDE.md"}
-    assert set(found) == set(FILES) - {"tests/hidden/test_one.py", "staff/tool.py"} | added
+    assert (
+        set(found) == set(FILES) - {"tests/exercises/hidden/test_one.py", "staff/tool.py"} | added
+    )
     assert {found[name] for name in added} == {found["assignments/AI-TOOLS.md"]}
     assert found["common/exercises/one.py"] == b"def one():\n    return 1\n"
     assert b'raise NotYetWritten("A1.1")' in found["common/exercises/two.py"]
@@ -203,11 +208,11 @@ def test_a_public_half_shows_no_solution_and_the_overlay_has_them(
 ) -> None:
     public, overlay = (files_of(half) for half in halves)
     public = {name: content for name, content in public.items() if not name.startswith(".git/")}
-    hidden = {"tests/hidden/test_one.py", "notebook.ipynb", "common/also.py"}
+    hidden = {"tests/exercises/hidden/test_one.py", "notebook.ipynb", "common/also.py"}
     hidden |= {f"common/exercises/{name}.py" for name in ("one", "two", "three")}
     assert set(overlay) == hidden
     assert {overlay[name] for name in hidden} == {FILES[name].encode() for name in hidden}
-    assert set(public) == set(FILES) - {"tests/hidden/test_one.py"}
+    assert set(public) == set(FILES) - {"tests/exercises/hidden/test_one.py"}
     assert b"return 1" not in b"".join(public.values())
     assert public["README.md"].startswith(b"A project, tested ")
     assert public["staff/tool.py"] == FILES["staff/tool.py"].encode()
@@ -244,6 +249,10 @@ def test_halves_that_cannot_be(project: Path, halves: tuple[Path, Path], tmp_pat
     (overlay / "common" / "exercises" / "two.py").unlink()
     message = r"common/exercises/two\.py: the solution of A1\.1 is not in --overlay"
     with pytest.raises(UserError, match=message), with_overlay(public, overlay):
+        pass
+    (overlay / "common" / "exercises" / "two.py").write_text(FILES["common/exercises/two.py"])
+    (overlay / "tests" / "exercises" / "hidden" / "test_one.py").unlink()
+    with pytest.raises(UserError, match="hidden tests are not in --over"), with_overlay(*halves):
         pass
     with pytest.raises(UserError, match="expected a folder with"):
         export(public, tmp_path / "out", 1, overlay=tmp_path / "no")

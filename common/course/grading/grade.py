@@ -25,10 +25,9 @@ from common.course.sandbox.isolation import strongest_isolation
 from common.course.sandbox.sandbox import NOT_STARTED
 from common.course.sandbox.student import lay_out, lay_out_student
 from common.course.submission import ANSWERS, HandedIn, Submission, read_name, read_submission
-from common.course.tasks import Task, read_tasks
+from common.course.tasks import HIDDEN, Task, read_tasks
 from common.errors import NotYetWritten, RunFailed, UserError, unwritten_task
 
-HIDDEN = Path("tests") / "exercises" / "hidden"
 TIME_S = 330
 """For the checks of a submission; what has not begun by then fails."""
 LONGEST_S = TIME_S + 180
