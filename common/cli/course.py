@@ -19,6 +19,7 @@ POOLED = (1, 2, 3, 4)
 """Assignments whose runs have quantities that a class can pool."""
 WIDTH = 132
 """Least number of columns of a printed table."""
+Visibility = Literal["visible", "after_due_date", "after_published", "hidden"]
 STAFFS = "this is a student's tree; it is exported, checked and graded where the staff works"
 
 
@@ -36,6 +37,8 @@ class Export:
     """0 to 4."""
     solved: tuple[str, ...] = ()
     """Tasks that are solved all the same, such as A1.3."""
+    without: tuple[str, ...] = ()
+    """Tasks that the course leaves out; the tree has them solved, and its handout not at all."""
     overlay: Path | None = None
     """Folder of the staff's files, laid out as in the project; they replace its own."""
 
@@ -45,7 +48,14 @@ class Export:
 
         with staffs():
             from common.course.export import export
-        solved = export(project_root(), self.out, self.assignment, self.solved, self.overlay)
+        solved = export(
+            project_root(),
+            self.out,
+            self.assignment,
+            self.solved,
+            overlay=self.overlay,
+            without=self.without,
+        )
         print(f"{self.out}: solved are {', '.join(solved) or 'none'}")
 
 
@@ -57,6 +67,8 @@ class Check:
     """The tree."""
     isolation: bool = False
     """Also leave out each of the assignment's tasks by itself: it alone loses points (minutes)."""
+    overlay: Path | None = None
+    """Folder of the staff's files, laid out as in the project; they replace its own."""
 
     def run(self) -> None:
         """Prints what was looked at; raises RunFailed with what was found."""
@@ -65,12 +77,13 @@ class Check:
         with staffs():
             from common.course.check import check
             from common.course.grading.matrix import isolation_problems
-        root = project_root()
-        tree = check(root, self.out)
-        problems = list(tree.problems)
-        pieces = [name for name in tree.unwritten if name[:2] == tree.unwritten[0][:2]]
-        if self.isolation:
-            problems += isolation_problems(root, pieces, print)
+            from common.course.overlay import with_overlay
+        with with_overlay(project_root(), self.overlay) as root:
+            tree = check(root, self.out)
+            problems = list(tree.problems)
+            pieces = [name for name in tree.unwritten if name[:2] == tree.unwritten[0][:2]]
+            if self.isolation:
+                problems += isolation_problems(root, pieces, print)
         for problem in problems:
             print(problem)
         if problems:
@@ -131,6 +144,8 @@ class Grade:
     """Levels of texts besides OUTPUT_DIR/levels.csv."""
     variant: int = 0
     """Seed of the numbers that checks draw; take another one each term."""
+    without: tuple[str, ...] = ()
+    """Tasks that the course leaves out: they leave score and maximum."""
     overlay: Path | None = None
     """Folder of the staff's files, laid out as in the project; they replace its own."""
 
@@ -150,7 +165,7 @@ class Grade:
             raise UserError("--json is for one submission; of several see --output-dir")
         if self.jobs < 1:
             raise UserError(f"--jobs {self.jobs}: at least 1")
-        with with_overlay(project_root(), self.overlay) as root:
+        with with_overlay(project_root(), self.overlay, self.without) as root:
             grades = Class(
                 Grader(root, self.variant),
                 self.submissions,
@@ -165,6 +180,66 @@ class Grade:
         if self.json:
             write_json(grades[0], self.json)
         print(f"{self.output_dir}: {self.output_dir / 'grades.csv'}")
+
+
+@dataclass(frozen=True)
+class Oral:
+    """Write a sheet of six questions on what a student handed in: his functions, lines, numbers.
+
+    For example: ddplab course oral doe-jane-assign2.tar.gz
+    """
+
+    submission: Annotated[Path, tyro.conf.Positional]
+    """Tarball of ddplab handin."""
+    output: Path | None = None
+    """Page to write; by default NAME-oral.html."""
+    seed: int = 0
+    """Seed of the draw; another one gives other questions."""
+    overlay: Path | None = None
+    """Folder of the staff's files, laid out as in the project; they replace its own."""
+
+    def run(self) -> None:
+        """Writes the sheet and says where it is."""
+        from common.runtime.paths import project_root
+
+        with staffs():
+            from common.course.grading.oral import draw, sheet
+            from common.course.overlay import with_overlay
+            from common.course.submission import read_submission
+        from common.runtime.records.run_directory import write_atomically
+
+        submission = read_submission(self.submission)
+        path = self.output or Path(f"{submission.of.stem}-oral.html")
+        with with_overlay(project_root(), self.overlay) as root:
+            questions = draw(submission, root, self.seed)
+        try:
+            write_atomically(path, sheet(submission, questions))
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from None
+        print(f"{path}: {counted(len(questions), 'question')}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Write a public project without solutions, hidden tests and keys, and an overlay with them.
+
+    With --overlay, export, check, grade and autograder of the public project do what they do here.
+    For example: ddplab course split ../course-public ../course-private
+    """
+
+    public: Annotated[Path, tyro.conf.Positional]
+    """Folder of the public project to write; it must not exist yet."""
+    private: Annotated[Path, tyro.conf.Positional]
+    """Folder of the overlay to write; it must not exist yet."""
+
+    def run(self) -> None:
+        """Writes both and says how many files they have."""
+        from common.runtime.paths import project_root
+
+        with staffs():
+            from common.course.split import split
+        public, private = split(project_root(), self.public, self.private)
+        print(f"{self.public}: {public:,} files; {self.private}: {private:,}, never publish these")
 
 
 @dataclass(frozen=True)
@@ -199,17 +274,32 @@ class Autograder:
     """Zip file to write; it must not exist yet."""
     variant: int = 0
     """Seed of the numbers that checks draw; take another one each term."""
+    without: tuple[str, ...] = ()
+    """Tasks that the course leaves out: they leave score and maximum."""
+    visibility: Visibility = "after_published"
+    """When students see checks and what they say. What was handed in they see at once."""
     overlay: Path | None = None
     """Folder of the staff's files, laid out as in the project; they replace its own."""
 
     def run(self) -> None:
-        """Writes the bundle and says what is in it."""
+        """Writes the bundle; says what is in it, and what points to set on Gradescope."""
         from common.runtime.paths import project_root
 
         with staffs():
-            from common.course.autograder import bundle
-        count = bundle(project_root(), self.out, self.variant, self.overlay)
+            from common.course.autograder import bundle, points_by_hand_in
+            from common.course.overlay import with_overlay
+        count = bundle(
+            project_root(),
+            self.out,
+            self.variant,
+            self.overlay,
+            without=self.without,
+            visibility=self.visibility,
+        )
         print(f"{self.out}: {count} files")
+        with with_overlay(project_root(), self.overlay, self.without) as root:
+            for name, points, by_hand in points_by_hand_in(root):
+                print(f"{name}: autograder points {points}, graded by hand {by_hand}")
 
 
 @dataclass(frozen=True)
@@ -272,6 +362,8 @@ SUBCOMMANDS = Subcommands(
             "check": (Check, "prove that such a tree shows no solution, imports, and starts"),
             "grade": (Grade, "grade submissions of an assignment, in a sandbox"),
             "pool": (Pool, "pool what a class measured into one interval over students"),
+            "oral": (Oral, "write a sheet of questions on what a student handed in"),
+            "split": (Split, "write a public project, and a private overlay with the solutions"),
             "faults": (Faults, "plant fresh faults for A4.4 and measure them on this machine"),
             "autograder": (Autograder, "write the bundle for Gradescope"),
         },

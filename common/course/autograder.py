@@ -4,31 +4,45 @@ The bundle has ``setup.sh``, ``run_autograder`` and the project's files that gra
 unpacks it, runs setup.sh once as root, and run_autograder for each submission
 (https://gradescope-autograders.readthedocs.io/en/latest/specs/).
 
-``python -m common.course.autograder SUBMISSION RESULTS`` grades: SUBMISSION is the folder of what a
-student uploaded, which is one tarball, and RESULTS the file that Gradescope reads. Whatever happens
-meanwhile, that file is there afterwards; of a fault of the grader it says so, and the traceback is
-printed.
+``python -m common.course.autograder SUBMISSION RESULTS VARIANT VISIBILITY`` grades: SUBMISSION is
+the folder of what a student uploaded, which is one tarball, and RESULTS the file that Gradescope
+reads. Whatever happens meanwhile, that file is there afterwards; of a fault of the grader it says
+so, and the traceback is printed.
+
+An assignment on Gradescope has a fixed number of points. So the score is that of the checks,
+numbers and choices, scaled to all of their points where some could not be judged; texts are graded
+by hand.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import sys
 import zipfile
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from common.course.answers import TEXT, Question, questions_path, read_questions
 from common.course.export import tracked_files
-from common.course.grading.grade import Grader, write_json
-from common.course.overlay import with_overlay
-from common.course.tasks import read_tasks
+from common.course.grading.grade import Grader
+from common.course.grading.marks import NO_ANSWER, Grade
+from common.course.grading.matrix import parts_of
+from common.course.overlay import staff_files, with_overlay
+from common.course.tasks import Task, read_tasks
 from common.errors import RunFailed, UserError
 from common.runtime.paths import project_root
 
 PACKED = ("common/", "tests/exercises/", "assignments/", "pyproject.toml", "data/")
 SUPPORT = ("tests/conftest.py", "tests/company.py", "tests/rank_support.py")
+AFTER_PUBLISHED = "after_published"
+UV, PYTHON = "0.13.9", "3.11"
+CONSTRAINTS = "constraints.txt"
 SETUP = """#!/usr/bin/env bash
-# Installs what grading needs: Python 3.11 or newer, PyTorch for CPUs.
+# Installs what grading needs: a Python of its own, and PyTorch for CPUs and the other packages in
+# the versions of uv.lock. The image's Python, of whatever version, fetches uv and nothing else.
 set -euo pipefail
 if command -v apt-get >/dev/null; then
     apt-get update -qq
@@ -36,14 +50,18 @@ if command -v apt-get >/dev/null; then
         python3 python3-venv python3-pip util-linux iproute2
 fi
 here=$(cd "$(dirname "$0")" && pwd)
-python3 -m venv "$here/venv"
-"$here/venv/bin/pip" install --quiet uv
-install() { "$here/venv/bin/uv" pip install --quiet --python "$here/venv/bin/python" "$@"; }
-install --torch-backend=cpu torch || install torch
-install numpy pandas pyyaml scipy psutil pytest pytest-timeout pytest-xdist hypothesis
+project="$here/source/project"
+[ -d "$project" ] || project="$here/project"
+python3 -m venv "$here/uv"
+"$here/uv/bin/pip" install --quiet uv=={uv}
+export UV_PYTHON_INSTALL_DIR="$here/python"  # another user may not enter root's home
+"$here/uv/bin/uv" venv --quiet --managed-python --python {python} "$here/venv"
+"$here/uv/bin/uv" pip install --quiet --python "$here/venv/bin/python" --torch-backend=cpu \\
+    --constraints "$project/{constraints}" \\
+    torch numpy pandas pyyaml scipy psutil pytest pytest-timeout pytest-xdist hypothesis
 # Another user may run Python here, and may not read what grades.
 chmod 755 "$here" "$here/venv"
-chmod -R go-rwx "$here/source/project" 2>/dev/null || chmod -R go-rwx "$here/project"
+chmod -R go-rwx "$project"
 """
 RUN = """#!/usr/bin/env bash
 # Grades the tarball in submission/ and writes results/results.json.
@@ -55,29 +73,54 @@ venv="$here/venv"
 [ -d "$venv" ] || venv="$here/source/venv"
 cd "$project"
 exec env PYTHONPATH="$project" PYTHONDONTWRITEBYTECODE=1 "$venv/bin/python" \\
-    -m common.course.autograder "$here/submission" "$here/results/results.json" {variant}
+    -m common.course.autograder "$here/submission" "$here/results/results.json" \\
+    {variant} {visibility}
 """
 
 
-def bundle(root: Path, out: Path, variant: int, overlay: Path | None = None) -> int:
+def bundle(
+    root: Path,
+    out: Path,
+    variant: int,
+    overlay: Path | None = None,
+    *,
+    without: Collection[str] = (),
+    visibility: str = AFTER_PUBLISHED,
+) -> int:
     """Writes the bundle, whole or not at all; returns the number of its files.
 
+    Args:
+        root: the project.
+        out: file of the bundle, which must not exist.
+        variant: seed of the numbers in checks.
+        overlay: folder of the staff's, with files that take the place of the project's.
+        without: names of tasks that are left out, besides those of ``course.yaml``.
+        visibility: Gradescope's word for when students see checks and what they say.
+
     Raises:
-        UserError: the file is there already, something is not committed, or it cannot be written.
+        UserError: the file is there already, something is not committed, a solution is not there,
+            or it cannot be written.
     """
     if out.exists():
         raise UserError(f"{out} is there already; give a file that is not")
-    names = [name for name in tracked_files(root) if is_packed(name)]
+    names = {*tracked_files(root), *(staff_files(root, overlay) if overlay else ())}
     beside = out.with_name(f".{out.name}.partial")
+    made = {
+        "setup.sh": SETUP.replace("{uv}", UV).replace("{python}", PYTHON),
+        "run_autograder": RUN.replace("{variant}", str(variant)),
+    }
     try:
-        with with_overlay(root, overlay) as merged, zipfile.ZipFile(beside, "w") as archive:
-            if overlay:
-                paths = (str(path.relative_to(overlay)) for path in overlay.rglob("*"))
-                more = (name for name in paths if is_packed(name) and (merged / name).is_file())
-                names = sorted({*names, *more})
-            read_tasks(merged)
-            for name, content in (("setup.sh", SETUP), ("run_autograder", RUN)):
-                write(archive, name, content.replace("{variant}", str(variant)).encode(), 0o755)
+        with (
+            with_overlay(root, overlay, without) as merged,
+            zipfile.ZipFile(beside, "w") as archive,
+        ):
+            names = sorted(name for name in names if is_packed(name))
+            for name, text in made.items():
+                text = text.replace("{visibility}", visibility).replace(
+                    "{constraints}", CONSTRAINTS
+                )
+                write(archive, name, text.encode(), 0o755)
+            write(archive, f"project/{CONSTRAINTS}", locked_versions(root), 0o644)
             for name in names:
                 write(archive, f"project/{name}", (merged / name).read_bytes(), 0o644)
         beside.rename(out)
@@ -86,12 +129,25 @@ def bundle(root: Path, out: Path, variant: int, overlay: Path | None = None) -> 
     finally:
         with contextlib.suppress(OSError):  # of a folder that is none
             beside.unlink()
-    return len(names) + 2
+    return len(names) + 3
+
+
+def locked_versions(root: Path) -> bytes:
+    """Returns the versions of ``uv.lock``, as pip's constraints. Raises UserError without uv."""
+    command = ["uv", "export", "--quiet", "--frozen", "--no-emit-workspace", "--no-hashes"]
+    command += ["--no-annotate", "--no-header", "--project", str(root)]
+    try:
+        process = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UserError("uv: not found; it says which versions uv.lock has") from None
+    if process.returncode:
+        raise UserError(f"uv export in {root}: {(process.stderr.splitlines() or ['failed'])[-1]}")
+    return process.stdout.encode()
 
 
 def is_packed(name: str) -> bool:
     """Returns True for files that grade."""
-    return name.startswith(PACKED) or name in SUPPORT
+    return (name.startswith(PACKED) and not name.endswith(".md")) or name in SUPPORT
 
 
 def write(archive: zipfile.ZipFile, name: str, content: bytes, mode: int) -> None:
@@ -107,24 +163,123 @@ def main() -> None:
     folder, results = Path(sys.argv[1]), Path(sys.argv[2])
     try:
         variant = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+        visibility = sys.argv[4] if len(sys.argv) > 4 else AFTER_PUBLISHED
         tarballs = sorted(folder.glob("*.tar.gz"))
         if len(tarballs) != 1:
             raise UserError(
                 f"{len(tarballs)} tarballs were uploaded; expected one, of `ddplab handin`"
             )
-        write_json(Grader(project_root(), variant).grade(tarballs[0]), results)
+        grade = Grader(project_root(), variant).grade(tarballs[0])
+        write_results(results, results_of(grade, project_root(), visibility))
     except (UserError, RunFailed) as error:
-        write_refusal(results, str(error))
+        write_results(results, refusal(str(error)))
         print(error)
     except Exception as error:
-        write_refusal(results, f"not graded: {type(error).__name__} in the grader; tell the staff")
+        reason = f"not graded: {type(error).__name__} in the grader; tell the staff"
+        write_results(results, refusal(reason))
         raise
 
 
-def write_refusal(results: Path, reason: str) -> None:
-    """Writes a result without points that says why there are none."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    results.write_text(json.dumps({"score": 0.0, "output": reason, "tests": []}) + "\n")
+def refusal(reason: str) -> dict:
+    """Returns results without points that say why there are none."""
+    return {"score": 0.0, "output": reason, "tests": []}
+
+
+def write_results(path: Path, results: dict) -> None:
+    """Writes Gradescope's file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def results_of(grade: Grade, root: Path, visibility: str) -> dict:
+    """Returns Gradescope's results: the score of a fixed number of points, and who sees what.
+
+    ``score`` is that of what a program judges, without texts. Where checks could not be judged on
+    this machine it is scaled, so that they neither cost nor give points; a bonus comes on top.
+
+    Args:
+        grade: grade of the submission.
+        root: the project.
+        visibility: visibility of the checks; what was handed in is always visible.
+    """
+    tasks = read_tasks(root)
+    texts = {name for name, question in all_questions(root).items() if question.kind == TEXT}
+    bonus = {name for name, task in tasks.items() if task.bonus}
+    by_hand = "graded by hand"
+    marks = [replace(m, score=None, why=by_hand) if m.of in texts else m for m in grade.marks]
+    fixed = [mark for mark in marks if mark.of not in texts | bonus]
+    possible = sum(mark.points for mark in fixed)
+    judged = sum(mark.points for mark in fixed if mark.score is not None)
+    score = sum(mark.score or 0.0 for mark in fixed) * (possible / judged if judged else 0.0)
+    score += sum(mark.score or 0.0 for mark in marks if mark.of in bonus)
+    results = replace(grade, marks=marks).results()
+    for test in results["tests"]:
+        test["visibility"] = visibility
+    if not grade.remark:
+        results["tests"].insert(0, summary(grade, tasks))
+    results["score"] = round(score, 2)
+    results["extra_data"]["maximum"] = possible
+    if judged < possible:
+        results["output"] += (
+            f" {possible - judged:g} of {possible:g} points could not be judged on this machine: "
+            f"the score is that of the others, scaled to {possible:g}."
+        )
+    return results
+
+
+def summary(grade: Grade, tasks: Mapping[str, Task]) -> dict:
+    """Returns a test without points that students see at once: what was handed in, and is it run.
+
+    It says of a check neither whether it passes nor why it fails.
+    """
+    by_name: dict[str, set[str]] = {}
+    for mark in grade.marks:
+        by_name.setdefault(mark.of if mark.of in tasks else "answers", set()).add(mark.why)
+    lines = [f"{name}: {stage(whys, tasks.get(name))}" for name, whys in by_name.items()]
+    blank = [mark.of for mark in grade.marks if mark.why == NO_ANSWER]
+    return {
+        "number": "0",
+        "name": "What was handed in",
+        "score": 0.0,
+        "max_score": 0.0,
+        "status": "passed",
+        "output": "\n".join([*lines, f"without an answer: {', '.join(blank) or 'none'}"]),
+        "visibility": "visible",
+    }
+
+
+def stage(whys: Collection[str], task: Task | None) -> str:
+    """Returns how far a task's file, or the answers, came, by the reasons of its marks."""
+    [why, *more] = whys
+    if task is None:
+        return "read" if more or why in ("", NO_ANSWER) else why
+    refusals = (
+        f"task {task.name} is not written yet",
+        f"{task.file} was not",
+        f"{task.file}, line",
+    )
+    return "its checks were run" if more or not why.startswith(refusals) else why
+
+
+def points_by_hand_in(root: Path) -> list[tuple[str, int, int]]:
+    """Returns for each hand-in its name, the points of the autograder, and those of texts."""
+    rows = []
+    tasks, questions = read_tasks(root), all_questions(root).values()
+    for number in sorted({task.assignment for task in tasks.values()}):
+        for of in parts_of(number, "any-name"):
+            points = sum(task.points for task in of.tasks(tasks).values() if not task.bonus)
+            its = [q for q in questions if of.has_answers and q.name.startswith(f"Q{number}.")]
+            by_hand = sum(question.points for question in its if question.kind == TEXT)
+            points += sum(question.points for question in its) - by_hand
+            rows.append((of.stem.removeprefix("any-name-"), points, by_hand))
+    return rows
+
+
+def all_questions(root: Path) -> dict[str, Question]:
+    """Returns the questions of all assignments by their names."""
+    numbers = {task.assignment for task in read_tasks(root).values()}
+    paths = (number for number in sorted(numbers) if questions_path(root, number).is_file())
+    return {name: q for number in paths for name, q in read_questions(root, number).items()}
 
 
 if __name__ == "__main__":

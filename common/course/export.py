@@ -8,15 +8,25 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from common.course.answers import questions_path, read_questions
 from common.course.faults import STUDY, public_set
 from common.course.markers import student_source
-from common.course.tasks import Task, read_course
-from common.errors import UserError, unknown_name
+from common.course.overlay import require_solutions, staff_files, with_overlay
+from common.course.tasks import Task, check_names, read_course, read_tasks
+from common.errors import UserError
 from common.runtime.notebook_cells import without_answers
 from common.runtime.paths import git
 
 LINK = re.compile(r"\[(?P<words>[^\]]+)\]\((?P<path>[^):#]+)(?:#[^)]*)?\)")
 """A link of Markdown to a file of the project."""
+AI_RULES, AGENTS = "assignments/AI-TOOLS.md", ("AGENTS.md", "CLAUDE.md")
+"""Page of rules for AI tools, and the names under which such tools look for them."""
+HANDOUT = re.compile(r"assignments/assignment(\d)/README\.md")
+SECTION = re.compile(r"^### (A\d\.\d) [^\n]*\n(.*?)(?=^#{2,3} |\Z)", re.DOTALL | re.MULTILINE)
+"""A task's section in a handout."""
+ROW = re.compile(r"^\| (A\d\.\d) (?!to )([^\n]*\| )\d+ \|\n", re.MULTILINE)
+SUM = re.compile(r"^(\| (?:\*\*sum\*\*|in all) [^\n]*\| \**)\d+(\** \|)$", re.MULTILINE)
+"""A task's row, and the last one, in the table of points."""
 
 
 def export(
@@ -24,12 +34,15 @@ def export(
     out: Path,
     assignment: int,
     solved: Sequence[str] = (),
+    *,
     overlay: Path | None = None,
+    without: Sequence[str] = (),
 ) -> list[str]:
     """Writes the student's tree of an assignment to ``out``, whole or not at all.
 
-    It has the files that git tracks at HEAD, but for those that ``course.yaml`` leaves out. The
-    same commit gives the same bytes.
+    It has the files that git tracks at HEAD and those of the overlay, but for those that
+    ``course.yaml`` leaves out, and the rules for AI tools where such tools look. The same commit
+    gives the same bytes.
 
     Args:
         root: the project; nothing may be changed there and not committed.
@@ -37,51 +50,74 @@ def export(
         assignment: number of the assignment; its tasks and those of later ones are stripped.
         solved: names of tasks that are solved all the same.
         overlay: folder of the staff's, with files that take the place of the project's.
+        without: names of tasks that are left out, besides those of ``course.yaml``.
 
     Returns:
         the names of the tasks that are solved.
 
     Raises:
         UserError: no such assignment or task, a task before its prerequisite, a folder that is
-            there, changes that are not committed, or markers that do not pair.
+            there, changes that are not committed, markers that do not pair, or a solution that is
+            not there.
     """
-    course = read_course(root)
-    names = solved_tasks(course.tasks, assignment, solved)
     if out.exists():
         raise UserError(f"{out} is there already; give a folder that is not")
-    if overlay and not overlay.is_dir():
-        raise UserError(f"--overlay {overlay}: no such folder")
     files = tracked_files(root)
+    with with_overlay(root, overlay, without, needed=()) as merged:
+        files = sorted({*files, *(staff_files(root, overlay) if overlay else ())})
+        tasks = read_course(merged).tasks
+        names = solved_tasks(tasks, assignment, solved)
+        require_solutions(merged, names, overlay)
+        contents = student_files(merged, files, names)
+        # Only students have recorded runs under names that do not say a cause.
+        contents |= public_set(merged) if (merged / STUDY).is_dir() else {}
+        executable = {name for name in files if (merged / name).stat().st_mode & 0o100}
+    write_tree(out, contents, executable)
+    return names
+
+
+def student_files(root: Path, files: Sequence[str], solved: Collection[str]) -> dict[str, bytes]:
+    """Returns what students get of a project's files, by their paths.
+
+    Raises:
+        UserError: markers that do not pair.
+    """
+    course = read_course(root)
     missing = {name for name in files if course.leaves_out(name)}
+    present = set(files) - missing
+    contents = {}
+    for name in sorted(present):
+        content = student_file(root / name, name, solved)
+        if name.endswith(".md"):
+            page = student_page(content.decode(), name, missing, present)
+            if number := HANDOUT.fullmatch(name):
+                page = handout(page, root, int(number[1]))
+            content = page.encode()
+        contents[name] = content
+    if AI_RULES in contents:
+        contents |= dict.fromkeys(AGENTS, contents[AI_RULES])
+    return contents
+
+
+def write_tree(out: Path, contents: Mapping[str, bytes], executable: Collection[str]) -> None:
+    """Writes files to a new folder, whole or not at all. Raises UserError if it cannot."""
     beside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     try:
-        for name in files:
-            if name not in missing:
-                source = overlay / name if overlay and (overlay / name).is_file() else root / name
-                content = student_file(source, name, names)
-                if name.endswith(".md"):
-                    page = student_page(content.decode(), name, missing, set(files) - missing)
-                    content = page.encode()
-                target = beside / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content)
-                target.chmod(0o755 if (root / name).stat().st_mode & 0o100 else 0o644)
-        # Only students have recorded runs under names that do not say a cause.
-        recorded = public_set(root) if (root / STUDY).is_dir() else {}
-        for name, content in recorded.items():
-            (beside / name).parent.mkdir(parents=True, exist_ok=True)
-            (beside / name).write_bytes(content)
+        for name, content in contents.items():
+            target = beside / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            target.chmod(0o755 if name in executable else 0o644)
         beside.rename(out)
     except OSError as error:
         raise UserError(f"{out}: {error.strerror}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return names
 
 
 def solved_tasks(tasks: Mapping[str, Task], assignment: int, solved: Collection[str]) -> list[str]:
-    """Returns the tasks of earlier assignments and those in ``solved``, in the course's order.
+    """Returns the tasks of earlier assignments, those in ``solved``, and those left out, in order.
 
     Raises:
         UserError: no such assignment or task, or a task whose prerequisite is not solved.
@@ -90,12 +126,14 @@ def solved_tasks(tasks: Mapping[str, Task], assignment: int, solved: Collection[
     if assignment not in numbers:
         choices = ", ".join(map(str, numbers))
         raise UserError(f"there is no assignment {assignment}; known: {choices}")
-    for name in solved:
-        if name not in tasks:
-            raise UserError(unknown_name("task", name, tasks))
-    names = [n for n, task in tasks.items() if task.assignment < assignment or n in solved]
+    check_names(solved, tasks, "")
+    names = [
+        name
+        for name, task in tasks.items()
+        if task.assignment < assignment or name in solved or task.omitted
+    ]
     for name in names:
-        for needed in tasks[name].needs:
+        for needed in () if tasks[name].omitted else tasks[name].needs:
             if needed not in names:
                 raise UserError(f"task {name} needs {needed}, which would not be solved")
     return names
@@ -138,6 +176,33 @@ def student_page(text: str, name: str, missing: Collection[str], present: Collec
         return link["words"] if holds == [True, False] else link[0]
 
     return LINK.sub(kept, text)
+
+
+def handout(text: str, root: Path, assignment: int) -> str:
+    """Returns a handout with the headings and points of ``course.yaml``, without omitted tasks."""
+    tasks = read_tasks(root)
+
+    def section(match: re.Match) -> str:
+        task = tasks.get(match[1])
+        if task is None:
+            return match[0]
+        return "" if task.omitted else f"{task.heading}\n{match[2]}"
+
+    def row(match: re.Match) -> str:
+        task = tasks.get(match[1])
+        if task is None:
+            return match[0]
+        return "" if task.omitted else f"| {task.name} {match[2]}{task.points} |\n"
+
+    points = sum(
+        task.points
+        for task in tasks.values()
+        if task.assignment == assignment and not task.omitted and not task.bonus
+    )
+    if questions_path(root, assignment).is_file():
+        points += sum(question.points for question in read_questions(root, assignment).values())
+    text = ROW.sub(row, SECTION.sub(section, text))
+    return SUM.sub(lambda match: f"{match[1]}{points}{match[2]}", text)
 
 
 def _git(root: Path, *arguments: str) -> str:

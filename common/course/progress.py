@@ -91,7 +91,8 @@ def by_task(
         if match and outcome.outcome != SKIPPED:
             assignment, number = filter(None, match.groups())
             by_name.setdefault(f"A{assignment}.{number}", []).append(outcome)
-    names = [wanted] if wanted else [name for name in tasks if name in by_name]
+    graded = [name for name, task in tasks.items() if name in by_name and not task.omitted]
+    names = [wanted] if wanted else graded
     return [Progress(tasks[name], tuple(by_name.get(name, ()))) for name in names]
 
 

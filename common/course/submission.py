@@ -86,7 +86,9 @@ class HandedIn:
     def tasks(self, tasks: Mapping[str, Task]) -> dict[str, Task]:
         """Returns its tasks among those of the course."""
         assigned = {
-            name: task for name, task in tasks.items() if task.assignment == self.assignment
+            name: task
+            for name, task in tasks.items()
+            if task.assignment == self.assignment and not task.omitted
         }
         if not self.part:
             return assigned

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import yaml
@@ -15,6 +15,8 @@ from common.runtime.paths import project_root
 
 COURSE = Path("assignments") / "course.yaml"
 EXERCISES = Path("common") / "exercises"
+HIDDEN = Path("tests") / "exercises" / "hidden"
+WITHOUT = re.compile(r"^without:[^\n]*\n(?: *- [^\n]*\n)*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Task:
         alike: files with pieces that are like its solution, each with the reason why they stay.
         loses_too: other checks, of any task, that a mistake may lose with the one that it is
             meant for.
+        omitted: whether this course leaves it out. Then it has no points, nobody hands it in, and
+            tasks that need it get its solution.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Task:
     bonus: bool = False
     alike: Mapping[str, str] = field(default_factory=dict)
     loses_too: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    omitted: bool = False
 
     @property
     def assignment(self) -> int:
@@ -56,6 +61,12 @@ class Task:
         """Returns its file, from the project's root."""
         return EXERCISES / self.file
 
+    @property
+    def heading(self) -> str:
+        """Returns the heading of its section in the handout."""
+        kind = "bonus, " if self.bonus else ""
+        return f"### {self.name} {self.title} ({kind}{self.points} points, {self.hours:g} h)"
+
 
 @dataclass(frozen=True)
 class Course:
@@ -63,17 +74,24 @@ class Course:
 
     Attributes:
         tasks: task by its name, in their order.
-        left_out: patterns of files that students do not get.
-        kept: patterns of files among these that they do get.
+        left_out: patterns of files that students do not get, and that show no answer.
+        private: patterns of files that show answers; they go to the overlay of a course whose
+            project is public.
+        kept: patterns of files among these that students do get.
     """
 
     tasks: Mapping[str, Task]
     left_out: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
     def leaves_out(self, name: str) -> bool:
         """Returns True if students do not get this file, a path from the root."""
-        return _matches(name, self.left_out) and not _matches(name, self.kept)
+        return _matches(name, self.left_out + self.private) and not _matches(name, self.kept)
+
+    def is_private(self, name: str) -> bool:
+        """Returns True if this file, a path from the root, shows answers."""
+        return _matches(name, self.private) and not _matches(name, self.kept)
 
 
 def read_course(root: Path | None = None) -> Course:
@@ -97,6 +115,8 @@ def read_course(root: Path | None = None) -> Course:
                 raise UserError(f"{COURSE}: {task.name} needs {needed}, which is no task")
             if needed >= task.name:
                 raise UserError(f"{COURSE}: {task.name} needs {needed}, which comes after it")
+    for name in check_names(content.get("without") or (), tasks, f"{COURSE}: without: "):
+        tasks[name] = replace(tasks[name], omitted=True)
     checks = {check for task in tasks.values() for check in task.checks}
     for task in tasks.values():
         listed = task.loses_too
@@ -106,13 +126,29 @@ def read_course(root: Path | None = None) -> Course:
             for name in (check, *losses):
                 if name not in checks:
                     raise UserError(f"{COURSE}: {task.name}: loses_too: {name} is no check")
-    patterns = {name: tuple(content.get(name, ())) for name in ("left_out", "kept")}
+    patterns = {name: tuple(content.get(name, ())) for name in ("left_out", "private", "kept")}
     return Course(tasks, **patterns)
 
 
 def read_tasks(root: Path | None = None) -> Mapping[str, Task]:
     """Reads the tasks; see ``read_course``."""
     return read_course(root).tasks
+
+
+def check_names(names: Collection[str], tasks: Mapping[str, Task], where: str) -> list[str]:
+    """Returns the names of tasks. Raises UserError for one that there is not, said with where."""
+    for name in names:
+        if name not in tasks:
+            raise UserError(where + unknown_name("task", str(name), tasks))
+    return list(names)
+
+
+def course_without(text: str, names: Collection[str]) -> str:
+    """Returns the text of ``course.yaml`` in which these tasks are left out, and no others."""
+    line = f"without: [{', '.join(names)}]\n"
+    if WITHOUT.search(text):
+        return WITHOUT.sub(line, text, count=1)
+    return line + text
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -122,7 +158,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _task(name: str, entries: Mapping) -> Task:
     if not re.fullmatch(r"A\d\.\d", str(name)):
         raise UserError(f"{COURSE}: {name!r} is no name of a task; such as A2.1")
-    allowed = [field.name for field in fields(Task) if field.name != "name"]
+    allowed = [field.name for field in fields(Task) if field.name not in ("name", "omitted")]
     for entry in entries:
         if entry not in allowed:
             raise UserError(f"{COURSE}: {name}: {unknown_name('entry', str(entry), allowed)}")

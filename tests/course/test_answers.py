@@ -25,11 +25,10 @@ from common.course.answers import (
 from common.course.grading.grade import Grader
 from common.course.grading.limited import limited
 from common.course.grading.marks import judge_answers, read_key
-from common.course.limits import SettingsLoader, check_run, check_csv, read_json, read_yaml
+from common.course.limits import SettingsLoader, check_csv, check_run, read_json, read_yaml
 from common.course.numbers import assignment0, assignment1, assignment2, assignment3, assignment4
 from common.course.sandbox.imports import violations
 from common.course.submission import HandedIn, Submission, pack
-from common.course.tasks import read_tasks
 from common.errors import UserError
 from common.runtime.paths import project_root
 
@@ -52,19 +51,12 @@ def beginning_of(value: object) -> str:
 
 
 @pytest.mark.parametrize("number", ASSIGNMENTS)
-def test_questions_key_handout_and_points_agree(number: int) -> None:
+def test_questions_key_and_handout_agree(number: int) -> None:
     questions, key = read_questions(ROOT, number), read_key(ROOT, number)
     handout = (ROOT / "assignments" / f"assignment{number}" / "README.md").read_text()
     asked = dict(re.findall(r"\*\*(Q\d\.\d+)\*\* \((\d+) points?\)", handout))
     assert {name: str(q.points) for name, q in questions.items()} == asked
     assert list(questions) == list(key)
-    tasks = [task for task in read_tasks().values() if task.assignment == number]
-    points = sum(task.points for task in tasks if not task.bonus)
-    assert points + sum(question.points for question in questions.values()) == 100
-    for task in tasks:
-        kind = "bonus, " if task.bonus else ""
-        heading = f"### {task.name} {task.title} ({kind}{task.points} points, {task.hours:g} h)"
-        assert heading in handout, heading
 
 
 @pytest.mark.parametrize("number", ASSIGNMENTS)

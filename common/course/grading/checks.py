@@ -27,11 +27,10 @@ from common.course.progress import reason_of
 from common.course.sandbox.imports import violations
 from common.course.sandbox.sandbox import NOT_STARTED
 from common.course.sandbox.student import lay_out, lay_out_student
-from common.course.tasks import COURSE, Task, read_tasks
+from common.course.tasks import COURSE, HIDDEN, Task, read_tasks
 from common.errors import RunFailed
 from common.runtime.records.run_directory import write_atomically
 
-HIDDEN = Path("tests") / "exercises" / "hidden"
 TIME_S = 330
 """For the checks of a submission; what has not begun by then fails."""
 LAST_S = 180
@@ -128,7 +127,8 @@ class Exercises:
     def text(self) -> Callable[[Path], str]:
         """Returns the function that gives each exercise's text: theirs, solved, or stripped."""
         first = min(self.tasks)
-        solved = [name for name in read_tasks(self.root) if name < first]
+        tasks = read_tasks(self.root)
+        solved = [name for name, task in tasks.items() if name < first or task.omitted]
 
         def text(path: Path) -> str:
             if path.name in self.texts:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from common.course.answers import NUMBER, TEXT, read_questions
 from common.course.grading.checks import (
-    HIDDEN,
     TIME_S,
     Exercises,
     by_check,
@@ -24,7 +23,7 @@ from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome
 from common.course.progress import reason_of
 from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn, Submission, of_file_name
-from common.course.tasks import Task, read_tasks
+from common.course.tasks import HIDDEN, Task, read_tasks
 from common.errors import NotYetWritten, UserError, unwritten_task
 
 
