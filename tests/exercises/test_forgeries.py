@@ -139,7 +139,7 @@ def arguments(student: Student, forgery: Forgery) -> dict[str, object]:
             "student": student,
             "folder": f"{student.sandbox.scratch_inside}/checkpoints",
         },
-        "tiled_attention": {"student": student, "length": 63, "is_causal": False},
+        "tiled_attention": {"student": student, "variant": 0, "length": 63, "is_causal": False},
     }[forgery.exercise]
 
 
