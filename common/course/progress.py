@@ -18,6 +18,8 @@ from common.errors import NotYetWritten, UserError, unknown_name, unwritten_task
 PUBLIC = Path("tests") / "exercises" / "public"
 WORKER, ON_RANKS = "ranks_worker", "test_on_ranks"
 """The script that has checks on ranks, by their names in ``CHECKS``, and the test of each."""
+PRELOADED = ("torch._dynamo", "torch.distributed", "common.runtime.group.process_group")
+"""What the checks on ranks import, of what other tests' ranks take many seconds for."""
 TASK = re.compile(r"(?:test_a(\d)_(\d)_|\[A(\d)\.(\d))")
 """A test says in its name, or as its parameter, which task it is of."""
 WORDS = 160
@@ -83,7 +85,7 @@ def progress(root: Path, wanted: str = "") -> list[Progress]:
         if wanted:
             number = wanted[1:].replace(".", "_")
             arguments += ["-k", f"test_a{number} or {wanted}"]
-        outcomes += run_tests(root, arguments)
+        outcomes += run_tests(root, arguments, {"RANKS_PRELOADED": " ".join(PRELOADED)})
     rows = by_task(tasks, outcomes, wanted)
     failed = [outcome for outcome in outcomes if outcome.outcome == FAILED]
     not_loaded = next((outcome for outcome in failed if not TASK.search(outcome.name)), None)
@@ -224,9 +226,10 @@ def reason_of(message: str) -> str:
     """
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     kinds = "Error|Written|Raised|Ended"
-    errors = [line for line in lines if re.match(rf"(E\s+)?(\w+\.)*\w*({kinds})\b", line)]
+    before = r"(E\s+)?(\|\s*)?"  # by pytest, and of one of several
+    errors = [line for line in lines if re.match(rf"{before}(\w+\.)*\w*({kinds})\b", line)]
     reason = (errors or lines or ["no reason"])[-1 if errors else 0]
-    reason = re.sub(r"^(E\s+)?([a-z_]+\.)*(Raised: )?", "", reason)  # no module of the class
+    reason = re.sub(rf"^{before}([a-z_]+\.)*(Raised: )?", "", reason)  # no module of the class
     return reason if len(reason) <= WORDS else f"{reason[: WORDS - 1]}…"
 
 

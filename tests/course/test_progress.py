@@ -85,7 +85,9 @@ def test_what_is_written_is_tested_and_the_rest_is_not(
     first = text.index("        raise NotYetWritten")
     path.write_text(text[:first] + "        pass\n" + text[text.index("\n", first) + 1 :])
     started = []
-    monkeypatch.setattr(progress_module, "run_tests", lambda _, words: started.append(words) or [])
+    monkeypatch.setattr(
+        progress_module, "run_tests", lambda _, words, __: started.append(words) or []
+    )
     progress(half, "A1.2")
     [words] = started
     assert f"{PUBLIC}/test_public_ranks.py" in words
@@ -119,6 +121,8 @@ def test_a_failure_is_told_in_a_line() -> None:
     assert len(reason_of("ValueError: " + 300 * "x")) == WORDS
     heard = "E   common.course.sandbox.wire.Raised: ValueError: shapes differ"
     assert reason_of(heard) == "ValueError: shapes differ"
+    several = "E   ExceptionGroup: 2 distinct failures\nE   | ValueError: of a kind\nE   | more"
+    assert reason_of(several) == "ValueError: of a kind"
     assert reason_of("") == "no reason"
 
 

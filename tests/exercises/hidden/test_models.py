@@ -299,7 +299,7 @@ def states_of(seed: int, scale: float) -> tuple[dict[str, torch.Tensor], torch.G
     shapes = {"weight": (3, 4), "bias": (3,)}
     return {
         f"{layer}.{name}": scale * torch.randn(shape, generator=draw, dtype=torch.float64)
-        for layer in ("used", "idle")
+        for layer in one_process.LAYERS
         for name, shape in shapes.items()
     }, draw
 
@@ -398,6 +398,7 @@ def test_every_moment_of_a_step_is_one_of_its_parts(
 
 @DRAWN
 @given(computing=SPANS, communicating=SPANS)
+@example(computing=[(0, 10), (10, 5)], communicating=[(12, 3), (15, 4)])  # that touch
 def test_intervals_are_joined_cut_and_taken_away(
     student: Student, computing: list[tuple[int, int]], communicating: list[tuple[int, int]]
 ) -> None:

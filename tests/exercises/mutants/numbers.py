@@ -367,8 +367,8 @@ NUMBERS = (
     Mutant(
         "the first all-reduce begins at once",
         "bucket_time",
-        "    end = ready = 0.0\n    ends = []\n",
-        "    end, ready, ends = -ready_s[0], 0.0, []\n",
+        "        ready = max(ready, moment)\n",
+        "        ready = max(ready, moment) if ends else 0.0\n",
         "test_models.py::test_all_reduces_end_one_after_another",
     ),
     Mutant(
@@ -476,10 +476,10 @@ NUMBERS = (
         "test_min_max_partition.py::test_most_samples_is_what_counting_finds",
     ),
     Mutant(
-        "the search ends at a time that no plan has",
+        "the search ends where bounds are less than one apart",
         "min_max_partition",
-        "            high = found\n",
-        "            high = trial\n",
+        "    while low < high:\n        fits",
+        "    while high - low >= 1:\n        fits",
         "test_min_max_partition.py::test_the_search_ends_at_the_smallest_bottleneck",
     ),
     Mutant(
@@ -653,7 +653,7 @@ NUMBERS = (
         "step_apart",
         "    return intersection(left, edges)",
         "    return left",
-        "test_models.py::test_every_moment_of_a_step_is_one_of_its_parts",
+        "test_models.py::test_intervals_are_joined_cut_and_taken_away",
     ),
     Mutant(
         "every step begins at zero",

@@ -62,6 +62,7 @@ def write_until_death(folder: str, number: int) -> str:
     write(folder, 3, {"weights.bin": b"three" * 50})
     write(folder, 3, {"weights.bin": b"three again" * 50})
     take_away(old)
+    write(folder, 4, {"weights.bin": b"four" * 50})
     disk.lose()  # the power is cut when all is done
     return "done"
 

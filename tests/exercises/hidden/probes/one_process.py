@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 torch.set_num_threads(1)
 LEARNING_RATE, DECAY = 0.1, 0.5
+LAYERS = ("used", "frozen", "idle")
 
 
 def arguments_after(exercise: str, function: str, arguments: list[Any]) -> list[Any]:
@@ -22,12 +23,12 @@ def arguments_after(exercise: str, function: str, arguments: list[Any]) -> list[
 
 
 def partly_trained(states: dict[str, Tensor]) -> nn.ModuleDict:
-    """Returns two linear layers: one whose bias is frozen, and one that no loss depends on."""
+    """Returns three linear layers: a trained one, a frozen one, and one that no loss depends on."""
     outputs, inputs = states["used.weight"].shape
-    layers = {name: nn.Linear(inputs, outputs) for name in ("used", "idle")}
+    layers = {name: nn.Linear(inputs, outputs) for name in LAYERS}
     model = nn.ModuleDict(layers).to(states["used.weight"].dtype)
     model.load_state_dict(states)
-    model["used"].bias.requires_grad_(False)
+    model["frozen"].requires_grad_(False)
     return model
 
 
@@ -38,7 +39,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def mean_square(model: nn.ModuleDict, piece: Tensor) -> Tensor:
     """Returns the mean loss of a piece's samples."""
-    return model["used"](piece).square().sum(dim=1).mean()
+    return (model["used"](piece) + model["frozen"](piece)).square().sum(dim=1).mean()
 
 
 def accumulated(states: dict[str, Tensor], pieces: list[Tensor], max_norm: float | None) -> dict:
@@ -50,7 +51,7 @@ def accumulated(states: dict[str, Tensor], pieces: list[Tensor], max_norm: float
     from common.exercises.accumulated_step import accumulated_step
 
     model, passes = partly_trained(states), []
-    for parameter in (model["used"].weight, *model["idle"].parameters()):
+    for parameter in (model["used"].weight, *model["idle"].parameters()):  # not of its bias
         parameter.grad = torch.ones_like(parameter)
 
     def loss_of(model: nn.ModuleDict, piece: Tensor) -> Tensor:
