@@ -75,10 +75,13 @@ def progress(root: Path, wanted: str = "") -> list[Progress]:
         raise UserError(unknown_name("task", wanted, tasks))
     if not (root / PUBLIC).is_dir():
         raise UserError(f"{root}: there is no {PUBLIC} in it")
-    tests = [test for test in public_tests(root) if wanted in ("", test.task)]
+    tests = list(public_tests(root))
+    # Where no test is seen, pytest has to say why.
+    files = {path.stem for path in (root / PUBLIC).glob("test_*.py")} - {t.file for t in tests}
+    tests = [test for test in tests if wanted in ("", test.task)]
     unwritten = {test: why for test in tests if (why := missing_in(root, tasks, test))}
     outcomes = [Outcome(test.file, test.name, FAILED, why) for test, why in unwritten.items()]
-    if files := sorted({test.file for test in tests if test not in unwritten}):
+    if files := sorted(files | {test.file for test in tests if test not in unwritten}):
         arguments = [f"{PUBLIC}/{file}.py" for file in files]
         arguments += [f"--deselect={PUBLIC}/{test.file}.py::{test.name}" for test in unwritten]
         arguments.append("--continue-on-collection-errors")
@@ -183,13 +186,13 @@ def missing_in(root: Path, tasks: Mapping[str, Task], test: PublicTest) -> str:
 def unwritten_parts(tree: ast.Module) -> Iterator[tuple[str, ...]]:
     """Yields the functions that raise ``NotYetWritten``: by name, a method behind its class.
 
-    Of a class whose constructor does, the class alone: nothing can be done without it.
+    Of a class whose constructor or ``forward`` does, the class alone: it is of no use without.
     """
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             for method in node.body:
                 if isinstance(method, DEFINITIONS) and is_unwritten(method):
-                    is_all = method.name == "__init__"
+                    is_all = method.name in ("__init__", "forward")
                     yield (node.name,) if is_all else (node.name, method.name)
         elif isinstance(node, DEFINITIONS) and is_unwritten(node):
             yield (node.name,)
@@ -250,11 +253,11 @@ def lines_of(rows: Sequence[Progress]) -> list[str]:
         lines += ["", f"{failing.task.path}", f"  {failing.first_failure}"]
     elif unwritten := [row for row in rows if row.unwritten == row.task.name]:
         lines += ["", f"Next: {unwritten[0].task.name}, in {unwritten[0].task.path}"]
-    passed, here = sum(row.passed for row in rows), sum(len(row.outcomes) for row in rows)
+    passed, public = sum(row.passed for row in rows), sum(len(row.outcomes) for row in rows)
     checks = sum(row.checks for row in rows)
     return [
         *lines,
         "",
-        f"passed {passed} public check{'s' * (passed != 1)}; {here} of {checks} checks are here, "
+        f"passed {passed} public check{'s' * (passed != 1)}; {public} of {checks} checks are here, "
         "the others are hidden, so no points are shown as earned",
     ]

@@ -91,10 +91,10 @@ def test_what_is_written_is_tested_and_the_rest_is_not(
     progress(half, "A1.2")
     [words] = started
     assert f"{PUBLIC}/test_public_ranks.py" in words
-    others = [word.partition("[")[2] for word in words if word.startswith("--deselect")]
-    assert others
-    assert "A1.2 flat trains]" in others
-    assert "A1.2 naive trains]" not in others
+    deselected = [word.partition("[")[2] for word in words if word.startswith("--deselect")]
+    assert deselected
+    assert "A1.2 flat trains]" in deselected
+    assert "A1.2 naive trains]" not in deselected
 
 
 UNWRITTEN = "common.errors.NotYetWritten: task A1.3 is not written yet"

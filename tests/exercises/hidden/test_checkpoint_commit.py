@@ -76,8 +76,8 @@ def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder
             assert step == 4, "the power is cut when step 4 was committed, and it is not found"
             steps = [int(name.rpartition("-")[2]) for name in finished]
             assert steps == [1, 3, 4], f"steps at the end, after step 2 was removed: {steps}"
-            others = [name for name in files if not name.startswith("step-")]
-            assert not others, f"at the end there is {others[0]}"
+            further = [name for name in files if not name.startswith("step-")]
+            assert not further, f"at the end there is {further[0]}"
             return
     raise AssertionError("it goes on and on")
 

@@ -121,10 +121,10 @@ def test_most_samples_is_what_counting_finds(
     assert np.asarray(most).dtype.kind == "i", "most_samples: not whole numbers"
     assert most.tolist() == expected, f"most_samples within {time}: {case}"
     # A cost may know it: then it is asked, and the limit holds.
-    known = dict(zip(longest, expected, strict=True))
-    solved = student.probe("searches").most_by_its_own(known, max(1, limit // 2))
+    sizes = dict(zip(longest, expected, strict=True))
+    solved = student.probe("searches").most_by_its_own(sizes, max(1, limit // 2))
     words = f"most_samples of a cost with `most` of its own: {case}"
-    assert solved.tolist() == [min(size, max(1, limit // 2)) for size in known.values()], words
+    assert solved.tolist() == [min(size, max(1, limit // 2)) for size in sizes.values()], words
 
 
 @DRAWN
@@ -138,7 +138,7 @@ def test_the_search_ends_at_the_smallest_bottleneck(
 ) -> None:
     search = student.exercise("min_max_partition").smallest_bottleneck
     costs = [scale * cost for cost in costs]
-    place = data.draw(st.integers(0, len(costs) - 1), label="place of the smallest")
+    first = data.draw(st.integers(0, len(costs) - 1), label="place of the smallest")
     tries = []
 
     def attempt(time: float) -> tuple[bool, float]:
@@ -146,13 +146,13 @@ def test_the_search_ends_at_the_smallest_bottleneck(
         tries.append(time)
         if len(tries) > 2000:
             raise RuntimeError("the search goes on and on")
-        if time >= costs[place]:
+        if time >= costs[first]:
             return True, max(cost for cost in costs if cost <= time)
         return False, min(cost for cost in costs if cost > time)
 
-    low = data.draw(st.sampled_from(costs[: place + 1]), label="low")
+    low = data.draw(st.sampled_from(costs[: first + 1]), label="low")
     case = f"{len(costs)} costs from {costs[0]:g} to {costs[-1]:g}"
-    assert search(low, costs[-1], attempt) == costs[place], f"smallest_bottleneck of {case}"
+    assert search(low, costs[-1], attempt) == costs[first], f"smallest_bottleneck of {case}"
     if costs[0] < costs[-1]:
         for fits, other in ((True, 2 * costs[-1]), (False, costs[0] / 2)):
             words = f"a trial that {'fits' if fits else 'fails'} and contradicts its T"

@@ -83,12 +83,12 @@ def test_the_time_of_a_pass_is_the_simulators_without_costs(
     def time_s(size: float) -> float:
         return latency + size / rate
 
-    found = student.exercise("bucket_time").backward_time_s(sizes, ready, buckets, time_s)
+    result = student.exercise("bucket_time").backward_time_s(sizes, ready, buckets, time_s)
     end = 0.0
     for bucket in buckets:  # an all-reduce at a time, once the bucket's last gradient is ready
         end = max(end, max(ready[i] for i in bucket)) + time_s(sum(sizes[i] for i in bucket))
     case = f"{len(buckets)} buckets of {len(sizes)} gradients"
-    assert found == pytest.approx(max(end, *ready), rel=1e-12), f"T of {case}"
+    assert result == pytest.approx(max(end, *ready), rel=1e-12), f"T of {case}"
 
 
 @DRAWN
@@ -322,17 +322,17 @@ def test_any_split_of_a_batch_makes_the_update_of_the_whole(
     norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), largest or float("inf"))
     one_process.sgd(twin).step()
     pieces = [piece.clone() for piece in samples.split(sizes)]
-    found = student.probe("one_process").accumulated(states, pieces, largest)
+    result = student.probe("one_process").accumulated(states, pieces, largest)
     case = f"{len(sizes)} pieces of {sizes} samples, max_norm {largest}"
     for name, expected in (("loss", loss.item()), ("norm", norm.item())):
-        assert isinstance(found[name], float), f"the {name} is no float"
-        assert found[name] == pytest.approx(expected, rel=1e-12), f"{name}: {case}"
+        assert isinstance(result[name], float), f"the {name} is no float"
+        assert result[name] == pytest.approx(expected, rel=1e-12), f"{name}: {case}"
     for name, expected in twin.state_dict().items():
         tolerance = 1e-4 if largest else 1e-12
         torch.testing.assert_close(
-            found["state"][name], expected, rtol=tolerance, atol=1e-12, msg=f"{name}: {case}"
+            result["state"][name], expected, rtol=tolerance, atol=1e-12, msg=f"{name}: {case}"
         )
-    assert not found["remaining"], f"gradients are left: {case}"
+    assert not result["remaining"], f"gradients are left: {case}"
 
 
 def test_pieces_are_computed_one_after_another(
@@ -340,9 +340,9 @@ def test_pieces_are_computed_one_after_another(
 ) -> None:
     sizes = generator.permutation([1, 2, 3, 5]).tolist()
     pieces = [torch.randn(size, 4, dtype=torch.float64) for size in sizes]
-    found = student.probe("one_process").accumulated(states_of(0, 1.0)[0], pieces, None)
+    result = student.probe("one_process").accumulated(states_of(0, 1.0)[0], pieces, None)
     expected = [[way, size] for size in sizes for way in ("forward", "backward")]
-    assert found["passes"] == expected, (
+    assert result["passes"] == expected, (
         f"not a forward pass, then a backward pass, of each of {len(sizes)} pieces in turn"
     )
 
@@ -404,12 +404,12 @@ def test_intervals_are_joined_cut_and_taken_away(
 ) -> None:
     exercise = student.exercise("step_apart")  # what the lab takes traces apart with
     first, second = within(computing), within(communicating)
-    joined, others = pieces_of(first), pieces_of(second)
+    joined, further = pieces_of(first), pieces_of(second)
     case = f"{len(computing)} and {len(communicating)} intervals"
     for name, result, cells in (
         ("union", exercise.union(intervals_of(computing)), first),
-        ("difference", exercise.difference(joined, others), first & ~second),
-        ("intersection", exercise.intersection(joined, others), first & second),
+        ("difference", exercise.difference(joined, further), first & ~second),
+        ("intersection", exercise.intersection(joined, further), first & second),
     ):
         pieces = np.asarray(result).reshape(-1, 2)
         assert np.array_equal(pieces, pieces_of(cells)), f"{name}: {case}"

@@ -34,17 +34,17 @@ def check_attention(
 ) -> None:
     """Checks result and gradients against PyTorch's."""
     weights = torch.randn(tensors[0].shape, dtype=torch.float64)
-    found = student.probe("one_process").attention(tensors, weights, is_causal, tile)
+    result = student.probe("one_process").attention(tensors, weights, is_causal, tile)
     theirs = [tensor.clone().requires_grad_() for tensor in tensors]
     expected = scaled_dot_product_attention(*theirs, is_causal=is_causal)
     wanted = torch.autograd.grad((expected * weights).sum(), theirs)
     queries, keys = (tensor.shape[-2] for tensor in tensors[:2])
     case = f"{queries} queries, {keys} keys{', causal' if is_causal else ''}"
     torch.testing.assert_close(
-        found["result"], expected.detach(), rtol=1e-10, atol=1e-12, msg=f"result: {case}"
+        result["result"], expected.detach(), rtol=1e-10, atol=1e-12, msg=f"result: {case}"
     )
     names = ("query", "key", "value")
-    for name, gradient, want in zip(names, found["gradients"], wanted, strict=True):
+    for name, gradient, want in zip(names, result["gradients"], wanted, strict=True):
         torch.testing.assert_close(
             gradient, want, rtol=1e-9, atol=1e-11, msg=f"gradient of {name}: {case}"
         )
@@ -86,17 +86,17 @@ def test_what_is_saved_is_the_log_sum_exp_and_no_matrix_of_scores(
 ) -> None:
     tensors = inputs(variant, 200, 200)
     ones = torch.ones_like(tensors[0])
-    found = student.probe("one_process").attention(tensors, ones, is_causal)
+    result = student.probe("one_process").attention(tensors, ones, is_causal)
     query, key, _ = tensors
     scores = query @ key.mT / query.shape[-1] ** 0.5
     if is_causal:
         scores = scores.masked_fill(torch.ones(200, 200).triu(1).bool(), -torch.inf)
-    sums = [kept for kept in found["kept"] if kept.shape == query.shape[:-1]]
+    sums = [kept for kept in result["kept"] if kept.shape == query.shape[:-1]]
     assert sums, "nothing is saved that has a number for each query"
     assert any(torch.allclose(kept, scores.logsumexp(-1), rtol=1e-12) for kept in sums), (
         "what is saved of each query is not the log-sum-exp of its scores"
     )
-    numbers = sum(kept.numel() for kept in found["kept"])
+    numbers = sum(kept.numel() for kept in result["kept"])
     # Inputs, result, log-sum-exp, and room for another number of each query.
     most = sum(tensor.numel() for tensor in (*tensors, query)) + 2 * query[..., 0].numel()
     assert numbers <= most, f"{numbers} numbers are saved for the backward pass"
@@ -105,13 +105,13 @@ def test_what_is_saved_is_the_log_sum_exp_and_no_matrix_of_scores(
 def test_no_tensor_is_larger_than_a_tile_or_an_input(student: Student, variant: int) -> None:
     for tile in (None, 16):
         tensors = inputs(variant, 200, 200)
-        found = student.probe("one_process").attention(
+        result = student.probe("one_process").attention(
             tensors, torch.ones_like(tensors[0]), False, tile
         )
         heads = tensors[0].shape[:-2].numel()
         most = max(tensors[0].numel(), heads * (tile or TILE) ** 2)
-        words = f"a tensor of {found['largest']} numbers is made, with tiles of {tile or TILE}"
-        assert found["largest"] <= most, words
+        words = f"a tensor of {result['largest']} numbers is made, with tiles of {tile or TILE}"
+        assert result["largest"] <= most, words
 
 
 def test_sums_of_16_bit_inputs_are_kept_in_float32(student: Student, variant: int) -> None:
@@ -121,8 +121,8 @@ def test_sums_of_16_bit_inputs_are_kept_in_float32(student: Student, variant: in
     expected = scaled_dot_product_attention(*wide, is_causal=True)
     wanted = torch.autograd.grad(expected.sum(), wide)
     ones = torch.ones_like(narrow[0])
-    found = student.probe("one_process").attention(narrow, ones, True, 8)
-    results = [found["result"], *found["gradients"]]
+    result = student.probe("one_process").attention(narrow, ones, True, 8)
+    results = [result["result"], *result["gradients"]]
     names = ("result", *(f"gradient of {name}" for name in ("query", "key", "value")))
     for name, result, want in zip(names, results, (expected, *wanted), strict=True):
         assert result.dtype == torch.bfloat16, f"{name}: its dtype is {result.dtype}"
