@@ -25,7 +25,9 @@ DATA = (list, tuple, dict, np.ndarray, pd.DataFrame)
 def same(old: Any, new: Any) -> bool:
     """Returns True for equal data, and for whatever is none."""
     if isinstance(old, pd.DataFrame):
-        return list(old) == list(new) and old.equals(new)
+        return list(old) == list(new) and old.reset_index(drop=True).equals(
+            new.reset_index(drop=True)
+        )
     if isinstance(old, dict):
         return list(old) == list(new) and all(same(value, new[key]) for key, value in old.items())
     if isinstance(old, np.ndarray):
