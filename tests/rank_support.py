@@ -32,13 +32,14 @@ from pathlib import Path
 from common.runtime.processes.ranks import free_port
 
 ASSIGNMENT2 = Path(__file__).resolve().parents[1] / "assignments" / "assignment2"
-PRELOADED = (
+PRELOADED = tuple(os.environ.get("RANKS_PRELOADED", "").split()) or (
     "torch._dynamo",
     "tyro",
     "transformers.models.bert.modeling_bert",
     "common.benchmarks.selftest",
     "common.training.texts.text_trainer",
 )
+"""What ranks use, or those of them that run here."""
 POLL_S = 0.5
 
 

@@ -19,8 +19,10 @@ def accumulated_step(
 ) -> tuple[float, float]:
     """Makes the update that one pass over the whole batch would make, piece by piece.
 
-    Pieces may have different numbers of samples. Gradients that were there before do not count,
-    and none are left.
+    Pieces may have different numbers of samples. Only one piece's activations are kept at a time:
+    in the order of the pieces, ``loss_of`` is called once for each, and its backward pass is over
+    before the next begins. Gradients that were there before do not count, and afterwards every
+    gradient is None. A parameter that no loss depends on, or that is frozen, stays as it is.
 
     Args:
         model: what is trained.

@@ -19,7 +19,7 @@ def assign_buckets(
     """Groups tensors into buckets, as DDP does when it rebuilds them.
 
     A tensor joins the open bucket of its kind, which closes once it holds at least the cap. No
-    tensor is split, so a bucket may be larger than the cap.
+    tensor is split, so a bucket may be larger than the cap. No tensors make no buckets.
 
     Args:
         sizes_bytes: sizes in gradient-ready order, in bytes.

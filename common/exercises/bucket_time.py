@@ -18,13 +18,14 @@ def backward_time_s(
     buckets: Sequence[Sequence[int]],
     all_reduce_s: Callable[[float], float],
 ) -> float:
-    """Computes T, in seconds from the start of the backward pass.
+    """Computes T, in seconds from the start of the backward pass; changes no argument.
 
     Args:
         sizes_bytes: of each gradient.
         ready_s: when each gradient is final, in seconds, in no order; the latest of them ends the
             computation.
-        buckets: in the order of their all-reduces, each the indices of its gradients.
+        buckets: in the order of their all-reduces, each the indices of its gradients; at least one.
+            A gradient that is in none is computed, and not sent.
         all_reduce_s: seconds of an all-reduce of so many bytes.
     """
     # BEGIN SOLUTION A2.2

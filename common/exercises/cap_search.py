@@ -39,7 +39,9 @@ def fastest_cap(
 def walk_bucketings(sizes_bytes: Sequence[int]) -> Iterator[tuple[int, int, list[list[int]]]]:
     """Yields every distinct bucketing of gradients of one kind in ready order, by ascending cap.
 
-    Each is the smallest and the largest cap in bytes that give it, and its buckets.
+    Each is the smallest and the largest cap in bytes that give it, the largest at most the size of
+    all gradients, and its buckets, in lists that do not change afterwards. It takes as many steps
+    as there are bucketings, however many bytes the gradients have.
     """
     # BEGIN SOLUTION A2.3
     total, cap = sum(sizes_bytes), 1

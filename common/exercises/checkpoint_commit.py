@@ -11,6 +11,8 @@ A checkpoint is written under the name ``.partial-…``, flushed to disk, and re
 manifest is complete; an old one is renamed to ``.old-…`` before it is deleted. So a folder called
 ``step-…`` is one that was written to its end, and the manifest's checksums show later damage. A
 rename of a folder happens as a whole, or not at all; everything else may be cut off in its middle.
+What a file holds is on disk once the file has been flushed. A rename is on disk once the folder in
+which it happened has been: until then a power cut may undo it.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def commit_checkpoint(partial: Path, facts: Mapping, files: Mapping[str, FileRec
     """Makes a checkpoint of a folder of ``start_checkpoint``, whose files are written and flushed.
 
     Writes the manifest, flushes it, and renames the folder. A checkpoint of the same step is
-    replaced: a run left it and was then resumed from an earlier one.
+    replaced: a run left it and was then resumed from an earlier one. When it returns, a power cut
+    takes nothing of the checkpoint away any more.
 
     Args:
         partial: the folder.
@@ -98,17 +101,23 @@ def commit_checkpoint(partial: Path, facts: Mapping, files: Mapping[str, FileRec
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Deletes a checkpoint; what a kill in between leaves does not look like one."""
+    """Deletes a checkpoint; what a power cut in between leaves is whole, or not called ``step-…``.
+
+    Nothing of it remains.
+    """
     # BEGIN SOLUTION A1.6
     old = path.with_name(f"{OLD}{path.name}")
     shutil.rmtree(old, ignore_errors=True)
     path.rename(old)
+    flush(path.parent)  # or files might be gone before the name is
     shutil.rmtree(old, ignore_errors=True)
     # END SOLUTION
 
 
 def read_manifest(path: Path) -> tuple[dict, dict[str, FileRecord]]:
     """Reads a checkpoint's facts, and the records of its files, which are not read themselves.
+
+    Both are as ``commit_checkpoint`` got them.
 
     Raises:
         Damaged: there is no manifest, or it has been changed.
@@ -130,7 +139,10 @@ def read_manifest(path: Path) -> tuple[dict, dict[str, FileRecord]]:
 
 
 def check_file(path: Path, expected: FileRecord) -> None:
-    """Raises Damaged if a file is missing, shorter or longer, or has other bytes."""
+    """Raises Damaged if a file is missing, shorter or longer, or has other bytes.
+
+    The message has the file's name, as everywhere.
+    """
     # BEGIN SOLUTION A1.6
     size, crc = expected
     try:
@@ -152,7 +164,8 @@ def check_checkpoint(path: Path, rank: int = 0, ranks: int = 1) -> dict:
 
     Args:
         path: its folder.
-        rank, ranks: each of several ranks reads its part of the files.
+        rank, ranks: each of several ranks reads its part of the files: every file is read by one
+            of them, and no rank reads more than one file more than another. All read the manifest.
 
     Raises:
         Damaged: it is not what was written.

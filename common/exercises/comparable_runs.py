@@ -39,7 +39,8 @@ def differing_conditions(one: Conditions, other: Conditions) -> str | None:
     What is not recorded is no difference, but for the name of a network where one is emulated. A
     study of scaling has jobs of different numbers of ranks, of which one may lie on one host and
     another on several: such networks may have different names, if neither is emulated and the ranks
-    exchange over one backend, with as many on a GPU.
+    exchange over one backend, with as many on a GPU. There the numbers of ranks and the backends
+    are compared as they are recorded: None is equal to None, and differs from any other.
     """
     # BEGIN SOLUTION A4.1
     if None not in (one.device, other.device) and one.device != other.device:
@@ -67,7 +68,8 @@ def differing_setting(
     Args:
         one, other: the runs' settings.
         must_agree: names of settings, in the order in which they are looked at.
-        unknown_agrees: a setting that one of the two does not have is no difference.
+        unknown_agrees: a setting that one of the two does not have is no difference. One that is 0,
+            False or empty is there.
     """
     # BEGIN SOLUTION A4.1
     for name in must_agree:

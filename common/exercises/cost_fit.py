@@ -14,7 +14,7 @@ def fit_cost(batch_size: NDArray, longest: NDArray, time_s: NDArray) -> tuple[fl
 
     Args:
         batch_size, longest, time_s: float64 [n] each, above 0; index i is one measured step of b
-            texts, padded to m tokens.
+            texts, padded to m tokens. They stay as they are.
     """
     # BEGIN SOLUTION A3.3
     # Non-negative least squares of (predicted − measured) / measured (Lawson and Hanson, Solving

@@ -39,7 +39,10 @@ CAUSES = (
 
 
 def main_cause(run: Tables, baseline: Tables | None = None) -> str:
-    """Names the main cause, of ``CAUSES``, or says ``healthy``.
+    """Names the main cause, of ``CAUSES``, or says ``healthy``; the tables stay as they are.
+
+    The cause is that of the run, not of the machine: where all times are twice as long, it is the
+    same.
 
     Args:
         run: on several ranks.

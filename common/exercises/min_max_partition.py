@@ -69,8 +69,9 @@ class SortedBatch:
 def most_samples(cost: Cost, longest: NDArray, time: float, limit: int) -> NDArray:
     """Returns the largest batch, at most ``limit``, that costs at most ``time``, int64 [n].
 
-    There is one for each longest text in ``longest`` [n]; 0 if a single sample costs more. It is
-    found by the cost's own ``most`` if it has one, else by bisection over batch sizes.
+    There is one for each longest text in ``longest`` [n]; 0 if a single sample costs more. If the
+    cost has a method ``most(longest, time)``, that knows the largest batches without a limit, and
+    the cost is not called; else they are found by bisection over batch sizes.
     """
     # BEGIN SOLUTION A3.1
     if hasattr(cost, "most"):
@@ -127,7 +128,7 @@ def min_max_partition(
 ) -> tuple[float, list[int]]:
     """Returns the smallest bottleneck for identical ranks, and the bounds of its groups [G + 1].
 
-    Needs B ≥ G and G · limit ≥ B.
+    Every group has at least one sample and at most ``limit``. Needs B ≥ G and G · limit ≥ B.
 
     Raises:
         ValueError: a cost that falls somewhere.

@@ -118,8 +118,8 @@ def fit_parameters(
     Args:
         law: one of AMDAHL, GUSTAFSON and USL.
         n, speedup: [points], N > 1 only, as ``check_points`` wants them.
-        errors: [points], standard errors of the speedups; None where they are not known: then
-            relative errors count.
+        errors: [points], standard errors of the speedups, in whose units the errors count; None
+            where they are not known: then relative errors count. No argument is changed.
 
     Returns:
         the parameters [parameters], and the rows [points, parameters] and targets [points] of the

@@ -21,7 +21,9 @@ class TiledAttention(torch.autograd.Function):
     """softmax(QKᵀ/√d)V, called as ``TiledAttention.apply(query, key, value, is_causal)``.
 
     For the backward pass it saves the inputs, the result, and the log-sum-exp of each query's
-    scores [..., queries], and nothing of the size of queries × keys.
+    scores [..., queries], and at most one number a query more. Neither pass makes a tensor larger
+    than an input or than one tile's scores [..., TILE, TILE]; both read TILE when they are called.
+    With inputs of 16 bits, sums are kept in float32, those of the gradients too.
     """
 
     @staticmethod
@@ -33,7 +35,7 @@ class TiledAttention(torch.autograd.Function):
         Args:
             query: [..., queries, d].
             key, value: [..., keys, d].
-            is_causal: let query i see the keys up to i only.
+            is_causal: let query i see the keys up to i only, however many keys there are.
 
         Returns:
             [..., queries, d], in the dtype of ``query``.
@@ -64,7 +66,7 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Computes the gradients of query, key and value from that of the result."""
+        """Computes the gradients of query, key and value, in their dtypes, from the result's."""
         # BEGIN SOLUTION A0.4
         query, key, value, result, log_sum = ctx.saved_tensors
         wider = wide(query)

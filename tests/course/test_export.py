@@ -13,7 +13,7 @@ import pytest
 
 from common.course.check import check
 from common.course.export import export
-from common.course.grading.grade import Grader
+from common.course.grading.checks import Exercises
 from common.course.outcomes import own_variables
 from common.course.overlay import with_overlay
 from common.course.split import split
@@ -262,7 +262,7 @@ def test_halves_that_cannot_be(project: Path, halves: tuple[Path, Path], tmp_pat
 def test_what_needs_a_task_that_is_left_out_gets_its_solution() -> None:
     with with_overlay(ROOT, None, ["A2.1", "A2.3"]) as merged:
         tasks = HandedIn("a-b", 2).tasks(read_tasks(merged))
-        text_of = Grader(merged).text_of(tasks, {})
+        text_of = Exercises(merged, tasks, {}, 0, "none").text()
         texts = {task.name: text_of(ROOT / task.path) for task in read_tasks().values()}
     assert list(tasks) == ["A2.2", "A2.4"]
     written = [name for name, text in texts.items() if "raise NotYetWritten" not in text]

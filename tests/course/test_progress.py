@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from common.course import progress as progress_module
+from common.course.markers import student_source
 from common.course.outcomes import Outcome, run_tests
-from common.course.progress import by_task, lines_of, progress, reason_of
-from common.course.tasks import read_tasks
+from common.course.progress import PUBLIC, WORDS, by_task, lines_of, progress, reason_of
+from common.course.tasks import COURSE, EXERCISES, read_tasks
 from common.errors import RunFailed, UserError
 from common.runtime.paths import project_root
 
@@ -20,23 +23,78 @@ TASKS = read_tasks()
 def test_tests_belong_to_the_tasks_that_they_name() -> None:
     outcomes = [
         Outcome("test_public_assignment2", "test_a2_1_a_bucket_closes", "passed"),
-        Outcome(
-            "test_public_assignment1", "test_on_two_ranks[A1.2 flat]", "failed", "E   Error: x"
-        ),
-        Outcome("test_public_assignment1", "test_on_two_ranks[A1.2 naive]", "passed"),
-        Outcome("test_public_assignment1", "test_on_two_ranks[A1.3]", "failed", UNWRITTEN),
+        Outcome("test_public_ranks", "test_on_ranks[A1.2 flat]", "failed", "E   Error: x"),
+        Outcome("test_public_ranks", "test_on_ranks[A1.2 naive]", "passed"),
+        Outcome("test_public_ranks", "test_on_ranks[A1.3]", "failed", UNWRITTEN),
     ]
-    found = by_task(TASKS, outcomes)
-    assert [(one.task.name, one.passed, len(one.outcomes)) for one in found] == [
+    rows = by_task(TASKS, outcomes)
+    assert [(row.task.name, row.passed, len(row.outcomes)) for row in rows] == [
         ("A1.2", 1, 2),
         ("A1.3", 0, 1),
         ("A2.1", 1, 1),
     ]
-    assert [one.points for one in found] == [TASKS["A1.2"].points / 2, 0, TASKS["A2.1"].points]
-    assert [one.unwritten for one in found] == ["", "A1.3", ""]
-    text = "\n".join(lines_of(found))
+    assert [row.unwritten for row in rows] == ["", "A1.3", ""]
+    text = "\n".join(lines_of(rows))
     assert "to be written" in text
-    assert "common/exercises/naive_ddp.py\n  test_on_two_ranks[A1.2 flat]: Error: x" in text
+    assert "common/exercises/naive_ddp.py\n  test_on_ranks[A1.2 flat]: Error: x" in text
+
+
+def test_public_tests_that_pass_earn_no_points() -> None:
+    task = TASKS["A1.2"]
+    [row] = by_task(TASKS, [Outcome("test_public_ranks", "test_on_ranks[A1.2 naive]", "passed")])
+    *table, _, last = lines_of([row])
+    assert table[1].split()[-6:] == ["1", "of", "1", "up", "to", str(task.points)]
+    checks = 1 + len(task.checks)
+    assert last.startswith(f"passed 1 public check; 1 of {checks} checks are here, the others are")
+    assert f"{task.points} of {task.points}" not in "\n".join([*table, last])
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Makes what of a student's tree progress looks at, with every task open."""
+    folder = tmp_path_factory.mktemp("tree")
+    (folder / "assignments").mkdir()
+    shutil.copy(project_root() / COURSE, folder / COURSE)
+    shutil.copytree(project_root() / PUBLIC, folder / PUBLIC)
+    (folder / EXERCISES).mkdir(parents=True)
+    for path in (project_root() / EXERCISES).glob("*.py"):
+        text = student_source(path.read_text(), path.name, [])
+        (folder / EXERCISES / path.name).write_text(text)
+    return folder
+
+
+def test_what_is_to_be_written_is_known_without_a_test(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "run_tests", lambda *_: pytest.fail("pytest is started"))
+    rows = progress(tree)
+    assert [row.task.name for row in rows] == list(TASKS)
+    assert [row.unwritten for row in rows] == list(TASKS)
+    assert not any(row.passed or row.first_failure for row in rows)
+    [row] = progress(tree, "A1.3")
+    assert "A1.3" in row.unwritten
+    assert lines_of([row])[-3] == "Next: A1.3, in common/exercises/overlapped_ddp.py"
+
+
+def test_what_is_written_is_tested_and_the_rest_is_not(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = shutil.copytree(tree, tmp_path / "half")
+    path = half / EXERCISES / "naive_ddp.py"
+    text = path.read_text()
+    first = text.index("        raise NotYetWritten")
+    path.write_text(text[:first] + "        pass\n" + text[text.index("\n", first) + 1 :])
+    started = []
+    monkeypatch.setattr(
+        progress_module, "run_tests", lambda _, words, __: started.append(words) or []
+    )
+    progress(half, "A1.2")
+    [words] = started
+    assert f"{PUBLIC}/test_public_ranks.py" in words
+    deselected = [word.partition("[")[2] for word in words if word.startswith("--deselect")]
+    assert deselected
+    assert "A1.2 flat trains]" in deselected
+    assert "A1.2 naive trains]" not in deselected
 
 
 UNWRITTEN = "common.errors.NotYetWritten: task A1.3 is not written yet"
@@ -60,7 +118,11 @@ def test_a_file_that_cannot_be_imported_is_told_in_one_line(tmp_path: Path) -> N
 def test_a_failure_is_told_in_a_line() -> None:
     assert reason_of("E   assert 1 == 2\nE   AssertionError: wrong\n") == "AssertionError: wrong"
     assert reason_of("assert 1 == 2\nmore") == "assert 1 == 2"
-    assert len(reason_of("ValueError: " + 300 * "x")) == 100
+    assert len(reason_of("ValueError: " + 300 * "x")) == WORDS
+    heard = "E   common.course.sandbox.wire.Raised: ValueError: shapes differ"
+    assert reason_of(heard) == "ValueError: shapes differ"
+    several = "E   ExceptionGroup: 2 distinct failures\nE   | ValueError: of a kind\nE   | more"
+    assert reason_of(several) == "ValueError: of a kind"
     assert reason_of("") == "no reason"
 
 

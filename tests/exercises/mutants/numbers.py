@@ -34,6 +34,20 @@ NUMBERS = (
         "test_main_cause.py::test_causes_of_the_public_runs_are_named",
     ),
     Mutant(
+        "any baseline is of something else",
+        "main_cause",
+        "if baseline is not None and (",
+        "if baseline is not None or False and (",
+        "test_main_cause.py::test_a_baseline_of_something_else_is_seen",
+    ),
+    Mutant(
+        "a column is added to the caller's table",
+        "main_cause",
+        "    shares = lost_shares(run)\n",
+        '    run["steps"]["share"] = 0.0\n    shares = lost_shares(run)\n',
+        "test_main_cause.py::test_a_baseline_of_something_else_is_seen",
+    ),
+    Mutant(
         "SGD without momentum has states",
         "step_memory",
         '"sgd": 0',
@@ -69,6 +83,29 @@ NUMBERS = (
         "test_one_device.py::test_a_block_keeps_what_autograd_saves",
     ),
     Mutant(
+        "gradients and states change places",
+        "step_memory",
+        '        "gradients": FLOAT32 * parameters,\n'
+        '        "optimizer states": FLOAT32 * parameters * states_each,',
+        '        "gradients": FLOAT32 * parameters * states_each,\n'
+        '        "optimizer states": FLOAT32 * parameters,',
+        "test_one_device.py::test_states_are_four_numbers_a_parameter_with_adamw_and_two_with_sgd",
+    ),
+    Mutant(
+        "scores count as attention",
+        "step_memory",
+        '        "attention": 4 * channels,\n        "attention scores": scores,',
+        '        "attention": 4 * channels + scores,\n        "attention scores": 0,',
+        "test_one_device.py::test_a_block_keeps_what_autograd_saves",
+    ),
+    Mutant(
+        "targets take four bytes",
+        "step_memory",
+        "INT64 * tokens",
+        "FLOAT32 * tokens",
+        "test_one_device.py::test_a_block_keeps_what_autograd_saves",
+    ),
+    Mutant(
         "the head is left out",
         "step_flops",
         "layers * 12 * width**2 + vocabulary * width",
@@ -94,6 +131,13 @@ NUMBERS = (
         "step_flops",
         "/ 86_400",
         "/ 1_440",
+        "test_one_device.py::test_gpt2_and_published_runs",
+    ),
+    Mutant(
+        "the share is in percent",
+        "step_flops",
+        "return tokens_per_s * flops_per_token",
+        "return 100 * tokens_per_s * flops_per_token",
         "test_one_device.py::test_gpt2_and_published_runs",
     ),
     Mutant(
@@ -132,6 +176,39 @@ NUMBERS = (
         "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
     ),
     Mutant(
+        "all pieces are computed at once",
+        "accumulated_step",
+        "    for piece in pieces:\n"
+        "        share = loss_of(model, piece) * (len(piece) / total)\n"
+        "        share.backward()\n        mean += share.item()\n",
+        "    share = loss_of(model, torch.cat(list(pieces)))\n    share.backward()\n"
+        "    mean += share.item()\n",
+        "test_models.py::test_pieces_are_computed_one_after_another",
+    ),
+    Mutant(
+        "one backward pass for all pieces",
+        "accumulated_step",
+        "        share.backward()\n        mean += share.item()\n",
+        "        mean = mean + share\n    mean.backward()\n    mean = mean.item()\n",
+        "test_models.py::test_pieces_are_computed_one_after_another",
+    ),
+    Mutant(
+        "what no loss depends on gets zeros",
+        "accumulated_step",
+        "    gradients = [p.grad for p in model.parameters() if p.grad is not None]",
+        "    for p in model.parameters():\n"
+        "        p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
+        "    gradients = [p.grad for p in model.parameters()]",
+        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
+    ),
+    Mutant(
+        "the norm is a tensor",
+        "accumulated_step",
+        "return mean, norm.item()",
+        "return mean, norm",
+        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
+    ),
+    Mutant(
         "sums are not shrunk as the maximum grows",
         "tiled_attention",
         "total = total * shrink + weights.sum(-1)",
@@ -151,6 +228,48 @@ NUMBERS = (
         "(of_weights - coupled[..., rows, :])",
         "of_weights",
         "test_tiled_attention.py::test_tiles_of_any_size_give_the_same",
+    ),
+    Mutant(
+        "one tile holds everything",
+        "tiled_attention",
+        "    return [slice(start, min(start + TILE, count)) for start in range(0, count, TILE)]",
+        "    return [slice(0, count)]",
+        "test_tiled_attention.py::test_no_tensor_is_larger_than_a_tile_or_an_input",
+    ),
+    Mutant(
+        "no maximum is subtracted",
+        "tiled_attention",
+        "torch.maximum(largest, scores.amax(-1))",
+        "torch.zeros_like(largest)",
+        "test_tiled_attention.py::test_inputs_of_any_number_of_dimensions_and_size_are_taken",
+    ),
+    Mutant(
+        "inputs have four dimensions",
+        "tiled_attention",
+        "key[..., columns, :].to(dtype).mT",
+        "key[..., columns, :].to(dtype).transpose(2, 3)",
+        "test_tiled_attention.py::test_inputs_of_any_number_of_dimensions_and_size_are_taken",
+    ),
+    Mutant(
+        "gradients are summed in 16 bits",
+        "tiled_attention",
+        "torch.zeros_like(each, dtype=wider) for each",
+        "torch.zeros_like(each) for each",
+        "test_tiled_attention.py::test_sums_of_16_bit_inputs_are_kept_in_float32",
+    ),
+    Mutant(
+        "scores are kept beside what is saved",
+        "tiled_attention",
+        "        ctx.is_causal = is_causal\n",
+        "        ctx.is_causal, ctx.scores = is_causal, query @ key.mT\n",
+        "test_tiled_attention.py::test_what_is_saved_is_the_log_sum_exp_and_no_matrix_of_scores",
+    ),
+    Mutant(
+        "the last query sees the last key",
+        "tiled_attention",
+        "(column > row[:, None])",
+        "(column > row[:, None] + key.shape[-2] - query.shape[-2])",
+        "test_tiled_attention.py::test_queries_and_keys_may_differ_in_number",
     ),
     Mutant(
         "a bucket closes before it is full",
@@ -181,6 +300,20 @@ NUMBERS = (
         "test_models.py::test_buckets_are_those_of_torch",
     ),
     Mutant(
+        "the second cap counts for all that follow",
+        "bucket_assignment",
+        "caps[min(closed, len(caps) - 1)]",
+        "caps[min(closed, 1, len(caps) - 1)]",
+        "test_models.py::test_buckets_are_those_of_torch",
+    ),
+    Mutant(
+        "no gradients make a bucket",
+        "bucket_assignment",
+        "    if members:\n        buckets.append(members)\n    return buckets",
+        "    if members or not buckets:\n        buckets.append(members)\n    return buckets",
+        "test_models.py::test_no_gradients_make_no_buckets_and_sizes_stay",
+    ),
+    Mutant(
         "all-reduces do not wait for each other",
         "bucket_time",
         "end = max(end, ready) + duration",
@@ -209,6 +342,36 @@ NUMBERS = (
         "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
     ),
     Mutant(
+        "buckets are reduced in the order of their indices",
+        "bucket_time",
+        "    bucket_bytes = [",
+        "    buckets = sorted(buckets)\n"
+        "    bucket_ready_s = [max(ready_s[index] for index in bucket) for bucket in buckets]\n"
+        "    bucket_bytes = [",
+        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
+    ),
+    Mutant(
+        "the last all-reduce ends the pass",
+        "bucket_time",
+        "return max(max(ready_s), *ends_s)",
+        "return ends_s[-1]",
+        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
+    ),
+    Mutant(
+        "the caller's buckets are sorted",
+        "bucket_time",
+        "    bucket_bytes = [",
+        "    for bucket in buckets:\n        bucket.sort()\n    bucket_bytes = [",
+        "test_models.py::test_gradients_of_a_pass_stay",
+    ),
+    Mutant(
+        "the first all-reduce begins at once",
+        "bucket_time",
+        "        ready = max(ready, moment)\n",
+        "        ready = max(ready, moment) if ends else 0.0\n",
+        "test_models.py::test_all_reduces_end_one_after_another",
+    ),
+    Mutant(
         "of equals the smallest cap",
         "cap_search",
         "time_s <= best[1]",
@@ -230,6 +393,24 @@ NUMBERS = (
         "test_models.py::test_no_cap_is_faster_than_the_one_that_is_found",
     ),
     Mutant(
+        "caps are tried byte by byte",
+        "cap_search",
+        "        low, high = cap_interval(sizes_bytes, buckets)\n        high = min(high, total)\n",
+        "        low = high = cap\n"
+        "        while high < total and assign_buckets(sizes_bytes, high + 1) == buckets:\n"
+        "            high += 1\n",
+        "test_models.py::test_gigabytes_take_as_few_tries_as_bytes",
+    ),
+    Mutant(
+        "one list for all bucketings",
+        "cap_search",
+        "    total, cap = sum(sizes_bytes), 1\n    while cap <= total:\n"
+        "        buckets = assign_buckets(sizes_bytes, cap)\n",
+        "    total, cap, buckets = sum(sizes_bytes), 1, []\n    while cap <= total:\n"
+        "        buckets[:] = assign_buckets(sizes_bytes, cap)\n",
+        "test_models.py::test_every_bucketing_is_walked_once_with_its_caps",
+    ),
+    Mutant(
         "a rank without a sample",
         "min_max_partition",
         "return best, one_each(plan, world_size)",
@@ -241,7 +422,8 @@ NUMBERS = (
         "min_max_partition",
         "np.full(len(longest), limit, np.int64)",
         "np.full(len(longest), 10**6, np.int64)",
-        "test_min_max_partition.py::test_larger_batches_and_limits_are_what_dynamic_programming_finds",
+        "test_min_max_partition.py::"
+        "test_larger_batches_and_limits_are_what_dynamic_programming_finds",
     ),
     Mutant(
         "ranks get equal numbers of samples",
@@ -273,6 +455,48 @@ NUMBERS = (
         "test_large_batches_take_at_most_twenty_times_the_references_time",
     ),
     Mutant(
+        "the lower bound is the longest text alone",
+        "min_max_partition",
+        "    return cost(more + 1, batch.lengths[more * (world_size - 1)]).max().item()",
+        "    return cost(more[:1] + 1, batch.lengths[:1]).max().item()",
+        "test_min_max_partition.py::test_no_partition_of_any_kind_is_better",
+    ),
+    Mutant(
+        "a cost that knows is searched for",
+        "min_max_partition",
+        'if hasattr(cost, "most"):',
+        'if hasattr(cost, "largest"):',
+        "test_min_max_partition.py::test_most_samples_is_what_counting_finds",
+    ),
+    Mutant(
+        "of a cost that knows the limit does not hold",
+        "min_max_partition",
+        "return np.minimum(cost.most(longest, time), limit)",
+        "return cost.most(longest, time)",
+        "test_min_max_partition.py::test_most_samples_is_what_counting_finds",
+    ),
+    Mutant(
+        "the search ends where bounds are less than one apart",
+        "min_max_partition",
+        "    while low < high:\n        fits",
+        "    while high - low >= 1:\n        fits",
+        "test_min_max_partition.py::test_the_search_ends_at_the_smallest_bottleneck",
+    ),
+    Mutant(
+        "a trial is believed whatever it says",
+        "min_max_partition",
+        "        if fits == (found > trial):\n",
+        "        if False:\n",
+        "test_min_max_partition.py::test_the_search_ends_at_the_smallest_bottleneck",
+    ),
+    Mutant(
+        "the last rank's text is forgotten",
+        "min_max_partition",
+        "range(count - world_size + 1, count + 1)",
+        "range(count - world_size, count)",
+        "test_min_max_partition.py::test_ranks_that_are_left_over_get_a_text_and_none_costs_more",
+    ),
+    Mutant(
         "DDP's mean is forgotten",
         "loss_scale",
         "world_size * local / total",
@@ -291,6 +515,13 @@ NUMBERS = (
         "loss_scale",
         "world_size * local / total",
         "total / (world_size * local)",
+        "test_models.py::test_scaled_means_of_samples_have_the_gradient_of_the_whole_batch",
+    ),
+    Mutant(
+        "there are three ranks",
+        "loss_scale",
+        "world_size * local / total",
+        "3 * local / total",
         "test_models.py::test_scaled_means_of_samples_have_the_gradient_of_the_whole_batch",
     ),
     Mutant(
@@ -330,6 +561,22 @@ NUMBERS = (
         "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
     ),
     Mutant(
+        "small coefficients count as none",
+        "cost_fit",
+        "(solution / scale).tolist()",
+        "np.where(solution / scale < 1e-9, 0.0, solution / scale).tolist()",
+        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
+    ),
+    Mutant(
+        "the caller's lengths become tokens",
+        "cost_fit",
+        "    terms = np.stack([np.ones_like(time_s), batch_size * longest, batch_size * "
+        "longest**2], axis=1)",
+        "    longest *= batch_size\n"
+        "    terms = np.stack([np.ones_like(time_s), longest, longest**2 / batch_size], axis=1)",
+        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
+    ),
+    Mutant(
         "an unknown device is another",
         "comparable_runs",
         "None not in (one.device, other.device) and one.device",
@@ -365,6 +612,22 @@ NUMBERS = (
         "test_comparable_runs.py::test_the_first_setting_that_differs_is_named",
     ),
     Mutant(
+        "a setting of zero is unknown",
+        "comparable_runs",
+        "(unknown_agrees and None in values)",
+        "(unknown_agrees and not all(values))",
+        "test_comparable_runs.py::test_the_first_setting_that_differs_is_named",
+    ),
+    Mutant(
+        "a backend that is not recorded is any",
+        "comparable_runs",
+        "    alike = (one.backend, one.ranks_per_gpu) == (other.backend, other.ranks_per_gpu)",
+        "    backend = other.backend if one.backend is None else one.backend\n"
+        "    alike = (backend, one.ranks_per_gpu) == (other.backend or backend, "
+        "other.ranks_per_gpu)",
+        "test_comparable_runs.py::test_pairs_are_judged_alike_in_either_order",
+    ),
+    Mutant(
         "overlap counts as exposed",
         "step_apart",
         "exposed = length(communicating) - overlap",
@@ -390,7 +653,38 @@ NUMBERS = (
         "step_apart",
         "    return intersection(left, edges)",
         "    return left",
+        "test_models.py::test_intervals_are_joined_cut_and_taken_away",
+    ),
+    Mutant(
+        "every step begins at zero",
+        "step_apart",
+        "whole = union([window])",
+        "whole = union([(0, window[1])])",
         "test_models.py::test_every_moment_of_a_step_is_one_of_its_parts",
+    ),
+    Mutant(
+        "intervals that touch are not joined",
+        "step_apart",
+        "pairs[1:, 0] > reached[:-1])",
+        "pairs[1:, 0] >= reached[:-1])",
+        "test_models.py::test_intervals_are_joined_cut_and_taken_away",
+    ),
+    Mutant(
+        "the caller's intervals are sorted",
+        "step_apart",
+        "    pairs = pairs[pairs[:, 1] > pairs[:, 0]]\n    if",
+        "    pairs = np.asarray(intervals, dtype=float).reshape(-1, 2)\n"
+        "    pairs[:] = pairs[np.argsort(pairs[:, 0])]\n"
+        "    pairs = pairs[pairs[:, 1] > pairs[:, 0]]\n    if",
+        "test_models.py::test_many_thousands_of_intervals_are_taken_apart",
+    ),
+    Mutant(
+        "every two intervals are compared",
+        "step_apart",
+        '    first = np.searchsorted(right[:, 1], left[:, 0], "right")\n',
+        "    return union([(max(a, c), min(b, d)) for a, b in left for c, d in right])\n"
+        "    first = 0\n",
+        "test_models.py::test_many_thousands_of_intervals_are_taken_apart",
     ),
     Mutant(
         "too few points are fitted",
@@ -428,6 +722,27 @@ NUMBERS = (
         "test_scaling_fit.py::test_points_with_smaller_errors_count_more",
     ),
     Mutant(
+        "errors of speedups are taken for those of the left side",
+        "scaling_fit",
+        "(slope * (at if errors is None else errors))",
+        "(slope * at if errors is None else errors)",
+        "test_scaling_fit.py::test_points_with_smaller_errors_count_more",
+    ),
+    Mutant(
+        "one law's bound is forgotten",
+        "scaling_fit",
+        "np.minimum(nnls(rows, target)[0], law.largest)",
+        "np.minimum(nnls(rows, target)[0], law.largest if law is AMDAHL else np.inf)",
+        "test_scaling_fit.py::test_parameters_stay_within_their_bounds",
+    ),
+    Mutant(
+        "an infinite speedup is fitted",
+        "scaling_fit",
+        "np.isfinite(speedup).all() and (speedup > 0).all()",
+        "(speedup > 0).all()",
+        "test_scaling_fit.py::test_what_cannot_be_fitted_is_refused",
+    ),
+    Mutant(
         "checksums are not compared",
         "checkpoint_commit",
         "    if found != (size, crc):\n",
@@ -444,15 +759,10 @@ NUMBERS = (
     Mutant(
         "a checkpoint is deleted under its name",
         "checkpoint_commit",
-        "    path.rename(old)\n    shutil.rmtree(old, ignore_errors=True)\n    # END",
+        "    path.rename(old)\n"
+        "    flush(path.parent)  # or files might be gone before the name is\n"
+        "    shutil.rmtree(old, ignore_errors=True)\n    # END",
         "    shutil.rmtree(path, ignore_errors=True)\n    # END",
-        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
-    ),
-    Mutant(
-        "the folder is renamed before its manifest is there",
-        "checkpoint_commit",
-        "    flush(partial / MANIFEST)\n    flush(partial)\n    final =",
-        "    (partial / MANIFEST).unlink()\n    final =",
         "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
     ),
     Mutant(
@@ -461,5 +771,69 @@ NUMBERS = (
         "        except Damaged:\n            continue\n",
         "        except Damaged:\n            return None\n",
         "test_checkpoint_commit.py::test_damage_is_found_in_files_of_the_same_size",
+    ),
+    Mutant(
+        "the manifest is written under the final name",
+        "checkpoint_commit",
+        '    (partial / MANIFEST).write_text(json.dumps({"crc": '
+        'zlib.crc32(text.encode()), "content": text}))\n'
+        "    flush(partial / MANIFEST)\n    flush(partial)\n"
+        '    final = partial.with_name(f"{FINISHED}{partial.name[len(PARTIAL) :]}")\n'
+        "    if final.exists():\n        remove_checkpoint(final)\n    partial.rename(final)\n",
+        '    final = partial.with_name(f"{FINISHED}{partial.name[len(PARTIAL) :]}")\n'
+        "    if final.exists():\n        remove_checkpoint(final)\n    partial.rename(final)\n"
+        '    (final / MANIFEST).write_text(json.dumps({"crc": zlib.crc32(text.encode()), '
+        '"content": text}))\n'
+        "    flush(final / MANIFEST)\n    flush(final)\n",
+        "test_checkpoint_commit.py::test_others_see_only_whole_checkpoints",
+    ),
+    Mutant(
+        "the last rename is not flushed",
+        "checkpoint_commit",
+        "    flush(final.parent)\n",
+        "",
+        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
+    ),
+    Mutant(
+        "files go before their folder's name has",
+        "checkpoint_commit",
+        "    flush(path.parent)  # or files might be gone before the name is\n",
+        "",
+        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
+    ),
+    Mutant(
+        "facts are not given back",
+        "checkpoint_commit",
+        'return content["facts"], files',
+        "return {}, files",
+        "test_checkpoint_commit.py::test_what_a_run_says_of_itself_comes_back",
+    ),
+    Mutant(
+        "rank 0 reads everything",
+        "checkpoint_commit",
+        "for name in sorted(files)[rank::ranks]:",
+        "for name in sorted(files) if rank == 0 else ():",
+        "test_checkpoint_commit.py::test_ranks_read_their_part_of_the_files",
+    ),
+    Mutant(
+        "files that do not divide are nobody's",
+        "checkpoint_commit",
+        "sorted(files)[rank::ranks]",
+        "sorted(files)[rank : len(files) // ranks * ranks : ranks]",
+        "test_checkpoint_commit.py::test_ranks_read_their_part_of_the_files",
+    ),
+    Mutant(
+        "a manifest that is no UTF-8 is not expected",
+        "checkpoint_commit",
+        "except (OSError, ValueError, KeyError",
+        "except (OSError, json.JSONDecodeError, KeyError",
+        "test_checkpoint_commit.py::test_damage_is_found_and_the_one_before_is_taken",
+    ),
+    Mutant(
+        "a folder without checkpoints is an error",
+        "checkpoint_commit",
+        "    for path in finished_checkpoints(folder):\n",
+        "    for path in finished_checkpoints(folder) or sorted(folder.iterdir())[:1]:\n",
+        "test_checkpoint_commit.py::test_nothing_is_found_where_nothing_is",
     ),
 )

@@ -45,11 +45,32 @@ def test_a0_3_two_halves_are_the_whole() -> None:
     loss.backward()
     torch.optim.SGD(whole.parameters(), lr=0.1).step()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found, _ = accumulated_step(
+    mean, _ = accumulated_step(
         model, optimizer, batch.split(3), lambda model, piece: model(piece).square().mean()
     )
-    assert found == pytest.approx(loss.item(), rel=1e-5)
+    assert mean == pytest.approx(loss.item(), rel=1e-5)
     torch.testing.assert_close(model.weight, whole.weight)
+
+
+def test_a0_3_unequal_pieces_are_clipped_together() -> None:
+    torch.manual_seed(0)
+    batch, sizes = torch.randn(6, 3), [1, 5]
+    whole, model = (torch.nn.Linear(3, 1) for _ in range(2))
+    model.load_state_dict(whole.state_dict())
+    whole(batch).square().mean().backward()
+    norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+    torch.optim.SGD(whole.parameters(), lr=0.1).step()
+    computed = []
+
+    def loss_of(model: torch.nn.Module, piece: torch.Tensor) -> torch.Tensor:
+        computed.append(len(piece))
+        return model(piece).square().mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, norm_before = accumulated_step(model, optimizer, batch.split(sizes), loss_of, 0.1)
+    assert computed == sizes, "samples of each call of loss_of"
+    assert norm_before == pytest.approx(norm.item(), rel=1e-5), "the norm before it was bounded"
+    torch.testing.assert_close(model.weight, whole.weight, rtol=1e-4, atol=1e-5)
 
 
 def test_a0_4_attention_of_five_tokens() -> None:
@@ -57,10 +78,10 @@ def test_a0_4_attention_of_five_tokens() -> None:
     inputs = [torch.randn(1, 5, 4, requires_grad=True) for _ in range(3)]
     query, key, value = inputs
     expected = (query @ key.mT / 2).softmax(-1) @ value
-    found = TiledAttention.apply(query, key, value)
-    torch.testing.assert_close(found, expected)
+    result = TiledAttention.apply(query, key, value)
+    torch.testing.assert_close(result, expected)
     weights = torch.randn(1, 5, 4)
     torch.testing.assert_close(
-        torch.autograd.grad((found * weights).sum(), inputs),
+        torch.autograd.grad((result * weights).sum(), inputs),
         torch.autograd.grad((expected * weights).sum(), inputs),
     )

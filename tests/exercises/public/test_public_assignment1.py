@@ -1,4 +1,4 @@
-"""Assignment 1: two ranks train as one process does, and checkpoints are found again."""
+"""Assignment 1, in one process: checkpoints are found again. ``test_public_ranks.py`` has more."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from pathlib import Path
 import pytest
 
 from common.exercises import checkpoint_commit as commit
-
-WORKER = Path(__file__).with_name("ranks_worker.py")
-
-
-@pytest.mark.two_ranks
-@pytest.mark.parametrize("check", ["A1.1", "A1.2 naive", "A1.2 flat", "A1.3", "A1.4", "A1.5"])
-def test_on_two_ranks(rank_server, check: str) -> None:
-    done = rank_server.run(WORKER, check, ranks=2)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
 
 
 def test_a1_6_what_was_committed_is_found(tmp_path: Path) -> None:
@@ -29,3 +20,18 @@ def test_a1_6_what_was_committed_is_found(tmp_path: Path) -> None:
     assert commit.check_checkpoint(paths[1]) == {"step": 2}
     (paths[1] / "weights.bin").write_bytes(b"ab")
     assert commit.newest_whole(tmp_path) == paths[0]
+
+
+def test_a1_6_what_was_removed_is_gone_and_a_changed_byte_is_found(tmp_path: Path) -> None:
+    partial = commit.start_checkpoint(tmp_path, 3)
+    (partial / "weights.bin").write_bytes(b"abc")
+    record = commit.describe_file(partial / "weights.bin")
+    path = commit.commit_checkpoint(partial, {"step": 3}, {"weights.bin": record})
+    facts, files = commit.read_manifest(path)
+    assert (facts, files) == ({"step": 3}, {"weights.bin": record})
+    (path / "weights.bin").write_bytes(b"abd")
+    with pytest.raises(commit.Damaged, match=r"weights\.bin"):
+        commit.check_file(path / "weights.bin", record)
+    assert commit.newest_whole(tmp_path) is None
+    commit.remove_checkpoint(path)
+    assert not list(tmp_path.iterdir()), "what remains of a checkpoint that was removed"

@@ -7,7 +7,14 @@ import pytest
 
 from common.exercises.cost_fit import fit_cost
 from common.exercises.loss_scale import loss_scale
-from common.exercises.min_max_partition import SortedBatch, min_max_partition
+from common.exercises.min_max_partition import (
+    SortedBatch,
+    lower_bound,
+    min_max_partition,
+    most_samples,
+    one_each,
+    smallest_bottleneck,
+)
 
 
 def test_a3_1_one_long_text_stands_alone() -> None:
@@ -16,6 +23,19 @@ def test_a3_1_one_long_text_stands_alone() -> None:
     assert bottleneck == 9
     assert bounds == [0, 1, 5]
     assert batch.groups(bounds) == [[1], [0, 2, 3, 4]]
+
+
+def test_a3_1_pieces_of_the_search() -> None:
+    longest = np.array([4, 2, 1])
+    assert most_samples(lambda b, m: b * m, longest, 8, 5).tolist() == [2, 4, 5]
+    batch = SortedBatch.of(np.array([5, 4, 3, 3, 2, 1, 1]))
+    assert lower_bound(batch, 2, lambda b, m: b * m) == 12  # of all seven, one rank has four
+    assert one_each([0, 3, 5], 4) == [0, 2, 3, 4, 5]
+
+    def attempt(time: float) -> tuple[bool, float]:
+        return (True, 20) if time >= 20 else (False, 20 if time >= 10 else 10)
+
+    assert smallest_bottleneck(5, 40, attempt) == 20
 
 
 def test_a3_2_ranks_with_as_many_samples_need_no_factor() -> None:

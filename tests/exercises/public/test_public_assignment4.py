@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from common.errors import UserError
+from common.exercises import step_apart
 from common.exercises.comparable_runs import Conditions, differing_conditions, differing_setting
 from common.exercises.main_cause import HEALTHY, main_cause
 from common.exercises.scaling_fit import AMDAHL, check_points, fit_parameters
-from common.exercises.step_apart import take_apart
 from common.runtime.paths import project_root
 
 FAULTS = project_root() / "data" / "fault-runs"
@@ -24,12 +24,22 @@ def test_a4_1_what_differs_is_named() -> None:
     assert differing_conditions(run, replace(run, device="H100")) == "device"
     assert differing_conditions(run, replace(run, network="TCP")) == "network"
     assert differing_setting({"batch": 4}, {"batch": 8}, ["batch"]) == "batch"
+    assert differing_setting({"batch": 4}, {}, ["batch"], unknown_agrees=True) is None
 
 
 def test_a4_2_a_step_of_ten() -> None:
-    apart = take_apart((0, 10), [(0, 4), (3, 5)], [(4, 8)])
+    apart = step_apart.take_apart((0, 10), [(0, 4), (3, 5)], [(4, 8)])
     parts = (apart.computation, apart.overlap, apart.exposed, apart.idle)
     assert parts == (5, 1, 3, 2)
+
+
+def test_a4_2_intervals_are_joined_and_taken_away() -> None:
+    joined = step_apart.union([(3, 4), (0, 1), (1, 2), (5, 5)])
+    assert joined.tolist() == [[0, 2], [3, 4]]
+    inside = np.array([[1.0, 3.5]])
+    assert step_apart.intersection(joined, inside).tolist() == [[1, 2], [3, 3.5]]
+    assert step_apart.difference(joined, inside).tolist() == [[0, 1], [3.5, 4]]
+    assert step_apart.length(joined) == 3
 
 
 def test_a4_3_a_tenth_that_is_serial() -> None:
