@@ -24,11 +24,17 @@ from common.judged import DISTURBED, Judged, Verdict
 MODULES = {
     "assignment0": "one_device",
     "assignment1": "data_parallel",
-    "assignment2": "buckets",
+    "assignment2_part1_model": "bucket_model",
+    "assignment2_part2_prediction": "bucket_prediction",
+    "assignment2_part3_evaluation": "bucket_evaluation",
+    "assignment2_emulated_hosts": "emulated_hosts",
+    "assignment2_discussion": "bucket_discussion",
+    "assignment2_part4_scale": "clusters",
     "assignment3": "micro_batches",
-    "assignment4": "scaling",
+    "assignment4_synthetic_scaling": "synthetic_scaling",
+    "assignment4_text_scaling": "text_scaling",
 }
-"""Module of this package by assignment; its ``CONCLUSIONS`` are by notebook."""
+"""Module of this package by notebook, or by assignment; its ``CONCLUSIONS`` are by notebook."""
 SAME_DATA = "the same data"
 
 
@@ -132,7 +138,7 @@ def seen(conclusion: Conclusion, run_dir: str | Path) -> Seen:
 
 def conclusions_of(notebook: str) -> tuple[Conclusion, ...]:
     """Returns the conclusions of a notebook's answers, in the order of its questions."""
-    name = MODULES[notebook.partition("_")[0]]
+    name = MODULES.get(notebook) or MODULES[notebook.partition("_")[0]]
     return importlib.import_module(f"{__package__}.{name}").CONCLUSIONS[notebook]
 
 
