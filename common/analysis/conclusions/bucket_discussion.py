@@ -11,13 +11,13 @@ from common.analysis.buckets import choice
 from common.analysis.conclusions.bucket_runs import (
     GOOD,
     models_of,
-    rounds_of,
     run_of,
 )
 from common.analysis.conclusions.conclusion import (
     Seen,
     above,
     counted,
+    difference,
     numbered,
 )
 from common.judged import Judged
@@ -26,19 +26,14 @@ from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, with_latency
 from common.perfmodel.model import CURVE, FULL
 from common.perfmodel.published import UMD_A100, load_recorded
-from common.samples import student
 
 FACTORS = (1, 16)
 
 
 def _simpler_worse(run_dir: str) -> Seen:
     models = models_of(run_dir)
-    rounds = rounds_of(run_of(run_dir).sweep)
-    full, simple = (
-        (models[name].table["predicted_ms"].to_numpy() / rounds - 1).abs().median(axis=1)
-        for name in (FULL, CURVE)
-    )
-    return above(Judged(student(simple - full), null=0.0), "{:+.1%}")
+    more = difference(models[CURVE].errors_by_round, models[FULL].errors_by_round)
+    return above(Judged(more, null=0.0), "{:+.1%}")
 
 
 def _moves(run_dir: str) -> pd.DataFrame:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 
 from common.analysis.buckets import ablation
 from common.analysis.buckets.measurements import WRITTEN_BY
+from common.analysis.buckets.sweep import exposed_steps
 from common.analysis.conclusions.bucket_runs import (
     GOOD,
     at_end,
     choice_not_worse,
     models_of,
     networks_of,
-    rounds_of,
     run_of,
     study_of,
 )
@@ -21,7 +23,11 @@ from common.analysis.conclusions.conclusion import (
     above,
     below,
     counted,
+    difference,
+    every,
+    is_first,
     numbered,
+    within,
 )
 from common.csv_tables import read_table
 from common.judged import Judged
@@ -30,13 +36,15 @@ from common.perfmodel.model import COMPUTE, CURVE, FULL
 from common.runtime.records.run_directory import find_table
 from common.samples import paired_ratio, slowest_rank, student
 
-LOCAL = "local-times.csv"
+LOCAL, RECORD = "local-times.csv", "ddp-overlap-times.csv"
 LOCAL_COLUMNS = ("round", "iteration", "rank", "backward_time_ms")
 
 
 def _small_errors(run_dir: str) -> Seen:
-    worst = models_of(run_dir)[FULL].worst_error
-    return counted(worst < 0.05, f"at most {worst:.1%}")
+    errors = models_of(run_dir)[FULL].errors
+    largest = sorted(errors, key=lambda cap: -abs(errors[cap].estimate))
+    outcome = every([within(errors[cap], 0.05) for cap in largest])
+    return replace(outcome, number=f"{outcome.number} at {largest[0]:g} MiB")
 
 
 def _speed_changed(run_dir: str) -> Seen:
@@ -49,33 +57,49 @@ def _speed_changed(run_dir: str) -> Seen:
 
 
 def _communication_short(run_dir: str) -> Seen:
-    run, table = run_of(run_dir), models_of(run_dir)[FULL].table
-    rounds = rounds_of(run.sweep)[table["bucket_cap_mib"]]
+    run, accuracy = run_of(run_dir), models_of(run_dir)[FULL]
     computed_ms = (run.profile.backward_s - run.local_s) * 1e3
-    other_ms = table["predicted_ms"].to_numpy() - rounds - computed_ms
+    other_ms = accuracy.table["predicted_ms"].to_numpy() - accuracy.rounds - computed_ms
     return below(Judged(student(other_ms.median(axis=1)), null=0.0), "{:+.1f} ms")
 
 
 def _exposes_less(run_dir: str) -> Seen:
-    table = ablation.exposed_communication(run_of(run_dir))
-    less_ms = table["recorded_ms"] - table["predicted_ms"]
-    return counted(bool((less_ms > 0).all()), f"by {less_ms.min():.1f} to {less_ms.max():.1f} ms")
+    run = run_of(run_dir)
+    recorded = exposed_steps(find_table(run.run_dir, RECORD, WRITTEN_BY[RECORD]))
+    rounds = recorded.groupby(["round", "bucket_cap_mib"]).median().unstack()
+    predicted_ms = ablation.exposed_communication(run).set_index("bucket_cap_mib")["predicted_ms"]
+    less_ms = rounds[predicted_ms.index] - predicted_ms
+    judged = [
+        Judged(student(less_ms[cap], claims=less_ms.shape[1]), null=0.0)
+        for cap in less_ms.mean().sort_values().index
+    ]
+    return every([above(less, "{:+.1f} ms") for less in judged])
 
 
 def _contention_most(run_dir: str) -> Seen:
     models = models_of(run_dir)
-    errors = pd.Series({name: models[name].median_error for name in run_of(run_dir).model.ladder()})
-    drop = -errors.diff()
-    before, after = errors.shift()[COMPUTE], errors[COMPUTE]
-    return counted(drop.idxmax() == COMPUTE, f"{before:.1%} → {after:.1%}; most: {drop.idxmax()}")
+    ladder = run_of(run_dir).model.ladder()
+    errors = pd.DataFrame({name: models[name].errors_by_round for name in ladder})
+    gained = -errors.diff(axis=1).iloc[:, 1:]
+    outcome = is_first(-gained, COMPUTE, "{:+.1%}", ratio=difference, null=0.0)
+    before, after = (models[name].median_error for name in _step_to(COMPUTE, list(ladder)))
+    return replace(
+        outcome,
+        number=f"{before:.1%} → {after:.1%}; {outcome.number} more than its closest rival",
+    )
+
+
+def _step_to(name: str, ladder: list[str]) -> tuple[str, str]:
+    return ladder[ladder.index(name) - 1], name
 
 
 def _slow_link_terms(run_dir: str) -> Seen:
     slowest = networks_of(run_dir).runs[0]
     ladder = slowest.model.ladder()
     names = list(ladder)[list(ladder).index(CURVE) :]
-    errors = [slowest.sweep.accuracy_of(ladder[name]).median_error for name in names]
-    return counted(max(errors) < 0.03, f"{min(errors):.1%} to {max(errors):.1%}")
+    errors = [slowest.sweep.accuracy_of(ladder[name]).error for name in names]
+    largest = sorted(errors, key=lambda error: -error.estimate)
+    return every([below(replace(error, null=0.03), "{:.1%}") for error in largest])
 
 
 def _bands(run_dir: str) -> pd.DataFrame:

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
-
-import pandas as pd
 
 from common.analysis.accuracy.study import recorded_study
 from common.analysis.buckets import ablation, networks
 from common.analysis.buckets.measurements import open_run
-from common.analysis.buckets.sweep import BucketSweep
-from common.analysis.conclusions.conclusion import (
-    Look,
-    Seen,
-    Status,
-    above,
-    counted,
-    unsettled,
-)
+from common.analysis.buckets.sweep import Accuracy
+from common.analysis.conclusions.conclusion import Look, Seen, above, is_behind, is_first
 from common.errors import UserError
-from common.judged import compared, fastest
 from common.perfmodel.model import FULL
-from common.samples import per_round
 
 run_of = cache(open_run)
 study_of = cache(recorded_study)
 models_of = cache(lambda run_dir: ablation.compare(run_of(run_dir)))
-
-
-def rounds_of(sweep: BucketSweep) -> pd.DataFrame:
-    """Returns the median backward pass: a row per round, a column per distinct bucketing (MiB)."""
-    return per_round(sweep.distinct().steps, "backward_time_ms", "bucket_cap_mib")
-
-
-def best_of(rounds: pd.DataFrame) -> float:
-    first = fastest(rounds)
-    if first is None:
-        raise UserError("a single bucketing was measured")
-    return first.arm
 
 
 @cache
@@ -53,26 +31,19 @@ def imperfect(run_dir: str) -> Seen:
 
 
 def choice_not_worse(run_dir: str) -> Seen:
-    rounds, chosen = rounds_of(run_of(run_dir).sweep), models_of(run_dir)[FULL].predicted_best_mib
-    best = best_of(rounds)
-    if chosen == best:
-        return counted(True, f"{chosen:g} MiB is the best measured")
-    outcome = above(compared(rounds, best, claims=1)[chosen])
-    number = f"{chosen:g} MiB over {best:g}: {outcome.number}"
-    return unsettled(number) if outcome.status is Status.OPEN else counted(False, number)
+    accuracy = models_of(run_dir)[FULL]
+    outcome = is_first(accuracy.rounds, accuracy.predicted_best_mib, **accuracy.conditions)
+    number = f"{outcome.number}, its rival over {accuracy.predicted_best_mib:g} MiB"
+    return replace(outcome, number=number)
 
 
-def slower_than_best(sweep: BucketSweep, place: int) -> Seen:
+def slower_than_best(accuracy: Accuracy, place: int) -> Seen:
     """Says whether the smallest cap (place 0) or the largest one (−1) is slower than the best."""
-    rounds = rounds_of(sweep)
-    best, end = best_of(rounds), rounds.columns[place]
-    if best == end:
-        return counted(False, f"{best:g} MiB is the best")
-    return above(compared(rounds, best)[end])
+    return is_behind(accuracy.rounds, accuracy.rounds.columns[place], **accuracy.conditions)
 
 
 def at_end(place: int) -> Look:
-    return lambda run_dir: slower_than_best(run_of(run_dir).sweep, place)
+    return lambda run_dir: slower_than_best(models_of(run_dir)[FULL], place)
 
 
 GOOD = (1, "the prediction can be told from a perfect one", imperfect)

@@ -15,13 +15,11 @@ from common.analysis.conclusions.conclusion import (
     Look,
     Seen,
     above,
-    below,
     counted,
     numbered,
 )
 from common.errors import UserError
-from common.judged import Judged
-from common.samples import paired_ratio, per_round
+from common.judged import Verdict
 
 LOOPBACK = "loopback"
 
@@ -46,7 +44,7 @@ def _streams(run_dir: str) -> Seen:
 
 
 def _single_slower(run: NetworkRun) -> Seen:
-    return slower_than_best(run.sweep, -1)
+    return slower_than_best(run.accuracy(), -1)
 
 
 def _off(run: NetworkRun) -> Seen:
@@ -54,12 +52,10 @@ def _off(run: NetworkRun) -> Seen:
 
 
 def _over_default(run: NetworkRun) -> Seen:
-    rounds = per_round(run.sweep.steps, "backward_time_ms", "bucket_cap_mib")
-    if rounds.columns.notna().all():
+    gain = run.gain_over_default(run.accuracy().predicted_best_mib)
+    if gain.verdict is Verdict.NOT_MEASURED:
         raise UserError("the sweep has no steps with the default")
-    default = rounds.loc[:, rounds.columns.isna()].iloc[:, 0]
-    saved = Judged(paired_ratio(rounds[run.accuracy().predicted_best_mib], default))
-    return below(saved)
+    return above(gain, "{:.1%}")
 
 
 CONCLUSIONS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -14,15 +15,21 @@ from common.analysis.conclusions.conclusion import (
     above,
     below,
     counted,
+    difference,
+    every,
+    is_behind,
     numbered,
+    opposite,
+    within,
 )
+from common.analysis.scaling.laws import FITS_WITHIN, FittedLaw
 from common.analysis.scaling.sweep_run import ScalingLab, Series, SweepRun, open_assignment4
 from common.analysis.scaling.training_run import STRONG, WEAK
 from common.analysis.sweep_speedups import step_times_by_round
 from common.errors import UserError
-from common.judged import Judged, compared, fastest
+from common.judged import Judged
 from common.perfmodel.scaling.published_mlp import Explanation, explain_published
-from common.samples import student
+from common.samples import Interval, paired_ratio, student
 
 GOOD = 0.8
 
@@ -49,29 +56,54 @@ def _ends(run_dir: str, regime: str = WEAK) -> tuple[Series, Series]:
     return series[0], series[-1]
 
 
-def _parts(run_dir: str) -> pd.DataFrame:
-    """Returns the parts of weak scaling's steps by batch per rank and number of ranks."""
-    parts = _sweep(run_dir).parts
-    table = parts[parts["regime"] == WEAK].set_index(["batch_per_rank", "world_size"])
-    if table.empty:
+def _by_arm(run: SweepRun, value: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
+    """Returns a value of each arm's parts: a row per round, a column per arm."""
+    parts = run.parts_by_round
+    return parts.assign(value=value(parts)).pivot(index="round", columns="arm", values="value")
+
+
+def _weak(run: SweepRun) -> pd.DataFrame:
+    """Returns the arms of weak scaling that were measured in parts, by batch and ranks."""
+    arms = run.parts[run.parts["regime"] == WEAK]
+    if arms.empty:
         raise UserError("no arms of weak scaling")
-    return table
+    return arms.sort_values(["batch_per_rank", "world_size"])
+
+
+def _judged(run: SweepRun, interval: Interval, null: float) -> Judged:
+    return Judged(interval, null=null, machine=run.opened.machine_state)
 
 
 def _contention(run_dir: str) -> Seen:
-    table = _parts(run_dir)
-    largest = table.loc[table.index.get_level_values(0).max()]
-    passes_ms = largest["forward_ms"] + largest["backward_ms"]
-    ratio = passes_ms.iloc[-1] / passes_ms.iloc[0]
-    return counted(ratio > 1.05, f"{ratio:.2f} times")
+    run = _sweep(run_dir)
+    arms = _weak(run)
+    largest = arms[arms["batch_per_rank"] == arms["batch_per_rank"].max()]["arm"]
+    if len(largest) < 2:
+        raise UserError("the largest batch was measured on one number of ranks")
+    passes_ms = _by_arm(run, lambda parts: parts["forward_ms"] + parts["backward_ms"])
+    ratio = paired_ratio(passes_ms[largest.iloc[-1]], passes_ms[largest.iloc[0]])
+    return above(_judged(run, ratio, 1.0))
 
 
 def _share_of_communication(run_dir: str) -> Seen:
-    table = _parts(run_dir)
-    most = table.xs(table.index.get_level_values(1).max(), level=1).sort_index()
-    shares = most["communication_ms"] / most["sum_ms"]
-    number = ", ".join(f"{share:.0%} with {batch}" for batch, share in shares.items())
-    return counted(shares.iloc[0] > shares.iloc[-1], number)
+    run = _sweep(run_dir)
+    arms = _weak(run)
+    most = arms[arms["world_size"] == arms["world_size"].max()]
+    shares = _by_arm(run, lambda parts: parts["communication_ms"] / parts["sum_ms"])
+    smallest, largest = _first_and_last(most)
+    more = difference(shares[smallest], shares[largest])
+    number = ", ".join(
+        f"{shares[row.arm].mean():.0%} with {row.batch_per_rank}" for row in most.itertuples()
+    )
+    outcome = above(_judged(run, more, 0.0), "{:+.0%}")
+    return replace(outcome, number=f"{number}: {outcome.number}")
+
+
+def _first_and_last(arms: pd.DataFrame) -> tuple[int, int]:
+    """Returns the arms of the smallest and of the largest batch."""
+    if arms["batch_per_rank"].nunique() < 2:
+        raise UserError("a single batch")
+    return arms["arm"].iloc[0], arms["arm"].iloc[-1]
 
 
 def _speedup(series: Series) -> Judged:
@@ -92,30 +124,52 @@ def _smallest_strong(run_dir: str) -> Seen:
 
 
 def _none_good(run_dir: str) -> Seen:
-    several = _sweep(run_dir).speedups
-    several = several[several["world_size"] > 1]
-    best = several["efficiency"].max()
-    return counted(best < GOOD, f"at most {best:.0%}")
+    table = _sweep(run_dir).speedups
+    several = table[(table["world_size"] > 1) & table["judged"].notna()]
+    if several.empty:
+        raise UserError("no arm on several ranks beside one on a single rank")
+    efficiencies = [
+        replace(
+            row.judged,
+            interval=row.judged.interval.map(lambda speedup, n=row.world_size: speedup / n),
+            null=GOOD,
+        )
+        for row in several.sort_values("efficiency", ascending=False).itertuples()
+    ]
+    return every([below(efficiency, "{:.0%}") for efficiency in efficiencies])
 
 
-def _hidden(run_dir: str) -> pd.DataFrame:
-    table = _sweep(run_dir).exchanges
-    if table.empty:
+def _exchanges(run: SweepRun, value: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
+    """Returns a value of exchanges that were watched: a row per round, a column per batch.
+
+    It is the mean of the arms that have the batch.
+    """
+    arms = run.exchanges
+    if arms.empty:
         raise UserError("buckets were not watched")
-    table = table.assign(hidden=1 - table["exposed_ratio"] / table["total_ratio"])
-    return table.groupby("batch_per_rank")[["hidden", "total_ratio"]].agg(["min", "max"])
+    if arms["batch_per_rank"].nunique() < 2:
+        raise UserError("a single batch")
+    batches = arms.set_index("arm")["batch_per_rank"]
+    by_arm = _by_arm(run, value)[batches.index].astype(float)
+    return by_arm.T.groupby(batches).mean().T
 
 
 def _more_hidden(run_dir: str) -> Seen:
-    hidden = _hidden(run_dir)["hidden"]
-    number = ", ".join(f"{r['min']:.0%}–{r['max']:.0%} with {b}" for b, r in hidden.iterrows())
-    return counted(hidden["min"].iloc[-1] > hidden["max"].iloc[0], number)
+    run = _sweep(run_dir)
+    hidden = _exchanges(run, lambda parts: 1 - parts["exposed_ratio"] / parts["total_ratio"])
+    more = difference(hidden.iloc[:, -1], hidden.iloc[:, 0])
+    number = ", ".join(f"{share:.0%} with {batch}" for batch, share in hidden.mean().items())
+    outcome = above(_judged(run, more, 0.0), "{:+.0%}")
+    return replace(outcome, number=f"{number}: {outcome.number}")
 
 
 def _falls_less(run_dir: str) -> Seen:
-    ratios = _hidden(run_dir)["total_ratio"].mean(axis=1)
-    fall, batches = ratios.iloc[0] / ratios.iloc[-1], ratios.index[-1] / ratios.index[0]
-    return counted(1 < fall < batches, f"by {fall:.1f} for {batches:.0f}")
+    run = _sweep(run_dir)
+    ratios = _exchanges(run, lambda parts: parts["total_ratio"])
+    batches = ratios.columns[-1] / ratios.columns[0]
+    fall = paired_ratio(ratios.iloc[:, 0], ratios.iloc[:, -1])
+    outcome = every([above(_judged(run, fall, 1.0)), below(_judged(run, fall, batches))])
+    return replace(outcome, number=f"by {outcome.number} for {batches:.0f}")
 
 
 def _errors(run: SweepRun) -> pd.DataFrame:
@@ -125,43 +179,73 @@ def _errors(run: SweepRun) -> pd.DataFrame:
 
 
 def _correction_worse(run_dir: str) -> Seen:
-    errors = _errors(_sweep(run_dir))
-    others = errors[~errors["reference"].astype(bool)]
-    if others.empty:
+    run = _sweep(run_dir)
+    errors = _errors(run)
+    predicted = errors[~errors["reference"].astype(bool)].set_index("arm")
+    if predicted.empty:
         raise UserError("no arm but the one that was fitted to")
-    plain, adjusted = (others[name].abs().median() for name in ("error", "adjusted_error"))
-    return counted(adjusted > plain, f"{plain:.0%} → {adjusted:.0%} in the median")
+    rounds = step_times_by_round(run.steps)[predicted.index]
+    plain, adjusted = (
+        (predicted[f"{name}_step_ms"] / rounds - 1).abs().median(axis=1)
+        for name in ("predicted", "adjusted")
+    )
+    outcome = above(_judged(run, difference(adjusted, plain), 0.0), "{:+.1%}")
+    number = f"{plain.mean():.0%} → {adjusted.mean():.0%} in the median: {outcome.number}"
+    return replace(outcome, number=number)
 
 
 def _no_law(run_dir: str) -> Seen:
-    fitted = [law for arms in _replay(run_dir).series for law in arms.laws[0]]
+    fitted = [(law, arms) for arms in _replay(run_dir).series for law in arms.laws[0]]
     if not fitted:
         raise UserError("no law was fitted")
-    number = ", ".join(f"{law.law.name} {law.largest_error:.0%}" for law in fitted)
-    return counted(not any(law.describes_points for law in fitted), number)
+    outcomes = [opposite(_describes(*pair)) for pair in fitted]
+    number = ", ".join(f"{law.law.name} {law.largest_error:.0%}" for law, _ in fitted)
+    return replace(every(outcomes), number=f"{number}; {every(outcomes).number}")
+
+
+def _describes(law: FittedLaw, arms: Series) -> Seen:
+    """Says whether a law is off by at most ``FITS_WITHIN`` at every point that it was fitted to."""
+    points = arms.table[arms.table["world_size"] > 1]
+    return every(
+        within(
+            replace(
+                row.judged,
+                interval=row.judged.interval.map(
+                    lambda speedup, n=row.world_size: float(law.predict([n])[0]) / speedup - 1
+                ),
+            ),
+            FITS_WITHIN,
+        )
+        for row in points.itertuples()
+    )
 
 
 def _falls_again(run_dir: str) -> Seen:
     [series, *_more] = _replay(run_dir).series
     times = pd.DataFrame(1 / series.rounds, columns=series.table["world_size"])
-    best, most = fastest(times), times.columns[-1]
-    if best is None or best.arm == most:
-        return counted(False, f"{most:.0f} hosts are the fastest")
-    return above(compared(times, best.arm, claims=1)[most])
+    return is_behind(times, times.columns[-1])
 
 
 def _too_short(run_dir: str) -> Seen:
     replay = _replay(run_dir)
     predicted_ms = _errors(replay).set_index("arm")["predicted_step_ms"]
-    rounds = step_times_by_round(replay.steps)
-    longest = (predicted_ms / rounds[predicted_ms.index]).max(axis=1)
-    return below(Judged(student(np.log(longest)).map(np.exp)))
+    rounds = step_times_by_round(replay.steps)[predicted_ms.index]
+    ratios = [
+        paired_ratio(np.full(len(rounds), predicted_ms[arm]), rounds[arm], claims=rounds.shape[1])
+        for arm in rounds
+    ]
+    longest = sorted(ratios, key=lambda ratio: -ratio.estimate)
+    return every([below(_judged(replay, ratio, 1.0)) for ratio in longest])
 
 
 def _half_waits(run_dir: str) -> Seen:
-    row = _replay(run_dir).parts.sort_values("world_size").iloc[-1]
-    share = (row["waiting_ms"] + row["communication_ms"]) / row["sum_ms"]
-    return counted(share > 0.5, f"{share:.0%} on {row['world_size']} hosts")
+    replay = _replay(run_dir)
+    row = replay.parts.sort_values("world_size").iloc[-1]
+    shares = _by_arm(
+        replay, lambda parts: (parts["waiting_ms"] + parts["communication_ms"]) / parts["sum_ms"]
+    )
+    outcome = above(_judged(replay, student(shares[row["arm"]]), 0.5), "{:.0%}")
+    return replace(outcome, number=f"{outcome.number} on {row['world_size']} hosts")
 
 
 def _possible(look: Callable[[Explanation], tuple[bool, str]]) -> Look:

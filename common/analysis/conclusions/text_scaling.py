@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import pandas as pd
 
 from common.analysis.conclusions.conclusion import (
@@ -16,16 +15,14 @@ from common.analysis.conclusions.conclusion import (
     numbered,
     unsettled,
 )
-from common.analysis.runs import Run
 from common.analysis.scaling import text_tables
 from common.analysis.scaling.study import Compared
 from common.analysis.scaling.text_study import one_of, open_text_study, rows_as_written
-from common.analysis.sweep_speedups import step_times_by_round
-from common.diagnose.changes import find_changes
+from common.diagnose.changes import Changes, find_changes, open_changes
 from common.diagnose.evidence.evidence import choose_run
 from common.errors import UserError
 from common.judged import Judged
-from common.samples import LEAST_ROUNDS, Interval, paired_ratio, student
+from common.samples import LEAST_ROUNDS
 
 EXPERIMENT = "exp042_agnews_ddp_4gpu_20ep"
 
@@ -64,8 +61,7 @@ def _not_split(_: str) -> Seen:
 
 
 def _per_sample(_: str) -> Seen:
-    ratio = _published("AGNews").per_sample
-    return counted(ratio.low > 1, f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})")
+    return above(_published("AGNews").per_sample.judged)
 
 
 def _added_apart(_: str) -> Seen:
@@ -107,10 +103,7 @@ def _own_speedup(run_dir: str) -> Judged:
     case = _own(run_dir)
     if case.speedup is None:
         raise UserError(case.reason)
-    # Epochs of single runs are no repetitions; they are what there is, and do not count as rounds.
-    runs = min(len(case.base.runs), len(case.configuration.runs))
-    ratio = case.speedup
-    return Judged(Interval(ratio.value, ratio.low, ratio.high, rounds=runs))
+    return case.speedup.judged
 
 
 def _own_faster(run_dir: str) -> Seen:
@@ -150,42 +143,34 @@ def _first_cause(run_dir: str) -> Seen:
     return counted("unequal" in first or "padding" in first, first.removeprefix("1. "))
 
 
-def _changes(run_dir: str) -> pd.DataFrame:
-    """Returns the speedup over one rank with the same change: a row per round, a column each."""
+def _changes(run_dir: str) -> Changes:
     folders = find_changes(choose_run(run_dir, find_changes))
     if not folders:
         raise UserError("no proposed change was run")
-    run = Run(folders[-1], folders[-1])
-    arms, rounds = run.table("arms.csv"), step_times_by_round(run.table("steps.csv"))
-    rates = arms.set_index("arm")["global_batch"] / rounds
-    speedups = {}
-    for change, rows in arms.fillna({"change": "none"}).groupby("change", sort=False):
-        rows = rows.sort_values("world_size")
-        speedups[change] = rates[rows["arm"].iloc[-1]] / rates[rows["arm"].iloc[0]]
-    return pd.DataFrame(speedups)
+    return open_changes(folders[-1])
 
 
 def _change(start: str) -> Look:
-    """Says whether a change raises the speedup over that without one."""
+    """Says whether a change raises the speedup over that without one, as its section judges it."""
 
     def look(run_dir: str) -> Seen:
-        speedups = _changes(run_dir)
-        return above(Judged(paired_ratio(speedups[_named(speedups, start)], speedups["none"])))
+        changes = _changes(run_dir)
+        return above(changes.told[_named(changes, start)])
 
     return look
 
 
-def _named(speedups: pd.DataFrame, start: str) -> str:
-    names = [name for name in speedups.columns if name.startswith(start)]
+def _named(changes: Changes, start: str) -> str:
+    names = [name for name in changes.told if str(name).startswith(start)]
     if not names:
         raise UserError(f"no change of {start} was run")
     return names[0]
 
 
 def _still_slower(run_dir: str) -> Seen:
-    speedups = _changes(run_dir)
-    ratio = speedups[_named(speedups, "compression")]
-    return below(Judged(student(np.log(ratio)).map(np.exp)))
+    changes = _changes(run_dir)
+    judged = changes.table.set_index("change")["judged"]
+    return below(judged[_named(changes, "compression")])
 
 
 CONCLUSIONS = {
