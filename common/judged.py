@@ -198,8 +198,31 @@ def fastest(
     arm = whole.apply(lambda column: ratio(column, np.ones(len(column))).estimate).idxmin()
     against = compared(times, arm, claims=claims, ratio=ratio, **known)
     rival = min(against, key=lambda other: (_low(against[other]), against[other].estimate))
-    tied = [other for other in times.columns if _same(other, arm) or not against[other].is_settled]
+    over = iter(against.items())  # in the table's order; NaN is no key that could be looked up
+    of_arms = [(arm, None) if _same(name, arm) else next(over) for name in times.columns]
+    tied = [name for name, ratio in of_arms if ratio is None or not ratio.is_settled]
     return Fastest(arm, rival, against[rival], tuple(tied))
+
+
+def rival_of(times: pd.DataFrame, arm: Hashable, **how: object) -> Judged | None:
+    """Judges the time of an arm's closest rival over that of the arm; None of a single arm.
+
+    That is the one that is told the most to be faster. The arm was chosen before anything was
+    measured, so all others are held against it at once: where none differs, one is told to be
+    faster in at most 5 % of tables.
+
+    Args:
+        times: a row per round, a column per arm; any unit.
+        arm: the arm that was chosen.
+        how: further arguments of ``compared``.
+    """
+    ratios = compared(times, arm, **how).values()
+    return min(ratios, key=lambda ratio: (_high(ratio), ratio.estimate), default=None)
+
+
+def _high(judged: Judged) -> float:
+    """Returns the upper end; above all others where there is none."""
+    return math.inf if math.isnan(judged.interval.high) else judged.interval.high
 
 
 def _low(judged: Judged) -> float:

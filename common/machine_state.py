@@ -79,7 +79,8 @@ def _cause(measured: pd.DataFrame, column: str, bad: pd.Series, words: str) -> M
     worst = measured[bad].groupby("turn")[column].max()
     reason = words.format(f"{worst.mean() * 100:.0f} %")
     if len(spoiled) > 1:
-        reason += f" in {spoiled.sum()} of {len(spoiled)} rounds"
+        # Each round is one, and so is what follows the last.
+        reason += f" in {spoiled.sum()} of {len(spoiled)} spans"
     return MachineState(DISTURBED if spoiled.mean() >= OFTEN else DRIFTING, reason)
 
 
@@ -89,6 +90,8 @@ def _slowness(rows: pd.DataFrame) -> MachineState:
     if rows.empty or ratio.max() < SLOW:
         return MachineState(QUIET)
     slowest = rows.loc[ratio.idxmax()]
-    when = "at the end" if slowest["stage"] == RUN else f"in round {slowest['round'] + 1}"
+    rounds = max(0, slowest["round"])
+    when = f"after round {rounds}" if rounds else "before round 1"
+    when = "at the end" if slowest["stage"] == RUN else when
     reason = f"the fixed computation took {ratio.max():.1f} times its median {when}"
     return MachineState(DRIFTING, reason)

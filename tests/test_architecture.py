@@ -160,7 +160,7 @@ ALLOWED = {
 
 CALLERS = {
     "diagnose": {"cli", "course", "analysis/scaling", "analysis/findings", "benchmarks/scaling"}
-    | {"studies/exchange", "analysis/conclusions/scaling"},
+    | {"studies/exchange", "analysis/conclusions/text_scaling"},
     "course": {"cli"},
 }
 """House → those outside it that call it: commands, and what belongs to assignment 4. The study of

@@ -11,7 +11,7 @@ from command_line import ROOT
 from numpy.typing import NDArray
 from scipy import stats
 
-from common.judged import DISTURBED, Judged, Verdict, compared, fastest
+from common.judged import DISTURBED, Judged, Verdict, compared, fastest, rival_of
 from common.samples import CONFIDENCE, LEAST_ROUNDS, Interval, per_round, widest
 
 SWEEP = ("ddp_benchmark/ddp-times.csv", "backward_time_ms", "bucket_cap_mib")
@@ -161,3 +161,16 @@ def test_as_many_rounds_as_are_said_to_settle_a_difference_do() -> None:
     fewer = np.resize(values, asked // 2)
     assert stats.ttest_1samp(fewer, 0).confidence_interval(0.95).low < 0
     assert Judged(Interval(1.0001, 0.9, 1.1, rounds=8)).rounds_to_settle is None
+
+
+def test_an_arm_whose_name_is_no_number_is_an_arm_like_others() -> None:
+    [times] = pages(8, 3, 0.5, count=1)  # the first takes less
+    for place in range(3):
+        names = [1.0, 2.0, 3.0]
+        names[place] = math.nan
+        first = fastest(times.set_axis(names, axis=1))
+        assert str(first.arm) == str(names[0])
+        assert len(first.tied) == 1
+        rival = rival_of(times.set_axis(names, axis=1), names[1])
+        assert rival.is_settled
+        assert rival.estimate < 0.8

@@ -46,7 +46,7 @@ def test_other_processes_in_a_few_rounds_are_a_drift_and_in_many_disturb(
     told = ROUNDS + 1  # the run's end is looked at, too
     assert (rounds / told >= OFTEN) == (state == DISTURBED)
     assert judged.state == state
-    assert judged.reason == f"other processes took 38 % of the cores in {rounds} of {told} rounds"
+    assert judged.reason == f"other processes took 38 % of the cores in {rounds} of {told} spans"
 
 
 def test_others_on_cores_that_nobody_else_wants_disturb_nobody() -> None:
@@ -57,14 +57,14 @@ def test_others_on_cores_that_nobody_else_wants_disturb_nobody() -> None:
 def test_cores_that_the_hypervisor_gave_away_disturb() -> None:
     judged = judge_machine(table(steal_share=[0.2] * ROUNDS))
     assert judged.state == DISTURBED
-    assert judged.reason == "the hypervisor gave 20 % of the cores away in 6 of 7 rounds"
+    assert judged.reason == "the hypervisor gave 20 % of the cores away in 6 of 7 spans"
 
 
 def test_a_slow_fixed_computation_is_a_drift_and_the_round_is_named() -> None:
     slow = [2.0, 2.0, 2.0, 2.8, 2.0, 2.0]
     judged = judge_machine(table(witness_ms=slow))
     # The row after the fourth round is that at the beginning of the fifth.
-    reason = "the fixed computation took 1.4 times its median in round 5"
+    reason = "the fixed computation took 1.4 times its median after round 4"
     assert judged == MachineState(DRIFTING, reason)
     assert judge_machine(table(witness_ms=[2.0, 2.0 * SLOW * 0.99] * 3)).state == QUIET
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from common.errors import NotYetWritten, UserError
 from common.exercises.comparable_runs import Conditions, differing_conditions, differing_setting
-from common.runtime.group.network import backend_name, layout_name
+from common.runtime.group.network import OVER_LOOPBACK, backend_name, layout_name
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,11 @@ def device_of(record: Mapping) -> str | None:
     if gpus:
         return gpus[0].get("name")
     return cpu.get("model") if record.get("device") != "cuda" else None
+
+
+def short_network(network: str | None) -> str:
+    """Returns a network's name in few words: the rate of emulated links; loopback where unknown."""
+    return "loopback" if network in (None, OVER_LOOPBACK) else network.rpartition(" at ")[2]
 
 
 def network_of(record: Mapping) -> str | None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from common.analysis.style import BLACK, PURPLE
+
+MARGIN = 0.04
+"""Share of an axis that is left free beside a guess which it was made longer for."""
 
 
 def with_guess(
@@ -20,6 +25,8 @@ def with_guess(
     scale: float = 1.0,
 ) -> Figure | None:
     """Returns the figure with a line at the guess. A guess that cannot be drawn gets one line.
+
+    Where the guess lies outside of the panel, the panel's limits are moved out to it.
 
     Args:
         figure: None where nothing was measured.
@@ -41,6 +48,7 @@ def with_guess(
         print(f"Your guess, {guess:g}, is not above 0; it is not drawn.")
         return figure
     value, label = guess * scale, f"your guess: {guess:g} {unit}".rstrip()
+    _include(axes, axis, value)
     look = {"color": PURPLE, "ls": "-.", "lw": 1.5, "zorder": 5}
     halo = [withStroke(linewidth=2, foreground="white")]
     words = {"color": BLACK, "fontsize": 8, "path_effects": halo, "zorder": 6}
@@ -54,3 +62,18 @@ def with_guess(
         axes.axhline(value, **look)
         axes.text(0.02, value, label, va="bottom", transform=axes.get_yaxis_transform(), **words)
     return figure
+
+
+def _include(axes: Axes, axis: str, value: float) -> None:
+    """Moves the end of an axis out to a value that lies beyond it, and a little further."""
+    line = axes.xaxis if axis == "x" else axes.yaxis
+    low, high = sorted(line.get_view_interval())
+    if low <= value <= high:
+        return
+    beyond = [-MARGIN if value < low else 0.0, MARGIN if value > high else 0.0]
+    ends = np.array([min(low, value), max(high, value)])
+    forward, back = (np.log, np.exp) if line.get_scale() == "log" else (np.asarray, np.asarray)
+    ends = forward(ends)
+    low, high = back(ends + np.ptp(ends) * np.array(beyond))
+    set_limits = axes.set_xlim if axis == "x" else axes.set_ylim
+    set_limits((high, low) if line.get_inverted() else (low, high))

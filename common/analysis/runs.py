@@ -31,6 +31,8 @@ GPU_RUNS = "h100-1/one-gpu"
 """Recorded runs on one GPU, whose figures notebooks show beside those of the run."""
 DEPTHS = ("", "*/", "*/*/")
 """Where stages lie below a run directory; those on emulated hosts are one folder deeper."""
+AGAIN = "-again"
+"""Ends the name of a stage's folder while it is measured once more."""
 DOCTOR = "`uv run ddplab doctor` says whether this machine can emulate hosts"
 
 

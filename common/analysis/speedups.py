@@ -1,16 +1,16 @@
 """Every speedup of several ranks over one that a run measured, in one table, with why they differ.
 
 A run has many: strategies in turns on this machine and on emulated hosts, sweeps over ranks, text
-training, changes that were made. They differ by what the exchange has to carry while the ranks
+training, changes that were made. Each is the one of its section, with the section's interval and
+verdict. They differ by what the exchange has to carry while the ranks
 compute: the bytes of a step over the time of its computation is the rate at which a network could
 just hide it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +20,18 @@ from common.analysis.comparable import network_of
 from common.analysis.data_parallel.strategy_times import StrategyTimes, read_strategies
 from common.analysis.data_parallel.training_runs import NAMES, TIMES
 from common.analysis.runs import DEPTHS, Run, complete_runs
-from common.analysis.scaling.speedups import OVER_RUNS, regime_of
+from common.analysis.scaling.speedups import regime_of
 from common.analysis.scaling.study import Compared
 from common.analysis.scaling.study_files import read_runs
 from common.analysis.scaling.text_study import WARMUP, by_data
 from common.analysis.scaling.training_run import STRONG, ScalingRun
 from common.analysis.step_parts import decompose
-from common.analysis.sweep_speedups import NO_CHANGE, baseline_of, step_times_by_round
+from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
 from common.csv_tables import read_table
 from common.errors import UserError
-from common.judged import PAIRED, Judged
+from common.judged import Judged
 from common.runtime.wording import counted
-from common.samples import LEAST_ROUNDS, Interval, paired_ratio, per_round
+from common.samples import LEAST_ROUNDS
 from common.tables import ARM_COLUMNS, FACT_COLUMNS, STEP_COLUMNS
 
 SAME_GLOBAL_BATCH, SAME_BATCH_PER_RANK = "same global batch", "same batch per rank"
@@ -76,13 +76,10 @@ class RankSpeedup:
         gradient_bytes: bytes of all gradients.
         regime: SAME_GLOBAL_BATCH or SAME_BATCH_PER_RANK.
         ranks: number of ranks.
-        estimate: returns the speedup, paired by round where both were measured in turns; of how
-            many that hold at once is its argument ``claims``.
+        speedup: the speedup as the section of its run judges it, with what holds at once there.
         exchanged_bytes: bytes that the exchange of a step carries, of one rank; NaN if not counted.
         computation_ms: a step of these ranks without its exchange, in ms; NaN if not measured.
         settings: what must be the same before two of these are called the same measurement.
-        population: how the two were compared.
-        claims: number of speedups that a reader is shown together.
     """
 
     run: Run
@@ -91,18 +88,10 @@ class RankSpeedup:
     gradient_bytes: float
     regime: str
     ranks: int
-    estimate: Callable[..., Interval]
+    speedup: Judged
     exchanged_bytes: float
     computation_ms: float
     settings: Mapping[str, object]
-    population: str = PAIRED
-    claims: int = 1
-
-    @cached_property
-    def speedup(self) -> Judged:
-        """Returns the speedup and what it is worth."""
-        interval = self.estimate(claims=self.claims)
-        return Judged(interval, population=self.population, machine=self.run.machine_state)
 
     @property
     def network(self) -> str:
@@ -122,28 +111,23 @@ class RankSpeedup:
         return "faster" if self.speedup.estimate > 1 else "slower"
 
 
-def find_speedups(
-    folders: Iterable[Path], ranks: int | None = None, claims: int | None = None
-) -> list[RankSpeedup]:
+def find_speedups(folders: Iterable[Path], ranks: int | None = None) -> list[RankSpeedup]:
     """Finds every speedup of several ranks over one that runs have measured.
 
     Args:
         folders: run directories, each with a folder per stage.
         ranks: number of ranks whose speedups are looked for; by default any.
-        claims: number of speedups whose intervals hold all at once; by default as many as there
-            are, so that where nothing differs a table calls one settled in at most 5 % of runs.
 
     Raises UserError for a table that cannot be read.
     """
     rows = [row for folder in folders for row in _of_run(folder)]
-    rows = [row for row in rows if ranks in (None, row.ranks)]
-    return [replace(row, claims=claims or len(rows)) for row in rows]
+    return [row for row in rows if ranks in (None, row.ranks)]
 
 
 def tabulate_speedups(speedups: Sequence[RankSpeedup]) -> pd.DataFrame:
     """Returns a row per speedup, by network and then by the rate that the exchange needs.
 
-    Columns as in ``TITLES``; ``speedup_low`` to ``speedup_high`` hold all at once with 95 %.
+    Columns as in ``TITLES``; intervals are those of the rows' sections.
     """
     names = [name for key in TITLES for name in (key if isinstance(key, tuple) else (key,))]
     columns = [*dict.fromkeys(names)]
@@ -174,28 +158,22 @@ def _strategy_speedups(strategies: StrategyTimes, opened: Run) -> Iterator[RankS
     """Yields the speedup of each strategy over one device that does the same global batch."""
     sent = strategies.sent().set_index(["accumulation", "strategy"])
     sent_bytes = sent["measured_bytes"].fillna(sent["predicted_bytes"])
-    for accumulation, times in strategies.times.groupby("accumulation"):
-        rounds = per_round(times, "step_time_ms", "strategy")
-        if SINGLE not in rounds:
-            continue
-        computation_ms = float(rounds[LOCAL].median()) if LOCAL in rounds else np.nan
+    for (accumulation, strategy), speedup in strategies.speedups.items():
+        rounds = strategies.rounds[accumulation]
         batches = "" if accumulation == 1 else f", {counted(int(accumulation), 'micro-batch')}"
-        for strategy in rounds.columns.drop(SINGLE):
-            exchanged = (
-                0.0 if strategy == LOCAL else sent_bytes.get((accumulation, strategy), np.nan)
-            )
-            yield RankSpeedup(
-                run=opened,
-                what=f"{NAMES.get(strategy, strategy)}{batches}",
-                model=str(strategies.settings["model"]),
-                gradient_bytes=4.0 * strategies.config.num_parameters(),
-                regime=SAME_GLOBAL_BATCH,
-                ranks=strategies.ranks,
-                estimate=partial(paired_ratio, rounds[SINGLE], rounds[strategy]),
-                exchanged_bytes=float(exchanged),
-                computation_ms=computation_ms,
-                settings=strategy_settings(strategies),
-            )
+        exchanged = 0.0 if strategy == LOCAL else sent_bytes.get((accumulation, strategy), np.nan)
+        yield RankSpeedup(
+            run=opened,
+            what=f"{NAMES.get(strategy, strategy)}{batches}",
+            model=str(strategies.settings["model"]),
+            gradient_bytes=4.0 * strategies.config.num_parameters(),
+            regime=SAME_GLOBAL_BATCH,
+            ranks=strategies.ranks,
+            speedup=speedup,
+            exchanged_bytes=float(exchanged),
+            computation_ms=float(rounds[LOCAL].median()) if LOCAL in rounds else np.nan,
+            settings=strategy_settings(strategies),
+        )
 
 
 def strategy_settings(strategies: StrategyTimes) -> dict[str, object]:
@@ -207,28 +185,26 @@ def strategy_settings(strategies: StrategyTimes) -> dict[str, object]:
 def arm_speedups(opened: Run) -> Iterator[RankSpeedup]:
     """Yields the speedup of each arm of a sweep, or of changes, over its arm on one rank."""
     arms = read_table(opened.folder / ARMS, ARM_COLUMNS)
-    words = arms[["regime", "change"]].astype(object).fillna({"regime": "", "change": NO_CHANGE})
-    arms = arms.assign(**words)
-    several = [arm for _, arm in arms[arms["world_size"] > 1].iterrows()]
-    pairs = [(arm, base) for arm in several if (base := baseline_of(arm, arms)) is not None]
-    if not pairs:
-        return
     steps = read_table(opened.folder / STEPS, STEP_COLUMNS)
-    rounds = step_times_by_round(steps)
+    try:
+        table = sweep_speedups(arms, steps, opened.machine_state).set_index("arm")
+    except UserError as error:
+        raise UserError(f"{opened.folder}/{error}") from None
+    table = table[(table["world_size"] > 1) & (table["refused"] == "")]
+    if table.empty:
+        return
     model, gradient_bytes = _model_of(opened)
-    for arm, base in pairs:
-        if missing := {base["arm"], arm["arm"]} - set(rounds.columns):
-            raise UserError(f"{opened.folder / STEPS}: no measured step of arm {min(missing)}")
-        per_sample = [rounds[side["arm"]] / side["global_batch"] for side in (base, arm)]
+    for _, arm in arms[arms["arm"].isin(table.index)].iterrows():
+        row = table.loc[arm["arm"]]
         exchanged_bytes, computation_ms = _exchange(steps, int(arm["arm"]))
         yield RankSpeedup(
             run=opened,
-            what=_name_of_arm(opened, arm),
+            what=_name_of_arm(opened, row),
             model=model,
             gradient_bytes=gradient_bytes,
-            regime=SAME_GLOBAL_BATCH if arm["regime"] == STRONG else SAME_BATCH_PER_RANK,
+            regime=SAME_GLOBAL_BATCH if row["regime"] == STRONG else SAME_BATCH_PER_RANK,
             ranks=int(arm["world_size"]),
-            estimate=partial(paired_ratio, *per_sample),
+            speedup=row["judged"],
             exchanged_bytes=exchanged_bytes,
             computation_ms=computation_ms,
             settings={"model": model, "backend": opened.environment.get("backend")}
@@ -265,9 +241,6 @@ def _text_speedup(case: Compared, folder: Path) -> RankSpeedup:
     opened = Run(run.folder, folder)
     model, gradient_bytes = _model_of(opened)
     exchanged_bytes, computation_ms = _exchange(read_table(run.folder / STEPS, STEP_COLUMNS), 0)
-    speedup, repeats = case.speedup, min(len(case.base.runs), len(case.configuration.runs))
-    # Epochs of a run do not know by how much runs differ: they are no repetitions.
-    ends = (speedup.low, speedup.high) if speedup.over == OVER_RUNS else (np.nan, np.nan)
     regime = regime_of(case.base.identity, run.identity)
     return RankSpeedup(
         run=opened,
@@ -276,8 +249,7 @@ def _text_speedup(case: Compared, folder: Path) -> RankSpeedup:
         gradient_bytes=gradient_bytes,
         regime=SAME_GLOBAL_BATCH if regime == STRONG else SAME_BATCH_PER_RANK,
         ranks=run.identity.world_size,
-        estimate=lambda claims: Interval(speedup.value, *ends, rounds=repeats),
-        population="runs one after another",
+        speedup=case.speedup.judged,
         exchanged_bytes=exchanged_bytes,
         computation_ms=computation_ms,
         settings={

@@ -193,6 +193,23 @@ def decompose_all(
     return arms.merge(pd.DataFrame(rows), on="arm", validate="one_to_one")
 
 
+def parts_by_round(
+    arms: pd.DataFrame, steps: pd.DataFrame, buckets: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Decomposes each arm round by round: ``decompose_all`` of every round's steps, with ``round``.
+
+    A round is the repetition that tells how much the parts of an arm differ.
+    """
+    of_round = [None if table is None else table["round"].fillna(0) for table in (steps, buckets)]
+    measured = (steps["kind"] == TIMED) & ~flags(steps["warmup"])
+    tables = []
+    for round_ in sorted(set(of_round[0][measured])):
+        watched = None if buckets is None else buckets[of_round[1] == round_]
+        parts = decompose_all(arms, steps[of_round[0] == round_], watched)
+        tables.append(parts.assign(round=round_))
+    return pd.concat(tables, ignore_index=True) if tables else decompose_all(arms, steps, buckets)
+
+
 def middle_half(times: pd.Series) -> pd.Index:
     """Selects the labels of the middle half of these times; of fewer than four, of all."""
     cut = len(times) // 4

@@ -7,7 +7,7 @@ import pandas as pd
 from common.analysis.scaling.training_run import STRONG
 from common.analysis.step_parts import PLAIN, flags
 from common.errors import UserError
-from common.judged import NOT_WITNESSED, Judged
+from common.judged import FIRST_PAGE_ROUNDS, NOT_WITNESSED, Judged
 from common.samples import paired_ratio, per_round
 
 NO_CHANGE = "none"
@@ -81,7 +81,9 @@ def speedups_by_round(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _named(arms: pd.DataFrame) -> pd.DataFrame:
-    return arms.assign(regime=arms["regime"].fillna(""), change=arms["change"].fillna(NO_CHANGE))
+    # A column without any word is read as numbers.
+    words = arms[["regime", "change"]].astype(object)
+    return arms.assign(**words.fillna({"regime": "", "change": NO_CHANGE}))
 
 
 def _checked_rounds(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -136,7 +138,11 @@ def _speedup(
     """Returns an arm's speedup over the one on one rank, with its interval."""
     samples_ratio = arm["global_batch"] / base["global_batch"]
     ratio = paired_ratio(rounds[base["arm"]], rounds[arm["arm"]], claims=claims)
-    judged = Judged(ratio.map(lambda value: value * samples_ratio), machine=machine)
+    judged = Judged(
+        ratio.map(lambda value: value * samples_ratio),
+        machine=machine,
+        least_rounds=FIRST_PAGE_ROUNDS,
+    )
     low, high = judged.interval.low, judged.interval.high
     if base["arm"] == arm["arm"]:
         low = high = 1.0

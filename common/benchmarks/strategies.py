@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from common.analysis.data_parallel.strategy_times import with_times
+from common.analysis.data_parallel.strategy_times import read_strategies
 from common.analysis.runs import Run
 from common.data.batches import random_tokens
 from common.errors import UserError
@@ -168,15 +168,15 @@ def main(settings: StrategyBenchmark) -> None:
         with record_run(
             settings, "compare_strategies", worker, recorded_settings=facts
         ) as recorder:
-            times = measure(settings, worker, recorder)
-            if recorder.run:
-                compared = with_times(Run(recorder.run.path, recorder.run.path), times)
-                print(compared.summary().to_string(index=False, float_format="{:,.2f}".format))
-                print(f"Written to {recorder.run.path}")
+            measure(settings, worker, recorder)
+        if recorder.run:  # only now the witness has judged the machine
+            compared = read_strategies(Run(recorder.run.path, recorder.run.path))
+            print(compared.summary().to_string(index=False, float_format="{:,.2f}".format))
+            print(f"Written to {recorder.run.path}")
 
 
-def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
-    """Visits all strategies in rotated rounds; returns the rows of all ranks, on rank 0."""
+def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> None:
+    """Visits all strategies in rotated rounds, and writes the rows of all ranks."""
     times = recorder.stream("strategy-times.csv", STRATEGY_COLUMNS)
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
     ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
@@ -218,7 +218,6 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
         progress.step(f"round {round_ + 1}, {strategy} × {accumulation}")
         if single and visited % len(arms) == 0:
             single.write([{"round": round_} | row for row in time_collectives(settings, worker)])
-    return times.table()
 
 
 def step_times_by_round(times: pd.DataFrame) -> pd.DataFrame:

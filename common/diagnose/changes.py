@@ -6,7 +6,7 @@ Read from a run of ``verify_changes.py``: what was predicted before anything was
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +23,15 @@ from common.analysis.sweep_speedups import NO_CHANGE, speedups_by_round, sweep_s
 from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
 from common.diagnose.evidence.evidence import choose_run
-from common.judged import FIRST_PAGE_ROUNDS, NOT_WITNESSED, Fastest, Judged, compared, fastest
+from common.judged import (
+    DISTURBED,
+    FIRST_PAGE_ROUNDS,
+    NOT_WITNESSED,
+    Fastest,
+    Judged,
+    compared,
+    fastest,
+)
 from common.runtime.wording import counted
 
 PROPOSALS, SWEEP = "proposals.csv", "assignment4-sweep"
@@ -61,9 +69,9 @@ class Changes:
 
     ``table`` has a row per change, the first without one: change, world_size, global_batch,
     global_batch_changed, predicted_speedup, speedup, speedup_low, speedup_high, efficiency, step_ms
-    (of all ranks), error (predicted over achieved speedup, minus 1), gain_error (the same of the
-    speedups over those without a change: what a machine that has become slower or faster since the
-    sweep does to both sides alike is not in it).
+    (of all ranks), judged (the speedup as it may be said), error (predicted over achieved speedup,
+    minus 1), gain_error (the same of the speedups over those without a change: what a machine that
+    has become slower or faster since the sweep does to both sides alike is not in it).
 
     Attributes:
         rounds: speedups over one rank under the same change: a row per round, a column per change.
@@ -87,17 +95,26 @@ class Changes:
 
         Both are over one rank; all four arms of a pair are of the same round.
         """
-        return compared(self.rounds, NO_CHANGE, machine=self.machine, scope=self.scope)
+        return compared(self.rounds, NO_CHANGE, **self.conditions)
 
     @cached_property
     def best(self) -> Fastest | None:
         """Returns the configuration of the greatest speedup, the unchanged one among them."""
-        return fastest(1 / self.rounds, machine=self.machine, scope=self.scope)
+        return fastest(1 / self.rounds, **self.conditions)
 
     @property
     def lead(self) -> Judged | None:
-        """Returns the lead of ``best`` over its closest rival, as a first page may say it."""
-        return self.best and replace(self.best.lead, least_rounds=FIRST_PAGE_ROUNDS)
+        """Returns the lead of ``best`` over its closest rival."""
+        return self.best and self.best.lead
+
+    @property
+    def conditions(self) -> dict[str, object]:
+        """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
+        return {
+            "scope": self.scope,
+            "machine": self.machine,
+            "least_rounds": FIRST_PAGE_ROUNDS,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +202,7 @@ def open_changes(folder: Path) -> Changes:
     rounds = speedups_by_round(arms, steps)
     names = {arm: change for change, arm in achieved["arm"].items() if arm in rounds}
     rounds = rounds[[*names]].rename(columns=names)
-    columns = ["speedup", "speedup_low", "speedup_high", "efficiency", "step_ms"]
+    columns = ["speedup", "speedup_low", "speedup_high", "efficiency", "step_ms", "judged"]
     table = proposals[list(PREDICTED)].join(achieved[columns], on="change")
     table["error"] = table["predicted_speedup"] / table["speedup"] - 1
     table["gain_error"] = (1 + table["error"]) / (1 + table["error"].iloc[0]) - 1
@@ -221,10 +238,10 @@ def best_or_tied(changes: Changes) -> str:
     best, lead = changes.best, changes.lead
     if best is None:
         return "not measured"
+    if lead.machine == DISTURBED or lead.rounds < lead.least_rounds:
+        return f"{lead.verdict}, {lead.reason}"
     names = ["no change" if change == NO_CHANGE else str(change) for change in best.tied]
-    if len(names) > 1:
-        return f"{' and '.join(names)} are tied"
-    return names[0] if lead.is_settled else f"{lead.verdict}, {lead.reason}"
+    return f"{' and '.join(names)} are tied" if len(names) > 1 else names[0]
 
 
 def told_apart(changes: Changes) -> pd.DataFrame:

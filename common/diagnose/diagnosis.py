@@ -7,6 +7,7 @@ sure it is, what to change, and the speedup that the performance model predicts 
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -218,6 +219,26 @@ def judged(
         if verdict is not None:
             verdicts.append(verdict)
     return verdicts, not_judged
+
+
+def lost_by_round(case: Case, cause: str) -> list[float]:
+    """Returns the share of a step that a cause takes in each round by itself.
+
+    It is 0 where the round does not show the cause, and NaN where it cannot be judged.
+
+    Args:
+        case: a sweep's.
+        cause: name of one of ``CAUSES``.
+    """
+    judge = next(judge for names, judge in CAUSES.items() if cause in names.split(", "))
+    shares = []
+    for round_ in sorted(set(case.run.measured["round"])):
+        try:
+            verdict = judge(case.of_round(round_))
+            shares.append((verdict.lost_share or 0.0) if verdict else 0.0)
+        except (NotJudged, UserError):
+            shares.append(math.nan)
+    return shares
 
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.analysis.runs import Run
+from common.analysis.runs import AGAIN, Run
 from common.cluster.kept_ranks import KeptRanks, Place
 from common.cluster.launch import launch
 from common.errors import RunFailed, UserError, unwritten_task
@@ -22,7 +22,6 @@ from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
 from common.machine_state import MachineState
 from common.report.presets import Preset, Stage
 from common.report.run_page import RunWatch
-from common.report.timetable import AGAIN
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import read_environment, write_atomically
 

@@ -16,13 +16,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.runs import RECORDING_MACHINE
+from common.analysis.runs import AGAIN, RECORDING_MACHINE
 from common.report.presets import Preset, stages_that_run
 from common.runtime.paths import project_root
 from common.runtime.records.run_directory import read_environment, write_atomically
 
-AGAIN = "-again"
-"""Ends the key of a stage that is measured once more."""
 STAGES, RECORDED = "stages.csv", "stage-times.csv"
 COLUMNS = ("stage", "title", "state", "seconds")
 NOTEBOOKS, REPORT = "notebooks", "report"

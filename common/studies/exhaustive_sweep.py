@@ -16,12 +16,13 @@ import pandas as pd
 
 from common.csv_tables import read_table
 from common.errors import UserError
+from common.judged import FIRST_PAGE_ROUNDS, Judged
 from common.runtime.group.process_group import process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import record_run
 from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything
-from common.samples import Interval, paired_ratio, per_round
+from common.samples import paired_ratio, per_round
 from common.settings import Positive, RankOptions
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.results.recommendation import read_recommendation
@@ -95,15 +96,15 @@ def main(settings: Exhaustive) -> None:
                     runoff.rounds("runoff", finalists, rounds, first)
                     # Every rank has all samples, and decides alike.
                     regret = runoff_regret(runoff.samples, swept, recommended.setting.label)
-                    if regret.half_width <= settings.within:
+                    if regret.interval.half_width <= settings.within:
                         break
                 if recorder.run:
                     facts = {"bucketings": [len(caps)], "sweep_s": [sweep_s]}
                     recorder.run.write_table("sweep.csv", pd.DataFrame(facts))
 
 
-def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Interval:
-    """Returns the regret of a setting against its fastest rival in the run-off.
+def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Judged:
+    """Judges the regret of a setting against its fastest rival in the run-off.
 
     Rivals are the settings in the run-off that the sweep visited, too. Which one is the fastest is
     chosen for rounds of even numbers by those of odd ones, and the other way round: the one that
@@ -122,7 +123,8 @@ def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Inte
         choosing = times[~half] if (~half).any() else times  # of a single round
         fastest = choosing[chosen].median().idxmin()
         rival[half] = times.loc[half, fastest]
-    return paired_ratio(times[label], rival).map(lambda ratio: ratio - 1)
+    regret = paired_ratio(times[label], rival).map(lambda ratio: ratio - 1)
+    return Judged(regret, null=0.0, least_rounds=FIRST_PAGE_ROUNDS)
 
 
 def _finalists(

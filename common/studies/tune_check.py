@@ -4,8 +4,9 @@ Five models that no other study measures, over loopback and between two emulated
 tuned, as a user would, and then swept: every distinct bucketing, visited as often. What counts is
 how much slower the recommendation is than the best of the sweep's few fastest, in rounds of their
 own: neither the recommendation nor those few were chosen by them, and a round is compared with the
-one of the few that other rounds have as the fastest (``runoff_regret``). Where even so many rounds
-leave an interval wider than ``HALF_WIDTH`` to either side, the case is not judged.
+one of the few that other rounds have as the fastest (``runoff_regret``). They go on until the
+interval is no wider than ``HALF_WIDTH`` to either side; a case whose interval holds what is allowed
+tells nothing (``judge``).
 ``cases.csv`` holds what was found, ``verdicts.csv`` what was promised and whether it held. A cut
 study is continued: ``ddplab study tune --continues RUN_DIR`` takes over complete cases, whose
 regrets are computed anew from their samples.
@@ -13,6 +14,7 @@ regrets are computed anew from their samples.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,13 +27,13 @@ import pandas as pd
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError, unknown_name
-from common.judged import Verdict, fastest
+from common.judged import FIRST_PAGE_ROUNDS, Judged, Verdict, fastest
 from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import earlier_table, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
-from common.samples import per_round
+from common.samples import Interval, per_round
 from common.settings import NonEmpty, Positive, Settings
 from common.studies.exhaustive_sweep import runoff_regret
 from common.tuning.ddp_setting import DEFAULT
@@ -47,7 +49,7 @@ RANKS = 2
 WITHIN, SHARE = 0.01, 0.2
 """Upper bounds that are promised: on the regret, and on the share of a sweep's time."""
 HALF_WIDTH = 0.02
-"""Upper bound on half the width of the regret's interval; a case with a wider one is not judged."""
+"""Half the width of the regret's interval at which a run-off ends."""
 
 
 @dataclass(frozen=True)
@@ -212,31 +214,36 @@ def regrets(label: str, sweep: Path) -> dict:
     return {
         "best_of_sweep": best.arm if best and best.lead.is_settled else str(Verdict.HIDDEN),
         "regret": against.estimate,
-        "regret_low": against.low,
-        "regret_high": against.high,
-        "half_width": against.half_width,
-        "rounds": runoff["round"].nunique(),
+        "regret_low": against.interval.low,
+        "regret_high": against.interval.high,
+        "half_width": against.interval.half_width,
+        "rounds": against.rounds,
         "regret_sweep": swept[label] / swept.min() - 1 if label in swept else float("nan"),
         "default_regret": runoff_regret(runoff, visits, DEFAULT.label).estimate,
     }
 
 
 def judge(cases: pd.DataFrame) -> pd.DataFrame:
-    """Compares the worst case with what was promised; returns a row per promise.
+    """Compares the cases with what was promised; returns a row per promise.
 
-    Columns: promise, at_most, found and held. A regret whose interval reaches down to what is
-    allowed cannot be told from it, so the interval's lower end has a row of its own. Regrets of
-    cases that are not judged do not count; if no case is judged, no promise on regrets held.
+    A case keeps or breaks the promise on regrets where its interval tells: one that reaches to
+    both sides of ``WITHIN`` does neither.
+
+    Columns: promise, at_most, found and held. If no case tells, the promise on regrets is not held.
     """
-    judged = cases[cases["half_width"] <= HALF_WIDTH]
+    regrets = [
+        Judged(
+            Interval(row.regret, row.regret_low, row.regret_high, rounds=int(row.rounds)),
+            null=WITHIN,
+            least_rounds=FIRST_PAGE_ROUNDS,
+        )
+        for row in cases.itertuples()
+    ]
+    clear = [regret for regret in regrets if regret.is_settled]
+    broken = sum(regret.estimate > WITHIN for regret in clear) / len(clear) if clear else math.nan
     values = [
-        (
-            "the recommendation is within this of the sweep's best",
-            WITHIN,
-            judged["regret"].max(),
-        ),
-        ("its regret may be as low as", WITHIN, judged["regret_low"].max()),
-        ("share of the cases whose regret is known too badly", 0.0, 1 - len(judged) / len(cases)),
+        (f"share of cases, of those that tell, with a regret above {WITHIN:.0%}", 0.0, broken),
+        ("share of the cases whose regret does not tell", 0.0, 1 - len(clear) / len(cases)),
         ("tuning takes this share of the sweep", SHARE, cases["share"].max()),
     ]
     return with_verdicts(pd.DataFrame(values, columns=["promise", "at_most", "found"]))

@@ -148,7 +148,7 @@ def test_the_sweep_is_drawn_with_what_did_not_fit(tmp_path: Path, batches: dict)
 
 
 def made_up_options(folder: Path, arms: dict[str, float]) -> OptionsRun:
-    """Makes a run with these ratios in four rounds of 1 % of noise, TF32 without effect."""
+    """Makes a run with these ratios in six rounds of 1 % of noise, TF32 without effect."""
     times = pd.DataFrame(
         {
             "arm": arm,
@@ -158,7 +158,7 @@ def made_up_options(folder: Path, arms: dict[str, float]) -> OptionsRun:
             "step_time_ms": (1.01 if (index + round_) % 2 else 1.0) / ratio,
         }
         for index, (arm, ratio) in enumerate(arms.items())
-        for round_ in range(4)
+        for round_ in range(6)
     )
     rows = [{"arm": arm, "measured": True, "reason": None} for arm in arms]
     rows.append({"arm": "tf32", "measured": False, "reason": "no effect"})

@@ -264,8 +264,10 @@ def test_a_part_table_says_first_whether_parts_are_a_plain_steps(run: Path) -> N
     assert facts[name] == "1.00"
 
 
-def test_speedups_of_all_ranks_are_shown_with_their_interval(run: Path) -> None:
-    table = show(on_several_ranks(open_assignment4(run).replay), SPEEDUPS)
+def test_speedups_of_all_ranks_are_shown_with_their_interval(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", label="assignment4")
+    write_sweep(tmp_path / "run" / "sweep", [1, 2, 3, 4, 6, 8], "replay", rounds=6)
+    table = show(on_several_ranks(open_assignment4(tmp_path / "run").replay), SPEEDUPS)
     columns = dict(zip(table.columns, zip(*table.cells, strict=True), strict=True))
     assert columns["ranks"] == ("2", "3", "4", "6", "8")
     assert set(columns["compared with one rank"]) == {"faster"}

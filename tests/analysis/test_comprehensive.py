@@ -1,14 +1,16 @@
 """The seven results of a scaling study, from the original's files and from our run directories."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from text_run_support import write_original, write_text_run
 
 from common.analysis.scaling import study_report
-from common.analysis.scaling.speedups import Speedup
+from common.analysis.scaling.speedups import OVER_EPOCHS, OVER_RUNS, Speedup
 from common.analysis.scaling.study import SUMMARY_COLUMNS, compare, summary, verdict
 from common.analysis.scaling.study_files import read_published
 from common.analysis.scaling.study_report import (
@@ -123,8 +125,15 @@ def test_verdict_words(value: float, ranks: int, words: str) -> None:
 
 
 def test_a_verdict_that_the_interval_does_not_carry_says_so() -> None:
-    found = Speedup(3.0, 2.6, 3.5, "epochs", 4)
-    assert verdict(found) == "Good scaling performance, not certain by this interval"
+    ratio = Speedup(3.0, 2.6, 3.5, OVER_RUNS, 4, repeats=8)
+    assert verdict(ratio) == "Good scaling performance, not certain by this interval"
+    assert ratio.judged.is_settled
+    assert not replace(ratio, repeats=5).judged.is_settled
+    # Epochs of a run do not know by how much runs differ.
+    of_epochs = replace(ratio, over=OVER_EPOCHS)
+    assert verdict(of_epochs) == "Good scaling performance, not certain: runs were not repeated"
+    assert not of_epochs.judged.is_settled
+    assert np.isnan(of_epochs.judged.interval.low)
 
 
 def test_our_runs_have_speedups_that_carry_no_mark(tmp_path: Path) -> None:

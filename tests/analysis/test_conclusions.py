@@ -30,14 +30,23 @@ from common.samples import student
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("assignment*.ipynb"))
 NOT_SETTLED = {
-    "assignment0_memory": {"the loss in pieces makes the step slower"},
+    "assignment0_memory": {  # four rounds of six
+        "the loss in pieces makes the step slower",
+        "checkpointing makes the step slower",
+    },
     "assignment0_profile": {
         "its time is a smaller multiple of forward's",
         "`torch.compile` stays below what fusing could gain",
     },
     "assignment0_throughput": {
+        "the step reaches more than half of the peak",  # a single visit
+        "batch 1 spends most of its time on its sequence",
+        "the largest batch reaches nine tenths of the ceiling",
+        "a batch is more than 5 % off the line",
+        "bfloat16 makes the step faster",  # four rounds of six
         "`compile` makes the step faster",
         "four passes an update make the step faster",
+        "checkpointing makes the step slower",
         "sdpa makes the step faster",
         "the fused update makes the step faster",
         "all together gain less than the product",
@@ -66,21 +75,34 @@ NOT_SETTLED = {
     },
     "assignment2_part2_prediction": {"what is chosen is not slower than the best"},
     "assignment2_part3_evaluation": {
+        "no error is above 5 %",  # at most 3.3 %, and it may be 7
         "what is chosen is not slower than the best",
         "the pass without DDP was slower in the sweep",
+        "less is exposed than DDP recorded, at every cap",
+        "on the slowest link a(x) is enough for 3 %",  # four rounds of six
     },
-    "assignment2_emulated_hosts": {"on the slowest link the error is told from noise"},
+    "assignment2_emulated_hosts": {  # four rounds of six
+        "on the slowest link the chosen cap beats the default",
+        "on the slowest link the error is told from noise",
+    },
     "assignment3_dynamic_batches": {
         "on IMDB dynamic takes less than static",
         "on IMDB dynamic does not pay",
     },
     "assignment4_synthetic_scaling": {
-        "the most hosts are slower than the best number",  # three rounds
+        "weak scaling, largest batch: faster than one rank",  # four rounds of six
+        "weak scaling, smallest batch: slower than one rank",
+        "strong scaling, smallest batch: slower than one rank",
+        "no series reaches 80 %",
+        "the correction makes the other arms' predictions worse",
+        "no law describes the points",  # three rounds
+        "the most hosts are slower than the best number",
         "all steps of the replay are predicted too short",
-        "weak scaling, largest batch: faster than one rank",
+        "on the most hosts ranks wait or send for half of the step",
     },
     "assignment4_text_scaling": {
-        "several ranks are faster than one",  # a single run of either
+        "per sample four GPUs are faster on AG News, too",  # a single run of either
+        "several ranks are faster than one",
         "communication grows most",
         "the step becomes shorter",
         "accumulation raises the speedup",  # three rounds
@@ -138,9 +160,14 @@ def change_times(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -
     change(pd.read_csv(path)).to_csv(path, index=False)
 
 
+def eight_rounds(times: pd.DataFrame) -> pd.DataFrame:
+    """Returns the recorded four rounds twice."""
+    return pd.concat([times, times.assign(round=times["round"] + 4)], ignore_index=True)
+
+
 def test_a_run_that_says_the_opposite_contradicts(copied: Path) -> None:
     names = {"bfloat16": "activation_checkpointing", "activation_checkpointing": "bfloat16"}
-    change_times(copied, lambda times: times.replace({"arm": names}))
+    change_times(copied, lambda times: eight_rounds(times).replace({"arm": names}))
     found = said_of_options(copied)
     assert found["bfloat16 makes the step faster"] == "does not hold"
     assert found["checkpointing makes the step slower"] == "does not hold"
@@ -161,13 +188,13 @@ def test_what_was_not_measured_or_cannot_be_read_is_said_to_be_missing(copied: P
 
 
 def test_the_table_shows_the_recorded_run_beside_this_one(copied: Path) -> None:
-    change_times(copied, lambda times: times[times["round"] < 3])
+    change_times(copied, eight_rounds)
     table = conclusions("assignment0_throughput", str(copied))
     assert table.columns == ["question", "conclusion", "recorded run", "this run"]
     [row] = [row for row in table.cells if row[1] == "bfloat16 makes the step faster"]
-    assert row[2].startswith("**holds**: 1.6")
-    assert row[3].startswith("**not settled**: 1.6")
-    assert row[3].endswith("3 rounds of 4")
+    assert row[2].startswith("**not settled**: 1.6")
+    assert row[2].endswith("4 rounds of 6")
+    assert row[3].startswith("**holds**: 1.6")
     own = str(recorded_assignment("assignment0"))
     assert conclusions("assignment0_throughput", own).columns == table.columns[:3]
     of_study = conclusions("assignment0_memory", str(copied))

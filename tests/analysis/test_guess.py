@@ -44,3 +44,17 @@ def test_a_guess_that_cannot_be_drawn_gets_one_line(
     assert [len(panel) for panel in lines(with_guess(drawn(), guess))] == [1, 1]
     [line] = capsys.readouterr().out.splitlines()
     assert "is not drawn" in line
+
+
+@pytest.mark.parametrize(("axis", "guess"), [("x", 400.0), ("y", 0.02), ("y", 30.0)])
+def test_the_panel_is_made_longer_for_a_guess_beyond_it(axis: str, guess: float) -> None:
+    fig = drawn()
+    axes = fig.axes[0]
+    axes.set_xlim(0.5, 20)
+    axes.set_ylim(20, 0.5)  # upside down
+    with_guess(fig, guess, axis=axis)
+    limits = axes.get_xlim() if axis == "x" else axes.get_ylim()
+    assert min(limits) < guess < max(limits)
+    assert axes.yaxis.get_inverted()
+    other = axes.get_ylim() if axis == "x" else axes.get_xlim()
+    assert sorted(other) == [0.5, 20]

@@ -104,3 +104,14 @@ def test_tables_that_are_cut_off_or_missing_violate_nothing(tmp_path: Path) -> N
     path.write_text(path.read_text()[:900])
     assert violations(run) == ()
     assert violations(tmp_path) == ()
+
+
+def test_peaks_of_two_devices_may_differ(tmp_path: Path) -> None:
+    run = tmp_path / "assignment0"
+    shutil.copytree(RUNS["assignment0"], run)
+    path = run / "profile_training" / "device-peak.csv"
+    peak = pd.read_csv(path)
+    peak.assign(device="another CPU", flops_per_s=2 * peak["flops_per_s"]).to_csv(path, index=False)
+    assert violations(run) == ()
+    peak.assign(flops_per_s=2 * peak["flops_per_s"]).to_csv(path, index=False)
+    assert len(violations(run)) == 1

@@ -62,19 +62,20 @@ def sweep(folder: Path, arms: list[dict], times_ms: dict[int, list[float]]) -> N
 def test_a_speedup_is_paired_by_round_and_stands_beside_what_explains_it(tmp_path: Path) -> None:
     # The machine is twice as slow in the third round, for everybody.
     times = {
-        "single": [100.0, 104.0, 202.0, 100.0],
-        "local": [50.0, 50.0, 100.0, 50.0],
-        "DDP": [62.0, 65.0, 130.0, 61.0],
+        "single": [100.0, 104.0, 202.0, 100.0, 100.0, 101.0],
+        "local": [50.0, 50.0, 100.0, 50.0, 50.0, 50.0],
+        "DDP": [62.0, 65.0, 130.0, 61.0, 63.0, 62.0],
     }
     strategies(tmp_path / "compare_strategies", times, {"DDP": 31_000_000})
     table = tabulate_speedups(find_speedups([tmp_path])).set_index("what")
     logs = np.log(np.divide(times["single"], times["DDP"]))
-    off = stats.t.ppf(1 - 0.025 / 2, 3) * logs.std(ddof=1) / 2  # of two speedups at once
+    # Of two speedups at once.
+    off = stats.t.ppf(1 - 0.025 / 2, 5) * logs.std(ddof=1) / np.sqrt(6)
     row = table.loc["DDP"]
     assert row["speedup"] == pytest.approx(np.exp(logs.mean()))
     assert row["speedup_low"] == pytest.approx(np.exp(logs.mean() - off))
     assert row["speedup_high"] == pytest.approx(np.exp(logs.mean() + off))
-    assert (row["verdict"], row["rounds"], row["ranks"]) == ("faster", 4, 2)
+    assert (row["verdict"], row["rounds"], row["ranks"]) == ("faster", 6, 2)
     assert row["gradient_bytes"] == 27_607_040
     assert row["computation_ms"] == 50.0
     assert row["needed_bytes_per_s"] == pytest.approx(31e6 / 50e-3)
@@ -109,24 +110,24 @@ def test_few_rounds_and_text_after_text_settle_nothing(tmp_path: Path) -> None:
     strategies(tmp_path / "two", {"single": [100.0, 101.0], "DDP": [50.0, 51.0]}, {})
     strategies(tmp_path / "one", {"single": [100.0], "DDP": [50.0]}, {})
     rows = {row.run.folder.name: row for row in find_speedups([tmp_path])}
-    assert rows["two"].verdict == "2 rounds of 4"
-    assert rows["one"].verdict == "1 round of 4"
+    assert rows["two"].verdict == "2 rounds of 6"
+    assert rows["one"].verdict == "1 round of 6"
     assert np.isnan(rows["one"].computation_ms)
     assert np.isnan(rows["one"].speedup.interval.low)
 
 
 def test_a_noisy_speedup_is_not_called_one(tmp_path: Path) -> None:
-    times = {"single": [100.0] * 5, "DDP": [80.0, 130.0, 90.0, 120.0, 95.0]}
+    times = {"single": [100.0] * 6, "DDP": [80.0, 130.0, 90.0, 120.0, 95.0, 105.0]}
     strategies(tmp_path / "compare", times, {})
     [row] = find_speedups([tmp_path])
-    assert row.verdict == "within noise over 5 rounds"
+    assert row.verdict == "within noise over 6 rounds"
 
 
 def test_where_nothing_differs_a_table_rarely_calls_a_speedup_settled(tmp_path: Path) -> None:
     draws, alarms = np.random.default_rng(0), 0
     names = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
     for number in range(80):
-        times = {name: (100 * np.exp(draws.normal(0, 0.05, 5))).tolist() for name in names}
+        times = {name: (100 * np.exp(draws.normal(0, 0.05, 6))).tolist() for name in names}
         strategies(tmp_path / str(number) / "compare", times, {})
         rows = find_speedups([tmp_path / str(number)])
         alarms += any(row.speedup.is_settled for row in rows)
@@ -155,9 +156,9 @@ def test_the_recorded_runs_have_every_speedup_once() -> None:
     assert row["speedup"] == pytest.approx(expected)
     assert row["gradient_bytes"] == 14_694_400
     text = table.set_index("what").loc["text training"]
-    assert text["verdict"] == "1 round of 4"
+    assert text["verdict"] == "1 round of 6"
     assert np.isnan(text["speedup_low"])
-    assert "| MLP sweep, batch 64 | slower |" in show(table, TITLES)._repr_markdown_()
+    assert "| MLP sweep, batch 64 | 4 rounds of 6 |" in show(table, TITLES)._repr_markdown_()
 
 
 def test_a_table_that_is_none_is_refused_by_name(tmp_path: Path) -> None:

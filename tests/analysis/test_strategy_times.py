@@ -167,8 +167,9 @@ def write_rounds(folder: Path, times_ms: dict[str, list[float]]) -> None:
 
 
 def test_strategies_are_compared_with_the_fastest_one(tmp_path: Path) -> None:
-    ddp_ms, shard_ms, full_ms = [50, 51, 52, 50], [60, 61, 62, 60.5], [80, 79, 81, 80]
-    times = {"single": [50] * 4, "DDP": ddp_ms, "SHARD_GRAD_OP": shard_ms, "FULL_SHARD": full_ms}
+    ddp_ms, shard_ms = [50, 51, 52, 50, 51, 50], [60, 61, 62, 60.5, 61, 60]
+    full_ms = [80, 79, 81, 80, 80, 79]
+    times = {"single": [50] * 6, "DDP": ddp_ms, "SHARD_GRAD_OP": shard_ms, "FULL_SHARD": full_ms}
     write_rounds(tmp_path, times)
     table = over_fastest(open_strategies(tmp_path)).set_index("strategy")
     # one device exchanges nothing
@@ -182,10 +183,10 @@ def test_strategies_are_compared_with_the_fastest_one(tmp_path: Path) -> None:
 
 
 def test_strategies_that_are_not_told_from_the_fastest_are_tied_with_it(tmp_path: Path) -> None:
-    shard_ms = [51, 50, 54, 49]
-    times = {"DDP": [50, 51, 52, 50], "SHARD_GRAD_OP": shard_ms, "FULL_SHARD": [80, 79, 81, 80]}
-    write_rounds(tmp_path / "four", times)
-    table = over_fastest(open_strategies(tmp_path / "four")).set_index("strategy")
+    times = {"DDP": [50, 51, 52, 50, 51, 50], "SHARD_GRAD_OP": [51, 50, 54, 49, 50, 52]}
+    times |= {"FULL_SHARD": [80, 79, 81, 80, 80, 79]}
+    write_rounds(tmp_path / "six", times)
+    table = over_fastest(open_strategies(tmp_path / "six")).set_index("strategy")
     assert table["fastest"].to_dict() == {
         "DDP": "tied",
         "FULL_SHARD": "no",
@@ -336,7 +337,7 @@ def test_an_error_is_told_from_noise_by_the_rounds_that_were_measured(tmp_path: 
     write_emulated(tmp_path / "emulated-2x1gbit")
     path = tmp_path / "emulated-2x1gbit" / "compare" / "strategy-times.csv"
     times = pd.read_csv(path)
-    rounds_ms = [98.0, 103.0, 99.0, 101.0]
+    rounds_ms = [98.0, 103.0, 99.0, 101.0, 100.0, 102.0]
     # DDP's rounds lie about what is predicted for it, the others are told apart from it
     factor = {"DDP": 2.96, "FULL_SHARD": 1.0, "SHARD_GRAD_OP": 1.5}
     rounds = [

@@ -144,7 +144,7 @@ def test_regret_is_what_following_the_prediction_costs(path: Path) -> None:
     assert accuracy.best.tied == (1.0, 2.0)
     # medians of two rounds: 11.5, 13 at 1 MiB; of what 2 and 4 MiB both give 8.5, 9.5
     assert accuracy.regret.estimate == pytest.approx((11.5 / 8.5 * 13 / 9.5) ** 0.5 - 1)
-    assert accuracy.regret.reason == "2 rounds of 4"
+    assert accuracy.regret.reason == "2 rounds of 6"
 
 
 def test_the_default_cap_stays_out_of_the_comparison(tmp_path: Path) -> None:

@@ -84,10 +84,11 @@ def test_published_ratios_and_what_they_rest_on(published: TextStudy) -> None:
     assert rows["IMDB"]["per sample"] == "3.49"
     ratios = by_title(show(cases, PER_SAMPLE))
     assert {row["samples counted"] for row in ratios} == {"no"}
+    once = ", not certain: runs were not repeated"
     assert [row["verdict"] for row in ratios] == [
-        "Excellent scaling performance",
-        "Low scaling efficiency",
-        "Good scaling performance",
+        f"Excellent scaling performance{once}",
+        f"Low scaling efficiency{once}",
+        f"Good scaling performance{once}",
     ]
 
 

@@ -375,6 +375,13 @@ def test_an_assignment_leaves_hand_ins_of_others_out(tmp_path: Path) -> None:
         pool_folders([class_ / "doe-jane-assign1-part2.tar.gz"], assignment=3)
 
 
+def test_a_file_that_is_no_hand_in_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("a class")
+    with pytest.raises(UserError) as refusal:
+        pool_folders([tmp_path / "README.md"])
+    assert str(refusal.value).count("README.md") == 1
+
+
 def test_recorded_runs_are_two_students(tmp_path: Path) -> None:
     recorded = DATA / "epyc-2-cores"
     for name in ("doe-jane", "roe-max"):

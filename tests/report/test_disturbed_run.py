@@ -103,6 +103,17 @@ def test_its_first_page_says_none_of_its_numbers(
     assert ("judged by rounds alone" in line) == (not is_busy)
 
 
+def test_only_stages_whose_numbers_are_shown_say_how_the_machine_was(tmp_path: Path) -> None:
+    strategies(tmp_path / "stage")
+    for name in ("stage-again", "cut"):
+        shutil.copytree(tmp_path / "stage", tmp_path / name)
+        busy(tmp_path / name)
+    record = tmp_path / "cut" / "environment.json"
+    record.write_text(record.read_text().replace('"complete"', '"failed"'))
+    assert list(machine_states(tmp_path)) == ["stage"]
+    assert machine_line(machine_states(tmp_path)).endswith("judged by rounds alone.")
+
+
 def test_the_main_limit_of_a_disturbed_sweep_is_said_with_that_doubt(tmp_path: Path) -> None:
     stage = tmp_path / "sweep_text"
     shutil.copytree(DATA / "xeon-2-cores/assignment4/emulated-2x1gbit/sweep_text", stage)

@@ -66,7 +66,7 @@ def regrets(study: JudgedStudy) -> Figure:
         axes.set_xscale("symlog", linthresh=1)
         axes.xaxis.set_major_formatter(PERCENT)
         axes.set_xlim(left=0)
-        axes.set_xlabel("slower than the best measured cap; grey: 5 to 95 % of that of b*")
+        axes.set_xlabel("slower than the best measured cap; grey: 95 % interval of that of b*")
         axes.set_yticks(places, table.index, fontsize=7.5)
         axes.invert_yaxis()
         axes.legend(fontsize=7.5, ncols=4, loc="lower center", bbox_to_anchor=(0.4, 1.0))

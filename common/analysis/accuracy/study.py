@@ -25,10 +25,11 @@ from common.analysis.accuracy.case import (
     case_of,
     lost_to_messages,
 )
-from common.analysis.buckets.sweep import BucketSweep
+from common.analysis.buckets.sweep import regret_of
 from common.analysis.runs import Run, age
 from common.csv_tables import read_table
 from common.errors import UserError
+from common.judged import FIRST_PAGE_ROUNDS, fastest
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize, of_size
@@ -41,7 +42,7 @@ from common.perfmodel.expected_error import (
 )
 from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
 from common.runtime.paths import project_root
-from common.samples import LEAST_ROUNDS, MOST_NOISE, middle, per_round, resampled
+from common.samples import MOST_NOISE, per_round
 
 LONGER, OTHERS = "longer calibration", "contention of other models"
 WITNESS = "at the witness's speed"
@@ -153,10 +154,12 @@ class JudgedStudy:
         """Tabulates the regret of b*, of the judged caps the one predicted to be fastest, by case,
         against the one that was; and the regret of choices without a model.
 
-        Columns: case, b* (MiB), best (MiB), interior (the best is neither smallest nor largest),
+        Columns: case, b* (MiB), is clear (whether a cap is told from all others), best (MiB; NaN if
+        none is, or DDP's default), interior (the best is told, and neither smallest nor largest),
         one bucket (the largest cap gives one: nothing overlaps), as 25 MiB (an explicit cap of 25
         MiB gives the same), standard error (of the measured medians, the largest), ``regret of``
-        each of ``CHOICES`` (NaN where it was not measured), low and high (of that of b*).
+        each of ``CHOICES`` (by medians, against the least; NaN where it was not measured); low,
+        high and verdict (of that of b*, held against all other caps at once).
         """
         return pd.DataFrame([_regrets(case) for case in self.cases])
 
@@ -252,30 +255,23 @@ def _regrets(case: JudgedCase) -> dict:
     measured = dict(zip(caps, medians_s, strict=True))
     best = min(explicit, key=predicted_s.__getitem__)
     chosen = dict(zip(CHOICES, (best, explicit[0], explicit[-1], None), strict=True))
-    low, high = _regret_interval(case.judged, best)
-    fastest = min(measured, key=measured.__getitem__)
-    row = {"case": case.name, "b* (MiB)": best}
-    row["best (MiB)"] = np.nan if fastest is None else fastest
-    row["interior"] = fastest not in (explicit[0], explicit[-1])
+    rounds = per_round(case.judged.steps, "backward_time_ms", "bucket_cap_mib")
+    conditions = {"machine": case.judged.machine, "least_rounds": FIRST_PAGE_ROUNDS}
+    judged, first = regret_of(rounds, best, **conditions), fastest(rounds, **conditions)
+    is_clear = first is not None and first.lead.is_settled
+    row = {"case": case.name, "b* (MiB)": best, "is clear": is_clear}
+    row["best (MiB)"] = first.arm if is_clear else np.nan
+    row["interior"] = is_clear and first.arm not in (explicit[0], explicit[-1])
     largest, usual = (
         profile_buckets(case.profile, DdpOptions(cap)) for cap in (explicit[-1], USUAL_CAP_MIB)
     )
     row |= {"one bucket": len(largest) == 1, "as 25 MiB": largest == usual}
     row["standard error"] = float(case.judged.standard_errors().max())
+    shortest_s = min(measured.values())
     for name, cap in chosen.items():
-        row[f"regret of {name}"] = measured.get(cap, np.nan) / measured[fastest] - 1
-    return row | {"low": low, "high": high}
-
-
-def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
-    """Bootstraps 5 to 95 % of the regret over rounds; NaN of fewer than ``LEAST_ROUNDS``."""
-    by_round = per_round(sweep.steps, "backward_time_ms", "bucket_cap_mib")
-    if len(by_round) < LEAST_ROUNDS:
-        return float("nan"), float("nan")
-    # The published intervals are those of 500 draws.
-    medians = np.median(resampled(by_round, draws=500), axis=1)
-    regrets = medians[:, by_round.columns.get_loc(chosen)] / medians.min(axis=1) - 1
-    return middle(regrets, confidence=0.9)
+        row[f"regret of {name}"] = measured.get(cap, np.nan) / shortest_s - 1
+    row |= {"low": judged.interval.low, "high": judged.interval.high}
+    return row | {"verdict": str(judged.verdict)}
 
 
 def recorded_study() -> JudgedStudy:

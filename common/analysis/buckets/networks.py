@@ -16,7 +16,7 @@ from common.analysis.buckets.measurements import (
     open_run,
 )
 from common.analysis.buckets.sweep import Accuracy, BucketSweep, read_sweep
-from common.analysis.comparable import network_of
+from common.analysis.comparable import network_of, short_network
 from common.analysis.runs import DOCTOR, Run, origin, recorded_assignment
 from common.errors import UserError
 from common.judged import Judged
@@ -70,7 +70,7 @@ class NetworkRun:
     @property
     def link(self) -> str:
         """Returns the name for a table: the rate of emulated links, else the network's name."""
-        return self.name.rpartition(" at ")[2]
+        return short_network(self.name)
 
     @property
     def scope(self) -> str:

@@ -14,7 +14,7 @@ import pandas as pd
 from common.analysis.runs import Run
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.judged import FIRST_PAGE_ROUNDS, NOT_WITNESSED, Fastest, Judged, compared, fastest
+from common.judged import FIRST_PAGE_ROUNDS, NOT_WITNESSED, Fastest, Judged, fastest, rival_of
 from common.perfmodel.buckets import DdpOptions, cap_label
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
@@ -238,12 +238,12 @@ class Accuracy:
     @cached_property
     def best(self) -> Fastest | None:
         """Returns the fastest cap, and those that are tied with it; None of a single one."""
-        return fastest(self.rounds, **self._judged_with)
+        return fastest(self.rounds, **self.conditions)
 
     @cached_property
     def worst(self) -> Fastest | None:
         """Returns the slowest cap, and those that are tied with it; None of a single one."""
-        return fastest(1 / self.rounds, **self._judged_with)
+        return fastest(1 / self.rounds, **self.conditions)
 
     @property
     def measured_best_mib(self) -> float | None:
@@ -259,22 +259,13 @@ class Accuracy:
             return Judged(Interval(1.0, np.nan, np.nan, rounds=len(self.rounds)))
         times = self.rounds[[self.worst.arm, self.best.arm]].to_numpy().T
         pairs = math.comb(len(self.rounds.columns), 2)
-        return Judged(paired_ratio(*times, claims=pairs), **self._judged_with)
+        return Judged(paired_ratio(*times, claims=pairs), **self.conditions)
 
     @cached_property
     def regret(self) -> Judged:
-        """Judges what following the prediction costs, as a share of a faster cap's time.
-
-        The chosen cap was fixed before the sweep, so all others may be held against it at once:
-        it is beaten where one of them is told to be faster. Where none looks faster it is 0.
-        """
-        ratios = compared(self.rounds, self.predicted_best_mib, **self._judged_with)
-        if not ratios:
-            nothing = Interval(0.0, np.nan, np.nan, rounds=len(self.rounds))
-            return Judged(nothing, null=0.0, **self._judged_with)
-        rival = min(ratios.values(), key=lambda ratio: _first_end(ratio.interval))
-        lost = rival.interval.map(lambda ratio: float(np.maximum(0.0, 1 / ratio - 1)))
-        return replace(rival, interval=lost, null=0.0)
+        """Judges what following the prediction costs (``regret_of``)."""
+        conditions = self.conditions | {"least_rounds": FIRST_PAGE_ROUNDS}
+        return regret_of(self.rounds, self.predicted_best_mib, **conditions)
 
     @cached_property
     def error(self) -> Judged:
@@ -299,17 +290,39 @@ class Accuracy:
             null=0.0,
             population="bucketing by bucketing",
             least_rounds=FIRST_PAGE_ROUNDS,
-            **self._judged_with,
+            **self.conditions,
         )
 
     @property
-    def _judged_with(self) -> dict[str, str]:
+    def conditions(self) -> dict[str, str]:
+        """Returns scope and state of the machine, as ``Judged`` takes them."""
         return {"scope": self.scope, "machine": self.machine}
 
+    @cached_property
+    def errors(self) -> dict[float, Judged]:
+        """Judges each bucketing's predicted time over the measured one, minus 1.
 
-def _first_end(ratio: Interval) -> tuple[float, float]:
-    """Returns a key that is least for the ratio that is told to be the smallest."""
-    return (math.inf if math.isnan(ratio.high) else ratio.high), ratio.estimate
+        The intervals of all bucketings hold at once.
+        """
+        predicted, count = self.table.set_index("bucket_cap_mib")["predicted_ms"], len(self.table)
+        return {
+            cap: Judged(
+                paired_ratio(np.full(len(times), predicted[cap]), times, claims=count).map(
+                    lambda ratio: ratio - 1
+                ),
+                null=0.0,
+                population="predicted, over each round",
+                least_rounds=FIRST_PAGE_ROUNDS,
+                **self.conditions,
+            )
+            for cap, times in self.rounds.items()
+        }
+
+    @property
+    def errors_by_round(self) -> pd.Series:
+        """Returns the median of |error| of each round."""
+        predicted_ms = self.table["predicted_ms"].to_numpy()
+        return (predicted_ms / self.rounds - 1).abs().median(axis=1)
 
 
 def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float], scope: str = "") -> Accuracy:
@@ -342,6 +355,25 @@ def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float], scope: str 
     )
 
 
+def regret_of(rounds: pd.DataFrame, chosen_mib: float, **conditions: object) -> Judged:
+    """Judges what a cap costs, as a share of a faster cap's time.
+
+    The cap was chosen before the sweep, so all others may be held against it at once: it is beaten
+    where one of them is told to be faster. Where none looks faster it is 0.
+
+    Args:
+        rounds: a row per round, a column per cap (MiB).
+        chosen_mib: the cap.
+        conditions: further fields of ``Judged``.
+    """
+    rival = rival_of(rounds, chosen_mib, **conditions)
+    if rival is None:
+        nothing = Interval(0.0, np.nan, np.nan, rounds=len(rounds))
+        return Judged(nothing, null=0.0, **conditions)
+    lost = rival.interval.map(lambda ratio: float(np.maximum(0.0, 1 / ratio - 1)))
+    return replace(rival, interval=lost, null=0.0)
+
+
 def predicted_fastest(predicted_s: Mapping[float, float], caps: Iterable[float]) -> float:
     """Chooses the cap that is predicted to be fastest; of equal ones the largest."""
     return min(sorted(caps, reverse=True), key=lambda cap: predicted_s[cap])
@@ -355,11 +387,15 @@ def exposed_record(path: Path | str) -> pd.Series:
     the one with the least waits for nobody, so a step's is the least over ranks. The median over
     steps.
     """
+    return exposed_steps(path).groupby("bucket_cap_mib").median()
+
+
+def exposed_steps(path: Path | str) -> pd.Series:
+    """Reads exposed communication of each step, in ms, as ``exposed_record``; by ``KEYS``."""
     times = ["communication_time_ms", "overlap_time_ms"]
     table = read_table(path, [*KEYS, "rank", *times])
     exposed = table["communication_time_ms"] - table["overlap_time_ms"]
-    by_step = exposed.groupby([table[key] for key in KEYS]).min()
-    return by_step.groupby("bucket_cap_mib").median()
+    return exposed.groupby([table[key] for key in KEYS]).min()
 
 
 def local_backward_s(path: Path | str) -> float:

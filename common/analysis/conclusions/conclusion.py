@@ -7,28 +7,37 @@ run and on the reader's. Students do not get this package (``assignments/course.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from common.analysis.findings.collect import machine_states
 from common.analysis.findings.finding import UNREADABLE
 from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
 from common.analysis.show import Table
 from common.errors import UserError
-from common.judged import DISTURBED, Judged, Verdict
+from common.judged import DISTURBED, Judged, Verdict, fastest, rival_of
+from common.samples import Interval, student
 
 MODULES = {
     "assignment0": "one_device",
     "assignment1": "data_parallel",
-    "assignment2": "buckets",
+    "assignment2_part1_model": "bucket_model",
+    "assignment2_part2_prediction": "bucket_prediction",
+    "assignment2_part3_evaluation": "bucket_evaluation",
+    "assignment2_emulated_hosts": "emulated_hosts",
+    "assignment2_discussion": "bucket_discussion",
+    "assignment2_part4_scale": "clusters",
     "assignment3": "micro_batches",
-    "assignment4": "scaling",
+    "assignment4_synthetic_scaling": "synthetic_scaling",
+    "assignment4_text_scaling": "text_scaling",
 }
-"""Module of this package by assignment; its ``CONCLUSIONS`` are by notebook."""
+"""Module of this package by notebook, or by assignment; its ``CONCLUSIONS`` are by notebook."""
 SAME_DATA = "the same data"
 
 
@@ -99,6 +108,65 @@ def below(judged: Judged, form: str = "{:.2f}") -> Seen:
     return _judged(judged, form, judged.estimate < (judged.null or 0.0))
 
 
+def within(judged: Judged, most: float, form: str = "{:+.1%}") -> Seen:
+    """Returns whether a measured number is at most ``most`` off zero; open where ends disagree."""
+    nulls = [replace(judged, null=null) for null in (most, -most)]
+    return every([below(nulls[0], form), above(nulls[1], form)])
+
+
+def every(sides: Iterable[Seen]) -> Seen:
+    """Returns whether all hold: one that fails decides, then one that is open."""
+    sides = [*sides]
+    for status in (Status.FAILS, Status.OPEN, Status.ABSENT):
+        if of_status := [side for side in sides if side.status is status]:
+            return of_status[0]
+    return sides[0]
+
+
+def opposite(outcome: Seen) -> Seen:
+    """Returns what is said of the sentence that denies another one."""
+    swapped = {Status.HOLDS: Status.FAILS, Status.FAILS: Status.HOLDS}
+    return replace(outcome, status=swapped.get(outcome.status, outcome.status))
+
+
+def is_first(times: pd.DataFrame, arm: Hashable, form: str = "{:.2f}", **how: object) -> Seen:
+    """Returns whether an arm that was named beforehand takes the least time of all.
+
+    It does where it is told from each other arm, and does not where one of them is told to take
+    less; else that is open. The number is its closest rival's time over the arm's.
+
+    Args:
+        times: a row per round, a column per arm; any unit.
+        form: as in ``above``.
+        how: further arguments of ``judged.fastest`` and ``judged.rival_of``.
+    """
+    return above(_rival(times, arm, **how), form)
+
+
+def is_behind(times: pd.DataFrame, arm: Hashable, form: str = "{:.2f}", **how: object) -> Seen:
+    """Returns whether an arm takes more than the best of all: ``is_first`` denied.
+
+    The number is the arm's time over its closest rival's.
+    """
+    rival = _rival(times, arm, **how)
+    return above(replace(rival, interval=rival.interval.map(lambda ratio: 1 / ratio)), form)
+
+
+def _rival(times: pd.DataFrame, arm: Hashable, **how: object) -> Judged:
+    """Judges the time of an arm's closest rival over that of the arm."""
+    if arm not in times:
+        raise UserError(f"{arm} was not measured")
+    first = fastest(times, **how)
+    if first is None:
+        raise UserError(f"nothing was measured beside {arm}")
+    return first.lead if first.arm == arm else rival_of(times, arm, **how)
+
+
+def difference(first: ArrayLike, second: ArrayLike, *, claims: int = 1) -> Interval:
+    """Estimates the difference of two values of each round, as ``fastest`` takes an estimator."""
+    return student(np.subtract(first, second), claims=claims)
+
+
 def _judged(judged: Judged, form: str, holds: bool) -> Seen:
     if judged.verdict is Verdict.NOT_MEASURED:
         return Seen(Status.ABSENT, judged.reason)
@@ -132,7 +200,7 @@ def seen(conclusion: Conclusion, run_dir: str | Path) -> Seen:
 
 def conclusions_of(notebook: str) -> tuple[Conclusion, ...]:
     """Returns the conclusions of a notebook's answers, in the order of its questions."""
-    name = MODULES[notebook.partition("_")[0]]
+    name = MODULES.get(notebook) or MODULES[notebook.partition("_")[0]]
     return importlib.import_module(f"{__package__}.{name}").CONCLUSIONS[notebook]
 
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pandas as pd
 
-from common.analysis.conclusions.conclusion import Look, Seen, above, below, counted, numbered
+from common.analysis.conclusions.conclusion import (
+    Look,
+    Seen,
+    above,
+    below,
+    counted,
+    is_first,
+    numbered,
+)
 from common.analysis.data_parallel import tables
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies, open_emulated
 from common.analysis.data_parallel.loss_curves import agreement, learned
-from common.analysis.data_parallel.strategy_times import EXCHANGING, StrategyTimes, open_strategies
+from common.analysis.data_parallel.strategy_times import StrategyTimes, open_strategies
 from common.analysis.data_parallel.training_parts import OVERLAP, peak_memory, training_overlap
 from common.analysis.data_parallel.training_runs import open_learning, open_training
 from common.errors import UserError
-from common.judged import Judged, fastest
-from common.samples import paired_ratio, per_round, student
+from common.judged import Judged
+from common.samples import student
 
 MIB = 2**20
 DDP, FULL, GRAD = "DDP", "FULL_SHARD", "SHARD_GRAD_OP"
@@ -34,15 +43,9 @@ def _emulated(run_dir: str) -> EmulatedStrategies:
 
 
 def _rounds(strategies: StrategyTimes, accumulation: int) -> pd.DataFrame:
-    times = strategies.times[strategies.times["accumulation"] == accumulation]
-    if times.empty:
+    if accumulation not in strategies.rounds:
         raise UserError(f"no steps of {accumulation} micro-batches")
-    return per_round(times, "step_time_ms", "strategy")
-
-
-def _ratio(run_dir: str, accumulation: int, strategy: str, base: str) -> Judged:
-    times = _rounds(_strategies(run_dir), accumulation)
-    return Judged(paired_ratio(times[strategy], times[base]))
+    return strategies.rounds[accumulation]
 
 
 def _equal_losses(run_dir: str) -> Seen:
@@ -54,34 +57,41 @@ def _equal_losses(run_dir: str) -> Seen:
 
 def _below_ranks(run_dir: str) -> Seen:
     """Says whether ranks that exchange nothing are less than n times as fast as one device."""
-    speedup = _ratio(run_dir, 1, "single", "local")
-    return below(Judged(speedup.interval, null=float(_strategies(run_dir).ranks)))
+    strategies = _strategies(run_dir)
+    return below(replace(strategies.speedups[1, "local"], null=float(strategies.ranks)))
 
 
 def _second_gap(accumulation: int) -> Look:
     def look(run_dir: str) -> Seen:
-        times = _rounds(_strategies(run_dir), accumulation)
+        strategies = _strategies(run_dir)
+        times = _rounds(strategies, accumulation)
         local, ddp = times["single"] / times["local"], times["single"] / times[DDP]
-        difference = (local - ddp) - (_strategies(run_dir).ranks - local)
-        return above(Judged(student(difference), null=0.0), "{:+.2f}")
+        difference = (local - ddp) - (strategies.ranks - local)
+        return above(_difference(strategies, difference), "{:+.2f}")
 
     return look
 
 
 def _exchange_adds(accumulation: int) -> Look:
-    return lambda run_dir: above(_ratio(run_dir, accumulation, DDP, "local"))
+    return lambda run_dir: above(_strategies(run_dir).exchange[accumulation])
 
 
 def _share_falls(run_dir: str) -> Seen:
-    one, two = (_rounds(_strategies(run_dir), accumulation) for accumulation in (1, 2))
+    strategies = _strategies(run_dir)
+    one, two = (_rounds(strategies, accumulation) for accumulation in (1, 2))
     shares = one[DDP] / one["local"] - two[DDP] / two["local"]
-    return above(Judged(student(shares), null=0.0), "{:+.0%}")
+    return above(_difference(strategies, shares), "{:+.0%}")
 
 
 def _fewer_ms(run_dir: str) -> Seen:
-    one, two = (_rounds(_strategies(run_dir), accumulation) for accumulation in (1, 2))
+    strategies = _strategies(run_dir)
+    one, two = (_rounds(strategies, accumulation) for accumulation in (1, 2))
     added_ms = (one[DDP] - one["local"]) - (two[DDP] - two["local"])
-    return above(Judged(student(added_ms), null=0.0), "{:+.0f} ms")
+    return above(_difference(strategies, added_ms), "{:+.0f} ms")
+
+
+def _difference(strategies: StrategyTimes, by_round: pd.Series) -> Judged:
+    return Judged(student(by_round), null=0.0, **strategies.conditions)
 
 
 def _overlap(run_dir: str, strategy: str) -> pd.Series:
@@ -163,7 +173,9 @@ def _one_and_a_half(run_dir: str) -> Seen:
 
 def _grows(run_dir: str) -> Seen:
     ratios = _sent(run_dir, FULL)
-    return counted(ratios.is_monotonic_increasing and len(ratios) > 1, _listed(ratios))
+    if len(ratios) < 2:
+        raise UserError("a single number of micro-batches")
+    return counted(ratios.is_monotonic_increasing, _listed(ratios))
 
 
 def _listed(ratios: pd.Series) -> str:
@@ -179,45 +191,40 @@ def _sent_predicted(run_dir: str) -> Seen:
 
 def _nccl(run_dir: str) -> Seen:
     table = tables.sent_by_backend(_strategies(run_dir))
-    ratios = table[table["strategy"] == GRAD]["NCCL over DDP"]
+    ratios = table[table["strategy"] == GRAD]["NCCL over DDP"].dropna()
+    if ratios.empty:
+        raise UserError(f"no steps of {GRAD} beside {DDP}'s")
     return counted(bool((ratios - 1).abs().max() < 0.01), f"{ratios.max():.2f}, predicted")
 
 
 def _is_fastest(accumulation: int) -> Look:
+    return lambda run_dir: _first(_strategies(run_dir), accumulation)
+
+
+def _first(strategies: StrategyTimes, accumulation: int) -> Seen:
+    _rounds(strategies, accumulation)
+    times = strategies.exchanging.get(accumulation, pd.DataFrame())
+    return is_first(times, DDP, claims=strategies.pairs, **strategies.conditions)
+
+
+def _full_over_grad(accumulation: int) -> Look:
     def look(run_dir: str) -> Seen:
-        times = _rounds(_strategies(run_dir), accumulation)
-        return _first(times[[name for name in EXCHANGING if name in times]])
+        _rounds(_strategies(run_dir), accumulation)
+        return above(_strategies(run_dir).over(accumulation, GRAD)[FULL])
 
     return look
 
 
-def _first(times: pd.DataFrame) -> Seen:
-    first = fastest(times)
-    if first is None:
-        raise UserError("a single strategy")
-    if first.arm != DDP:
-        return above(Judged(paired_ratio(times[first.arm], times[DDP])))
-    return above(first.lead)
-
-
-def _full_over_grad(accumulation: int) -> Look:
-    return lambda run_dir: above(_ratio(run_dir, accumulation, FULL, GRAD))
-
-
 def _too_short(strategy: str) -> Look:
     def look(run_dir: str) -> Seen:
-        run = _emulated(run_dir)
-        row = run.table().set_index("strategy").loc[[strategy]].iloc[0]
-        measured_ms = _rounds(run.measured, row["accumulation"])[strategy]
-        predicted_ms = pd.Series(row["predicted_ms"], measured_ms.index)
-        return below(Judged(paired_ratio(predicted_ms, measured_ms)))
+        rows = _emulated(run_dir).table().set_index("strategy")
+        return below(rows.loc[[strategy], "judged"].iloc[0])
 
     return look
 
 
 def _fastest_between_hosts(run_dir: str) -> Seen:
-    times = _rounds(_emulated(run_dir).measured, 1)
-    return _first(times[[name for name in EXCHANGING if name in times]])
+    return _first(_emulated(run_dir).measured, 1)
 
 
 def _predicted_fastest(run_dir: str) -> Seen:

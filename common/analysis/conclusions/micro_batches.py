@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,6 +14,7 @@ from common.analysis.conclusions.conclusion import (
     above,
     below,
     counted,
+    difference,
     numbered,
     unsettled,
 )
@@ -23,11 +25,10 @@ from common.analysis.micro_batches.mode_comparison import (
     PAYS_FROM,
     STATIC,
     ModeComparison,
-    static_imbalance,
 )
 from common.analysis.micro_batches.summary import SAME_CURVE, loss_agreement
 from common.errors import UserError
-from common.judged import Judged, compared
+from common.judged import Judged
 from common.samples import student
 
 DYNAMIC, TOKENS_SQ, EQUAL_COUNTS = "dynamic", "dynamic_tokens_sq", "karmarkar_karp"
@@ -56,18 +57,22 @@ def _shorter(mode: str, like: str = "") -> Look:
 
 def _waits(run_dir: str) -> Seen:
     """Says whether ranks wait less than the padded tokens alone would make them."""
-    static = static_imbalance(_comparison(run_dir))
-    ranks = _comparison(run_dir).ranks
-    if ranks != 2:
-        raise UserError(f"{ranks} ranks: the estimate is for two")
-    guess = (static["fullest"] - static["emptiest"]) / 2 / static["fullest"]
-    return counted(static["waiting"] < guess, f"{static['waiting']:.1%} against {guess:.1%}")
+    comparison = _comparison(run_dir)
+    if comparison.ranks != 2:
+        raise UserError(f"{comparison.ranks} ranks: the estimate is for two")
+    padded = comparison.times[comparison.times["mode"] == STATIC].groupby("step")["padded_tokens"]
+    guess = (padded.max() - padded.min()) / 2 / padded.max()
+    waiting = _waiting(run_dir)[STATIC].reindex(guess.index)
+    less = Judged(difference(waiting, guess), null=0.0, **comparison.conditions)
+    number = f"{waiting.mean():.1%} against {guess.mean():.1%}"
+    outcome = below(less, "{:+.1%}")
+    return replace(outcome, number=f"{number}: {outcome.number}")
 
 
 def _above_promise(run_dir: str) -> Seen:
     row = _row(run_dir, DYNAMIC)
     judged = _step(_comparison(run_dir), DYNAMIC)
-    outcome = above(Judged(judged.interval, null=row["padded_ratio"]))
+    outcome = above(replace(judged, null=row["padded_ratio"]))
     return Seen(outcome.status, f"{outcome.number}; {row['padded_ratio']:.2f} promised")
 
 
@@ -79,30 +84,37 @@ def _row(run_dir: str, mode: str) -> pd.Series:
 
 
 def _worse_plan(run_dir: str) -> Seen:
-    slowest = _comparison(run_dir).slowest()
-    _row(run_dir, TOKENS_SQ), _row(run_dir, DYNAMIC)
-    return above(compared(slowest, DYNAMIC)[TOKENS_SQ])
+    return above(_over_dynamic(run_dir, TOKENS_SQ))
+
+
+def _over_dynamic(run_dir: str, mode: str) -> Judged:
+    """Judges a mode's steps over dynamic's on the same global batches, as ``judged`` does."""
+    comparison = _comparison(run_dir)
+    for name in (mode, DYNAMIC):
+        _step(comparison, name)
+    return comparison.over(DYNAMIC)[mode]
 
 
 def _equal_counts(run_dir: str) -> Seen:
-    judged = _step(_comparison(run_dir), EQUAL_COUNTS)
-    return above(Judged(judged.interval, null=0.98))
+    return above(replace(_step(_comparison(run_dir), EQUAL_COUNTS), null=0.98))
 
 
 def _own_batches(mode: str) -> Look:
     def look(run_dir: str) -> Seen:
         _row(run_dir, DYNAMIC)
-        table = _comparison(run_dir).per_sample
+        comparison = _comparison(run_dir)
+        table = comparison.per_sample
         if mode not in table.index:
             raise UserError(f"mode {mode} was not measured")
         # Their steps have other texts, so nothing is paired: intervals lie apart, or they do not.
         other, dynamic = table.loc[mode], table.loc[DYNAMIC]
         number = f"{other['ratio']:.2f} ({other['ratio_low']:.2f} to {other['ratio_high']:.2f})"
         number += f" of static's time, dynamic {dynamic['ratio']:.2f}"
-        if (
-            other["ratio_high"] >= dynamic["ratio_low"]
-            and other["ratio_low"] <= dynamic["ratio_high"]
-        ):
+        is_apart = (
+            other["ratio_high"] < dynamic["ratio_low"] or other["ratio_low"] > dynamic["ratio_high"]
+        )
+        judged = [comparison.judged[name] for name in (mode, DYNAMIC)]
+        if not is_apart or any(side.rounds < side.least_rounds for side in judged):
             return unsettled(number)
         return counted(other["ratio"] < dynamic["ratio"], number)
 
@@ -112,8 +124,8 @@ def _own_batches(mode: str) -> Look:
 def _pays(like: str, pays: bool) -> Look:
     def look(run_dir: str) -> Seen:
         judged = _step(_comparison(run_dir, like), DYNAMIC)
-        null = Judged(judged.interval, null=PAYS_FROM)
-        return below(null) if pays else above(null)
+        gain = replace(judged, null=PAYS_FROM)
+        return below(gain) if pays else above(gain)
 
     return look
 
@@ -175,9 +187,7 @@ def _waits_more(run_dir: str) -> Seen:
 
 
 def _calibrated_gains_little(run_dir: str) -> Seen:
-    _row(run_dir, calibration.CALIBRATED)
-    judged = compared(_comparison(run_dir).slowest(), DYNAMIC)[calibration.CALIBRATED]
-    return above(Judged(judged.interval, null=0.95))
+    return above(replace(_over_dynamic(run_dir, calibration.CALIBRATED), null=0.95))
 
 
 def _slow_steps(run_dir: str) -> pd.DataFrame:

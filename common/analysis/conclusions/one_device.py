@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import pandas as pd
 
-from common.analysis.conclusions.conclusion import Look, Seen, above, below, counted, numbered
+from common.analysis.conclusions.conclusion import (
+    Look,
+    Seen,
+    above,
+    below,
+    counted,
+    every,
+    numbered,
+    opposite,
+    unsettled,
+)
 from common.analysis.one_device import memory, options, profile, throughput
 from common.analysis.one_device.profile_text import ABOVE_ROOF
 from common.errors import UserError
 from common.judged import Judged
 from common.perfmodel.one_device.roofline import COMPUTE, MEMORY
-from common.samples import Interval, paired_ratio, student
+from common.samples import paired_ratio, student
 from common.traces.operator_categories import IDLE, MATRIX
 
 FAST = (
@@ -93,13 +105,11 @@ def _study_outliers(_: str) -> Seen:
 
 
 def _option(arm: str, run_dir: str) -> Judged:
-    """Judges the tokens/s of an arm over the plain step's."""
-    rates = options.rates(_options_of(run_dir).opened.table(options.TIMES))
-    if arm not in rates:
+    """Returns the tokens/s of an arm over the plain step's, as their section judges them."""
+    ratios = _options_of(run_dir).ratios
+    if arm not in ratios:
         raise UserError(f"{arm} was not measured")
-    # The table shows all arms together.
-    claims = len(rates.columns) - 1
-    return Judged(paired_ratio(rates[arm], rates[options.BASELINE], claims=claims))
+    return ratios[arm]
 
 
 def _faster(arm: str) -> Look:
@@ -111,36 +121,36 @@ def _slower(arm: str) -> Look:
 
 
 def _below_product(run_dir: str) -> Seen:
-    rates = options.rates(_options_of(run_dir).opened.table(options.TIMES))
+    run = _options_of(run_dir)
+    rates = options.rates(run.times)
     single = [name for name in FAST if name in rates]
     if options.ALL not in rates:
         raise UserError("all together were not measured")
     gains = rates.div(rates[options.BASELINE], axis=0)
     product = gains[single].prod(axis=1, skipna=False)
-    return below(Judged(paired_ratio(gains[options.ALL], product)))
+    return below(Judged(paired_ratio(gains[options.ALL], product), **run.conditions))
 
 
 def _within_fusion_bound(run_dir: str) -> Seen:
     bound = _profile_of(run_dir).most_fusing_gains
-    gain = _option("compile", run_dir)
-    return below(Judged(gain.interval, null=bound))
+    return below(replace(_option("compile", run_dir), null=bound))
 
 
 def _products_share(run_dir: str) -> Seen:
-    return above(Judged(_shares(run_dir, "category", MATRIX), null=0.5, population=STEPS), "{:.0%}")
+    return above(_share(run_dir, MATRIX, null=0.5), "{:.0%}")
 
 
 def _products_in_operations(run_dir: str) -> Seen:
     share = _profile_of(run_dir).flops_shares()[MATRIX]
-    judged = Judged(_shares(run_dir, "category", MATRIX), null=share, population=STEPS)
-    outcome = below(judged, "{:.0%}")
-    return Seen(outcome.status, f"{outcome.number} of the time, {share:.0%} of the operations")
+    outcome = below(_share(run_dir, MATRIX, null=share), "{:.0%}")
+    return replace(outcome, number=f"{outcome.number} of the time, {share:.0%} of the operations")
 
 
-def _shares(run_dir: str, column: str, value: str) -> Interval:
-    operators = _profile_of(run_dir).operators
-    by_step = operators.groupby(["step", column])["time_us"].sum().unstack(fill_value=0.0)
-    return student(by_step[value] / by_step.sum(axis=1))
+def _share(run_dir: str, category: str, null: float) -> Judged:
+    """Judges the share of a kind of work in a step."""
+    run = _profile_of(run_dir)
+    shares = run.shares_of(run.operators["category"] == category)
+    return Judged(student(shares), null=null, population=STEPS)
 
 
 def _backward_operations(run_dir: str) -> Seen:
@@ -157,56 +167,85 @@ def _backward_time(run_dir: str) -> Seen:
 
 
 def _idle(run_dir: str) -> Seen:
-    return below(Judged(_shares(run_dir, "category", IDLE), null=0.1, population=STEPS), "{:.1%}")
+    return below(_share(run_dir, IDLE, null=0.1), "{:.1%}")
+
+
+def _main_operators(run_dir: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns the operators below the roof, and the ms that each takes: a row per step, a column
+    per row of the first table."""
+    run = _profile_of(run_dir)
+    if run.roof is None:
+        raise UserError("the peaks of this device are not known")
+    table, rows = run.main_operators(), run.operators
+    times_ms = {
+        row.Index: run.times_ms((rows["phase"] == row.phase) & (rows["operator"] == row.operator))
+        for row in table.itertuples()
+    }
+    return table, pd.DataFrame(times_ms)
 
 
 def _arithmetic_bound(run_dir: str) -> Seen:
-    run = _profile_of(run_dir)
-    if run.roof is None:
-        raise UserError("the peaks of this device are not known")
-    shares = run.main_operators().groupby("bound")["share"].sum()
-    compute, traffic = shares.get(COMPUTE, 0.0), shares.get(MEMORY, 0.0)
-    return counted(compute > traffic, f"{compute:.0%} against {traffic:.0%}")
+    table, times_ms = _main_operators(run_dir)
+    compute_ms, traffic_ms = (
+        times_ms[table.index[table["bound"] == bound]].sum(axis=1) for bound in (COMPUTE, MEMORY)
+    )
+    more_ms = Judged(student(compute_ms - traffic_ms), null=0.0, population=STEPS)
+    return above(more_ms, "{:+.0f} ms")
 
 
 def _above_roof(run_dir: str) -> Seen:
-    run = _profile_of(run_dir)
-    if run.roof is None:
-        raise UserError("the peaks of this device are not known")
-    table = run.main_operators()
-    names = table.loc[table["share_of_roof"] > ABOVE_ROOF, "operator"]
-    return counted(len(names) > 0, f"{len(names)} operators")
+    table, times_ms = _main_operators(run_dir)
+    # The place in the table is that of the median time: a step that takes less is nearer to it.
+    roofs = times_ms.rdiv(table["share_of_roof"] * table["time_ms"], axis=1)
+    roofs = roofs.loc[:, (times_ms > 0).all()]
+    if roofs.empty:
+        raise UserError("no operator is in every step")
+    judged = [
+        Judged(student(roofs[at], claims=roofs.shape[1]), null=ABOVE_ROOF, population=STEPS)
+        for at in roofs
+    ]
+    highest = sorted(judged, key=lambda share: -share.estimate)
+    return opposite(every([below(share, "{:.0%}") for share in highest]))
 
 
 def _fusing(run_dir: str) -> Seen:
-    gain = _profile_of(run_dir).most_fusing_gains
-    return counted(gain < 2, f"{gain:.2f} times at most")
+    gain = student(_profile_of(run_dir).between_shares).map(lambda share: 1 / (1 - share))
+    return below(Judged(gain, null=2.0, population=STEPS))
 
 
 def _utilisation(run_dir: str) -> Seen:
     run = _throughput_of(run_dir)
     if run.peak_flops_per_s is None:
         raise UserError("the peak of this device is not known")
-    share = run.flops_per_s / run.peak_flops_per_s
-    return counted(0.5 < share <= 1, f"MFU {share:.0%}")
+    share = run.speed.interval.map(lambda rate: rate * run.flops_per_token / run.peak_flops_per_s)
+    outcome = above(replace(run.speed, interval=share, null=0.5), "{:.0%}")
+    if share.estimate > 1:
+        return unsettled(f"{outcome.number}, more than the measured peak")
+    return outcome
 
 
 def _half_batch(run_dir: str) -> Seen:
     line = _line(run_dir)
-    return counted(line.half_batch < 1, f"half of the ceiling at a batch of {line.half_batch:.2g}")
+    return _visited_once(f"half of the ceiling at a batch of {line.half_batch:.2g}")
 
 
 def _near_ceiling(run_dir: str) -> Seen:
     _line(run_dir)
     run = _throughput_of(run_dir)
     share = run.measured["tokens_per_s"].iloc[-1] / run.ceiling_tokens_per_s
-    return counted(share > 0.9, f"{share:.0%} at batch {run.measured['batch_size'].iloc[-1]}")
+    return _visited_once(f"{share:.0%} at batch {run.measured['batch_size'].iloc[-1]}")
 
 
 def _off_the_line(run_dir: str) -> Seen:
     _line(run_dir)
     off = _throughput_of(run_dir).off_the_line
-    return counted(off.abs().max() > 0.05, f"{max(off, key=abs):+.0%} at {off.abs().idxmax()}")
+    return _visited_once(f"{max(off, key=abs):+.0%} at {off.abs().idxmax()}")
+
+
+def _visited_once(number: str) -> Seen:
+    """Says what a line through all batch sizes does: but for the run's own each was visited once,
+    and by how much another visit would differ nobody knows."""
+    return unsettled(f"{number}, a single visit to a batch")
 
 
 def _line(run_dir: str) -> throughput.Saturation:

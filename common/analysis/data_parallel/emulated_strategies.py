@@ -17,7 +17,7 @@ from common.analysis.data_parallel.strategy_times import (
 from common.analysis.data_parallel.training_runs import ASSIGNMENT, COMMAND, STEPS, TIMES
 from common.csv_tables import read_table
 from common.errors import NotYetWritten, UserError
-from common.judged import Judged, Verdict, fastest
+from common.judged import Judged, Verdict
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
@@ -153,8 +153,8 @@ class EmulatedStrategies:
 
         Columns: accumulation, strategy, computation_ms and exposed_ms (of the prediction),
         predicted_ms, measured_ms, q25_ms, q75_ms, error (of predicted against each round's median)
-        with error_low and error_high, above_noise (the verdict on the error), exposed_share (of the
-        predicted step).
+        with error_low and error_high, above_noise (the verdict on the error), judged (the predicted
+        step over the measured one), exposed_share (of the predicted step).
 
         Raises UserError where no strategy that exchanges anything was measured.
         """
@@ -176,6 +176,7 @@ class EmulatedStrategies:
             self._error(row.strategy, row.accumulation, row.predicted_ms, len(rows))
             for row in rows.itertuples()
         ]
+        rows["judged"] = errors
         rows["error"] = [error.estimate - 1 for error in errors]
         rows["error_low"] = [error.interval.low - 1 for error in errors]
         rows["error_high"] = [error.interval.high - 1 for error in errors]
@@ -194,6 +195,7 @@ class EmulatedStrategies:
             "error_low",
             "error_high",
             "above_noise",
+            "judged",
             "exposed_share",
         ]
         return rows[columns].reset_index(drop=True)
@@ -234,8 +236,7 @@ def prediction_accuracy(run: EmulatedStrategies) -> PredictionAccuracy:
     sizes = table["error"].abs()
     worst = table.loc[sizes.idxmax()]
     few = table[table["accumulation"] == table["accumulation"].min()].set_index("strategy")
-    times = run.measured.rounds[few["accumulation"].iloc[0]][list(few.index)]
-    best = fastest(times, **run.measured.conditions)
+    best = run.measured.fastest(few["accumulation"].iloc[0])
     return PredictionAccuracy(
         network=run.network,
         median_error=float(sizes.median()),

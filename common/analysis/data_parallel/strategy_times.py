@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,14 +99,15 @@ class StrategyTimes:
         return tokens * self.ranks * accumulation
 
     @cached_property
-    def conditions(self) -> dict[str, str]:
-        """Returns scope and state of the machine, as ``Judged`` takes them."""
+    def conditions(self) -> dict[str, object]:
+        """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
         gradient_mib = 4 * self.config.num_parameters() / 2**20
         network = self.environment.get("network") or self.backend
         sizes = f"{gradient_mib:.0f} MiB of gradients, {self.ranks} ranks, {network}"
         return {
             "scope": f"{SETTINGS.format(**self.settings)}, {sizes}",
             "machine": runs.Run(self.folder, self.folder).machine_state,
+            "least_rounds": FIRST_PAGE_ROUNDS,
         }
 
     @cached_property
@@ -126,11 +128,7 @@ class StrategyTimes:
             (accumulation, strategy): speedup
             for accumulation, times in beside.items()
             for strategy, speedup in compared(
-                1 / times,
-                "single",
-                claims=claims,
-                least_rounds=FIRST_PAGE_ROUNDS,
-                **self.conditions,
+                1 / times, "single", claims=claims, **self.conditions
             ).items()
         }
 
@@ -143,11 +141,35 @@ class StrategyTimes:
             if {"DDP", "local"} <= set(times)
         }
         return {
-            accumulation: compared(
-                times, "local", claims=len(pairs), least_rounds=FIRST_PAGE_ROUNDS, **self.conditions
-            )["DDP"]
+            accumulation: compared(times, "local", claims=len(pairs), **self.conditions)["DDP"]
             for accumulation, times in pairs.items()
         }
+
+    @cached_property
+    def exchanging(self) -> dict[int, pd.DataFrame]:
+        """Returns ``rounds`` of the strategies under which ranks exchange anything, in order."""
+        named = {
+            accumulation: times[[name for name in ORDER if name in EXCHANGING and name in times]]
+            for accumulation, times in self.rounds.items()
+        }
+        return {accumulation: times for accumulation, times in named.items() if times.shape[1]}
+
+    @property
+    def pairs(self) -> int:
+        """Returns the number of pairs of exchanging strategies, of all accumulations together."""
+        return sum(math.comb(times.shape[1], 2) for times in self.exchanging.values())
+
+    def fastest(self, accumulation: int) -> Fastest | None:
+        """Returns the fastest exchanging strategy, and those that are tied with it.
+
+        Which one looks fastest is found in the same rounds, so that any pair of strategies may be
+        shown: the intervals of all pairs hold at once.
+        """
+        return fastest(self.exchanging[accumulation], claims=self.pairs, **self.conditions)
+
+    def over(self, accumulation: int, base: str) -> dict[str, Judged]:
+        """Returns the steps of exchanging strategies over those of one, as in ``fastest``."""
+        return compared(self.exchanging[accumulation], base, claims=self.pairs, **self.conditions)
 
     def summary(self, only: Collection[str] = ()) -> pd.DataFrame:
         """Returns a row per accumulation and strategy; a step is as long as its slowest rank's.
@@ -237,11 +259,6 @@ def read_strategies(opened: runs.Run) -> StrategyTimes:
     Raises UserError for a table that is none, or without a run's records beside it.
     """
     opened.require(TIMES)
-    return with_times(opened, read_table(opened.folder / TIMES, STRATEGY_COLUMNS))
-
-
-def with_times(opened: runs.Run, times: pd.DataFrame) -> StrategyTimes:
-    """Returns the comparison of strategies in a run with these rows, which may not be written."""
     return StrategyTimes(
         folder=opened.folder,
         caption=opened.caption,
@@ -249,7 +266,7 @@ def with_times(opened: runs.Run, times: pd.DataFrame) -> StrategyTimes:
         rotated=True,
         settings=opened.settings,
         environment=opened.environment,
-        times=times,
+        times=read_table(opened.folder / TIMES, STRATEGY_COLUMNS),
     )
 
 
@@ -324,24 +341,19 @@ def over_fastest(strategies: StrategyTimes) -> pd.DataFrame:
     which share a step is longer, paired by round) with over_low and over_high.
     """
     table = strategies.summary(EXCHANGING)
-    pairs = sum(len(rows) * (len(rows) - 1) // 2 for _, rows in table.groupby("accumulation"))
-    parts = []
-    for accumulation, rows in table.groupby("accumulation"):
-        times = strategies.rounds[accumulation][list(rows["strategy"])]
-        # Which strategy looks fastest is found in the same rounds, so that any pair of strategies
-        # could have become a row: the intervals hold for all pairs at once.
-        best = fastest(times, claims=pairs, **strategies.conditions)
-        parts.append(rows.assign(**_beside(times, best, pairs, strategies.conditions)))
+    parts = [
+        rows.assign(**_beside(strategies, accumulation))
+        for accumulation, rows in table.groupby("accumulation")
+    ]
     columns = ["accumulation", "strategy", "fastest", "above_noise", "step_ms"]
     columns += ["over_fastest", "over_low", "over_high"]
     return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
 
 
-def _beside(
-    times: pd.DataFrame, best: Fastest | None, claims: int, conditions: dict[str, str]
-) -> dict[str, list]:
+def _beside(strategies: StrategyTimes, accumulation: int) -> dict[str, list]:
     """Returns columns of ``over_fastest``, a value for each strategy that was measured."""
-    over = compared(times, best.arm, claims=claims, **conditions) if best else {}
+    times, best = strategies.exchanging[accumulation], strategies.fastest(accumulation)
+    over = strategies.over(accumulation, best.arm) if best else {}
     ends = [_with_ends(over[name]) if name in over else (1.0, 1.0, 1.0, None) for name in times]
     ratios, lows, highs, verdicts = zip(*ends, strict=True)
     standing = dict.fromkeys(best.tied, "tied" if len(best.tied) > 1 else "yes") if best else {}

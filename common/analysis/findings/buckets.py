@@ -23,7 +23,7 @@ from common.analysis.findings.finding import (
     span,
 )
 from common.analysis.runs import Run
-from common.judged import FIRST_PAGE_ROUNDS, Judged, Verdict
+from common.judged import FIRST_PAGE_ROUNDS, Fastest, Judged, Verdict
 
 
 def best_cap(folder: Path) -> Answer:
@@ -44,11 +44,18 @@ def _measured_best(accuracy: Accuracy) -> str:
     count = len(accuracy.table)
     if accuracy.best is None:
         return "a single cap was measured"
-    lead, spread = accuracy.best.lead, accuracy.worst_over_best
-    if not lead.is_settled:
-        return f"of the {count} measured, {cap_or_ties(accuracy.best)} ({lead.reason})"
+    best, spread = as_said(accuracy.best), accuracy.worst_over_best
+    if not best.lead.is_settled:
+        is_tied = "tied" in cap_or_ties(best)
+        reason = f" ({best.lead.reason})" if is_tied else ""
+        return f"of the {count} measured, {cap_or_ties(best)}{reason}"
     longest = f", the worst takes {spread.estimate:.2f} times as long" if spread.is_settled else ""
-    return f"best of the {count} measured: {cap_or_ties(accuracy.best)}{longest}"
+    return f"best of the {count} measured: {cap_or_ties(best)}{longest}"
+
+
+def as_said(best: Fastest | None) -> Fastest | None:
+    """Returns the fastest as a first page may name it."""
+    return best and replace(best, lead=replace(best.lead, least_rounds=FIRST_PAGE_ROUNDS))
 
 
 def gain_over_default(folder: Path) -> Answer:
@@ -106,7 +113,7 @@ def error_of_prediction(folder: Path) -> Answer:
     beaten = [
         f"on {name} the cap that it chooses takes {at.regret.estimate:.0%} longer than another"
         for name, at in {network.name: accuracy, **others}.items()
-        if replace(at.regret, least_rounds=FIRST_PAGE_ROUNDS).is_settled
+        if at.regret.is_settled
     ]
     return Answer(
         value=f"{accuracy.median_error:.1%} in the median",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.analysis.findings import buckets, scaling, training
 from common.analysis.findings.finding import UNREADABLE, Finding, Question
-from common.analysis.runs import Run
+from common.analysis.runs import AGAIN, Run
 from common.errors import UserError
 from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
 from common.runtime.wording import counted
@@ -47,15 +47,23 @@ def findings_of(
 def machine_states(folder: Path) -> dict[str, tuple[str, str]]:
     """Returns the state of the machine during each stage below a run directory, and its reason.
 
-    Keys are the stages' folders. Stages that were copied from another assignment are left out.
+    Keys are the stages' folders. Left out are stages that were copied from another assignment, that
+    are not complete, or that are measured once more: of these one is kept in the end.
     """
     states = {}
     for record in sorted(folder.rglob("environment.json")):
         run = Run(record.parent, folder)
-        if record.parent != folder and "copied_from" not in run.environment:
+        if record.parent != folder and _counts(run):
             stage = record.parent.relative_to(folder).as_posix()
             states[stage] = (run.machine.state, run.machine.reason)
     return states
+
+
+def _counts(run: Run) -> bool:
+    """Returns True if a stage's machine is that of the run's numbers."""
+    is_whole = run.environment.get("status") == "complete"
+    is_copy = "copied_from" in run.environment
+    return is_whole and not is_copy and not run.folder.name.endswith(AGAIN)
 
 
 def machine_line(states: Mapping[str, tuple[str, str]]) -> str:

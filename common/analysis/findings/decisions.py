@@ -8,16 +8,16 @@ from pathlib import Path
 
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
-from common.analysis.data_parallel.strategy_times import EXCHANGING, read_strategies
+from common.analysis.comparable import network_of, short_network
+from common.analysis.data_parallel.strategy_times import read_strategies
 from common.analysis.findings.finding import UNREADABLE
 from common.analysis.findings.training import DYNAMIC
-from common.analysis.findings.your_step import network_name
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.one_device.options import open_options
 from common.analysis.runs import DEPTHS, complete_runs
 from common.diagnose.changes import find_changes, open_changes
 from common.errors import UserError
-from common.judged import Judged, compared
+from common.judged import Judged
 from common.samples import paired_ratio
 
 SAME, ROUNDED = "the same", "the same but for rounding"
@@ -122,18 +122,24 @@ def strategies(run_dir: Path) -> Iterator[Decision]:
     """Yields the other strategies in place of DDP, and more micro-batches between two exchanges."""
     for run in complete_runs(run_dir, "strategy-times.csv", DEPTHS):
         measured = read_strategies(run)
-        where = f"{measured.settings['model']}, {network_name(run)}"
-        fewest, *more = sorted(measured.rounds)
-        times = measured.rounds[fewest]
-        faster = 1 / times[[name for name in times if name in EXCHANGING]]
-        for name, judged in compared(faster, "DDP", **measured.conditions).items():
+        where = f"{measured.settings['model']}, {short_network(network_of(run.environment))}"
+        fewest, *more = sorted(measured.exchanging)
+        for name, longer in measured.over(fewest, "DDP").items():
             change = f"{name} in place of DDP"
-            yield Decision(change, where, judged, *CONSEQUENCES.get(name, ()))
+            yield Decision(change, where, _upside_down(longer), *CONSEQUENCES.get(name, ()))
+        times = measured.rounds[fewest]["DDP"]
         for count in more:
+            # Steps of as many micro-batches; all are shown together.
             longer = measured.rounds[count]["DDP"] * (fewest / count)
-            judged = Judged(paired_ratio(times["DDP"], longer), **measured.conditions)
+            ratio = paired_ratio(times, longer, claims=len(more))
             change = f"accumulation of {count} in place of {fewest}"
+            judged = Judged(ratio, **measured.conditions)
             yield Decision(change, where, judged, *CONSEQUENCES["accumulation"])
+
+
+def _upside_down(judged: Judged) -> Judged:
+    """Returns how many times as fast something is that takes so many times as long."""
+    return replace(judged, interval=judged.interval.map(lambda ratio: 1 / ratio))
 
 
 def caps(run_dir: Path) -> Iterator[Decision]:
@@ -156,12 +162,10 @@ def plans(run_dir: Path) -> Iterator[Decision]:
     """Yields, by data set, texts shared by work in place of number."""
     for comparison in open_assignment3(run_dir).comparisons:
         if DYNAMIC in comparison.judged:
-            longer = comparison.judged[DYNAMIC]
-            faster = longer.interval.map(lambda ratio: 1 / ratio)
             yield Decision(
                 change="dynamic micro-batches in place of static",
                 where=f"{comparison.dataset}, {comparison.ranks} ranks",
-                judged=replace(longer, interval=faster),
+                judged=_upside_down(comparison.judged[DYNAMIC]),
                 costs="planning",
                 training=ROUNDED,
             )

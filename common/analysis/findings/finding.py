@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Answer:
         doubt: another reason not to rely on the number; empty where there is none.
         settle: the command that repeats the measurement, without its number of rounds.
         option: the command's option for the number of rounds.
+        in_rounds: share of the run's time that its rounds take; the rest does not grow with them.
     """
 
     value: str
@@ -47,6 +49,7 @@ class Answer:
     doubt: str = ""
     settle: str = ""
     option: str = "--rounds"
+    in_rounds: float = 1.0
 
     @property
     def is_settled(self) -> bool:
@@ -85,7 +88,8 @@ class Answer:
         if not all(times) or not self.judged.rounds:
             return counted(rounds, "round")
         start, end = map(datetime.datetime.fromisoformat, times)
-        minutes = (end - start).total_seconds() / 60 * rounds / self.judged.rounds
+        longer = 1 + self.in_rounds * (rounds / self.judged.rounds - 1)
+        minutes = (end - start).total_seconds() / 60 * longer
         return f"{rounds} rounds ({counted(max(1, round(minutes)), 'minute')})"
 
 
@@ -175,3 +179,11 @@ def span(low: float, high: float, form: str = "{:.2f}") -> str:
     if pd.isna(low) or pd.isna(high):
         return "–"
     return f"{form.format(low)} to {form.format(high)}"
+
+
+def with_interval(judged: Judged, form: str) -> str:
+    """Returns the 95 % interval and its rounds, in words."""
+    if math.isnan(judged.interval.low):
+        return "a single round, so no interval"
+    ends = span(judged.interval.low, judged.interval.high, form)
+    return f"95 % interval {ends}, {judged.rounds} rounds"

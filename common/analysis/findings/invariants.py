@@ -90,11 +90,11 @@ def parts_beyond_the_step(folder: Path) -> Iterator[str]:
 
 def peaks_apart(folder: Path) -> Iterator[str]:
     """Yields a device whose peak was measured twice with different results."""
-    peaks: dict[str, tuple[str, float]] = {}
+    peaks: dict[tuple[str, str], tuple[str, float]] = {}
     for run in complete_runs(folder, "device-peak.csv"):
         for row in run.table("device-peak.csv").itertuples():
             stage = _stage(run.folder, folder)
-            before, peak = peaks.setdefault(row.precision, (stage, row.flops_per_s))
+            before, peak = peaks.setdefault((row.device, row.precision), (stage, row.flops_per_s))
             ratio = row.flops_per_s / peak
             if not 1 / (1 + PEAKS_APART) <= ratio <= 1 + PEAKS_APART:
                 yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +13,7 @@ from common.analysis.findings.finding import (
     Question,
     repeated,
     span,
+    with_interval,
 )
 from common.analysis.runs import Run, complete_runs
 from common.analysis.sweep_speedups import NO_CHANGE
@@ -23,33 +25,58 @@ from common.diagnose.changes import (
     open_changes,
     sweep_before,
 )
-from common.diagnose.diagnosis import diagnose_folder
+from common.diagnose.diagnosis import case_of, examine_case, lost_by_round
+from common.diagnose.evidence.case import Case, Verdict
 from common.errors import UserError
-from common.judged import DISTURBED
+from common.judged import DISTURBED, FIRST_PAGE_ROUNDS, Judged
 from common.runtime.wording import counted
+from common.samples import student
 
 
 def main_cause(folder: Path) -> Answer:
     """Finds the main cause that a sweep is diagnosed with: of changes that were made, the one
     before them, else the newest."""
     run, arm = _diagnosed_sweep(folder)
-    diagnosis = diagnose_folder(run.folder, arm=arm)
+    case = case_of(run.folder, arm=arm)
+    diagnosis = examine_case(case)
     where = (Run(run.folder, folder),)
     if not diagnosis.verdicts:
         return Answer("no limiting cause found", diagnosis.summary, MEASURED, where)
     verdict = diagnosis.verdicts[0]
-    takes = f"; it takes {verdict.lost_share:.0%} of the step" if verdict.lost_share else ""
+    judged = _judged_share(case, verdict)
+    takes = f"; it takes {verdict.lost_share:.0%} of the step" if judged else ""
+    ends = f", {with_interval(judged, '{:.0%}')}" if judged else ""
     doubts = ["low confidence"] if verdict.confidence == "low" else []
-    doubts += ["the machine was disturbed"] if run.machine_state == DISTURBED else []
+    is_disturbed = run.machine_state == DISTURBED
+    doubts += ["the machine was disturbed"] if is_disturbed else []
     further = len(diagnosis.verdicts) - 1
     more = f"{counted(further, 'further cause')}; " if further else ""
     return Answer(
         value=f"{verdict.title}{takes}",
-        spread=f"confidence {verdict.confidence}; {more}{run.environment['network']}",
+        spread=f"confidence {verdict.confidence}{ends}; {more}{run.environment['network']}",
         kind=MEASURED,
         runs=where,
-        hidden="what limits scaling" if run.machine_state == DISTURBED else "",
+        judged=judged,
+        hidden="what limits scaling" if judged or is_disturbed else "",
         doubt=", ".join(doubts),
+        settle=repeated(where[0]),
+    )
+
+
+def _judged_share(case: Case, verdict: Verdict) -> Judged | None:
+    """Judges the share of a step that the main cause takes, round by round; None without a share.
+
+    The share is that of all steps, as the diagnosis has it; its interval is one over rounds.
+    """
+    if not verdict.lost_share:
+        return None
+    rounds = student(lost_by_round(case, verdict.cause))
+    return Judged(
+        replace(rounds, estimate=verdict.lost_share),
+        null=0.0,
+        population="all steps; its interval round by round",
+        machine=case.run.opened.machine_state,
+        least_rounds=FIRST_PAGE_ROUNDS,
     )
 
 

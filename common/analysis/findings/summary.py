@@ -22,6 +22,7 @@ from common.analysis.buckets.figures import bucket_times_by_network
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import GAIN, Networks, measured_networks
 from common.analysis.clusters.figures import efficiency
+from common.analysis.comparable import short_network
 from common.analysis.findings.decisions import DECISIONS, decisions
 from common.analysis.findings.your_step import step_bars, step_bars_figure
 from common.analysis.runs import (
@@ -35,6 +36,7 @@ from common.analysis.runs import (
 from common.analysis.show import Table, show
 from common.analysis.speedups import TITLES as SPEEDUPS
 from common.analysis.speedups import find_speedups, tabulate_speedups
+from common.judged import Verdict
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.scale_out import (
@@ -45,15 +47,20 @@ from common.perfmodel.cluster.scale_out import (
 )
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.group.network import OVER_LOOPBACK
 
 PREDICTION = {
     "network": "network",
     "gradient_mib": ("gradients (MiB)", "{:.0f}"),
     "buckets": ("buckets by default", "{:.0f}"),
-    "median error": "median error",
+    ("median error", "error told from noise"): (
+        "median error",
+        lambda error, verdict: _said(error, verdict),
+    ),
     "noise floor": "noise floor",
-    "regret": "regret",
+    ("regret", "regret told from noise"): (
+        "regret",
+        lambda regret, verdict: _said(regret, verdict),
+    ),
     GAIN: GAIN,
 }
 """Titles of ``Summary.errors_of_prediction``."""
@@ -100,7 +107,7 @@ class Summary:
         table = tabulate_speedups(find_speedups(self.folders.values()))
         if table.empty:
             return _not_run("assignment1")
-        network = table["network"].replace(OVER_LOOPBACK, "loopback").str.rpartition(" at ")[2]
+        network = table["network"].map(short_network)
         what = table["what"] + ", " + table["model"].str.split(r",| of | \d", regex=True).str[0]
         short = table.assign(what=what, network=network)
         titles = {name: SPEEDUPS[name] for name in SPEEDUPS if name not in LEFT_OUT}
@@ -172,6 +179,11 @@ def open_summary(run_dirs: Mapping[str, str]) -> Summary:
     if run_dirs:
         return Summary({name: given_folder(path) for name, path in run_dirs.items()})
     return Summary({name: recorded_assignment(name) for name in ASSIGNMENTS})
+
+
+def _said(share: float, verdict: str) -> str:
+    """Returns a share, or the verdict in its place where it is not settled."""
+    return f"{share:.1%}" if verdict == Verdict.SETTLED else verdict
 
 
 def _not_run(assignment: str) -> str:

@@ -3,7 +3,6 @@ planned micro-batches (assignment 3)."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from common.analysis.data_parallel.strategy_times import StrategyTimes, open_strategies
@@ -14,6 +13,7 @@ from common.analysis.findings.finding import (
     Question,
     repeated,
     span,
+    with_interval,
 )
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.micro_batches.mode_comparison import STATIC
@@ -22,19 +22,10 @@ from common.analysis.one_device.profile import open_profile
 from common.analysis.one_device.throughput import open_throughput
 from common.analysis.runs import Run
 from common.errors import UserError
-from common.judged import Judged
 from common.runtime.wording import counted
 
 DYNAMIC = "dynamic"
 GB = 1e9
-
-
-def with_interval(judged: Judged, form: str) -> str:
-    """Returns the 95 % interval and its rounds, in words."""
-    if math.isnan(judged.interval.low):
-        return "a single round, so no interval"
-    ends = span(judged.interval.low, judged.interval.high, form)
-    return f"95 % interval {ends}, {judged.rounds} rounds"
 
 
 def tokens_per_second(folder: Path) -> Answer:
@@ -51,6 +42,7 @@ def tokens_per_second(folder: Path) -> Answer:
         judged=run.speed,
         hidden="how much another visit to the same batch would differ",
         settle=repeated(run.opened),
+        in_rounds=run.share_of_visits,
     )
 
 
@@ -81,24 +73,24 @@ def largest_batch(folder: Path) -> Answer:
 
 
 def largest_kind_of_work(folder: Path) -> Answer:
-    """Finds the kind of work that takes most of a step, with its lead over the second."""
+    """Finds the kind of work that takes most of a step, with its lead over its closest rival."""
     run = open_profile(folder)
     if run.most is None:
         raise UserError("fewer than two kinds of work in every step")
-    first, second = (
+    first, rival = (
         f"{run.categories()['share'][name]:.0%} {run.category_name(name)}"
         for name in (run.most.arm, run.most.rival)
     )
     return Answer(
         value=first,
         spread=(
-            f"{run.most.lead.estimate:.2f} times as long as the second, {second}; "
+            f"{run.most.lead.estimate:.2f} times as long as its closest rival, {rival}; "
             f"{with_interval(run.most.lead, '{:.2f}')}; {run.workload}"
         ),
         kind=MEASURED,
         runs=(run.opened,),
         judged=run.most.lead,
-        hidden=f"which takes more, {first} or {second}",
+        hidden=f"which takes more, {first} or {rival}",
         settle=repeated(run.opened, "--active_steps"),
         option="--active_steps",
     )

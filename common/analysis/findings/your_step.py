@@ -8,13 +8,12 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common.analysis.comparable import network_of
+from common.analysis.comparable import network_of, short_network
 from common.analysis.data_parallel.strategy_times import read_strategies
-from common.analysis.runs import DEPTHS, Run, complete_runs
+from common.analysis.runs import DEPTHS, complete_runs
 from common.analysis.step_parts import TIMED, decompose_all
 from common.analysis.style import BLUE, GREY, ORANGE, SKY, figure
 from common.judged import Verdict, compared
-from common.runtime.group.network import OVER_LOOPBACK
 from common.runtime.wording import counted
 
 PARTS = {
@@ -52,11 +51,12 @@ def _strategies(run_dir: Path) -> Iterator[dict]:
         model = strategies.settings["model"]
         for name in rounds:
             step_ms = float(rounds[name].mean())
-            exchange = 0.0 if name in alone else float((rounds[name] - rounds["local"]).mean())
+            share = 0.0 if name in alone else 1 - 1 / against[name].estimate
+            exchange = step_ms * share
             ranks = 1 if name == "single" else strategies.ranks
             yield {
                 "configuration": f"{model}, {_named(name)}, {counted(ranks, 'rank')}",
-                "network": network_name(run),
+                "network": short_network(network_of(run.environment)),
                 "step_ms": step_ms,
                 "computation_ms": step_ms - max(0.0, exchange),
                 "exchange_ms": max(0.0, exchange),
@@ -81,7 +81,7 @@ def _arms(run_dir: Path) -> Iterator[dict]:
             batches = f"{counted(row.world_size, 'rank')} × {row.batch_per_rank:g}"
             yield {
                 "configuration": f"{model}, {batches}",
-                "network": network_name(run),
+                "network": short_network(network_of(run.environment)),
                 "step_ms": row.step_ms,
                 "computation_ms": computation_ms,
                 "exchange_ms": row.communication_ms,
@@ -89,12 +89,6 @@ def _arms(run_dir: Path) -> Iterator[dict]:
                 "rest_ms": row.step_ms - computation_ms - row.communication_ms - row.waiting_ms,
                 "exchange": "",
             }
-
-
-def network_name(run: Run) -> str:
-    """Returns the network between a run's ranks, in few words: the rate of emulated links."""
-    network = network_of(run.environment)
-    return "loopback" if network in (None, OVER_LOOPBACK) else str(network).rpartition(" at ")[2]
 
 
 def step_bars_figure(bars: pd.DataFrame, caption: str) -> Figure:

@@ -184,13 +184,16 @@ class ModeComparison(OfRun):
         count = len(self.modes)
         return count * (count - 1) // 2 + len(self.own_batch_modes)
 
+    def over(self, mode: str) -> dict[str, Judged]:
+        """Returns the mean steps of ``modes`` over one's, paired by global batch."""
+        times = self.slowest()
+        return compared(times, mode, claims=self.claims, ratio=mean_ratio, **self.conditions)
+
     @cached_property
     def judged(self) -> dict[str, Judged]:
         """Returns each mode's mean step over static's, paired by global batch; per text for modes
         that form batches of their own, whose steps have no counterpart."""
-        same = compared(
-            self.slowest(), STATIC, claims=self.claims, ratio=mean_ratio, **self.conditions
-        )
+        same = self.over(STATIC)
         static = self._texts_and_times.loc[STATIC]
         unpaired = {"population": "steps of other batches, unpaired", **self.conditions}
         return same | {

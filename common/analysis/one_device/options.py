@@ -16,7 +16,7 @@ from common.analysis.one_device.origin import OneDeviceRun, step_text
 from common.analysis.runs import open_run_with
 from common.csv_tables import numbers
 from common.errors import UserError
-from common.judged import Judged, compared, fastest
+from common.judged import FIRST_PAGE_ROUNDS, Judged, compared, fastest
 
 TIMES, ARMS = "options-times.csv", "options-arms.csv"
 BASELINE, AGAIN, ALL = "baseline", "baseline-again", "all"
@@ -46,9 +46,13 @@ class OptionsRun(OneDeviceRun):
     arms: pd.DataFrame
 
     @property
-    def conditions(self) -> dict[str, str]:
-        """Returns scope and state of the machine, as ``Judged`` takes them."""
-        return {"scope": step_text(self.settings), "machine": self.opened.machine_state}
+    def conditions(self) -> dict[str, object]:
+        """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
+        return {
+            "scope": step_text(self.settings),
+            "machine": self.opened.machine_state,
+            "least_rounds": FIRST_PAGE_ROUNDS,
+        }
 
     @cached_property
     def ratios(self) -> dict[str, Judged]:
@@ -146,7 +150,7 @@ def rates(times: pd.DataFrame) -> pd.DataFrame:
     return tokens_per_s.groupby([times["round"], times["arm"]]).median().unstack()
 
 
-def judged_ratios(times: pd.DataFrame, **conditions: str) -> dict[str, Judged]:
+def judged_ratios(times: pd.DataFrame, **conditions: object) -> dict[str, Judged]:
     """Returns each arm's rate over the baseline's, paired by round; intervals hold all at once."""
     return compared(rates(times), BASELINE, **conditions)
 
@@ -164,7 +168,7 @@ def option_ratios(
     return arms.set_index("arm").join(table).reset_index()
 
 
-def in_company(times: pd.DataFrame, **conditions: str) -> pd.DataFrame:
+def in_company(times: pd.DataFrame, **conditions: object) -> pd.DataFrame:
     """Returns what an option adds to all the others: ``all`` over ``all-but-it``, within rounds.
 
     Index: options; columns as in ``option_ratios``. Empty without such arms.

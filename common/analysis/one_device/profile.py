@@ -142,7 +142,7 @@ class ProfileRun(OneDeviceRun):
 
     @cached_property
     def most(self) -> Fastest | None:
-        """Returns the kind of work that takes most, ``lead`` being over the second one."""
+        """Returns the kind of work that takes most, ``lead`` being over its closest rival."""
         always = self.category_ms.loc[:, (self.category_ms > 0).all()]
         return fastest(1 / always, least_rounds=FIRST_PAGE_ROUNDS, **self.conditions)
 
@@ -235,8 +235,7 @@ class ProfileRun(OneDeviceRun):
     @property
     def between_products(self) -> pd.DataFrame:
         """Returns the operators of the step that fusing can merge, forward and backward."""
-        rows = self.step[self.step["phase"].isin(["forward", "backward"])]
-        return rows[rows["category"].isin(BETWEEN_PRODUCTS)]
+        return self.step[_is_between(self.step)]
 
     @property
     def between_calls(self) -> int:
@@ -247,6 +246,20 @@ class ProfileRun(OneDeviceRun):
     def between_share(self) -> float:
         """Returns the share of the step that ``between_products`` take."""
         return self.between_products["time_us"].sum() / 1e3 / self.step_ms
+
+    @property
+    def between_shares(self) -> pd.Series:
+        """Returns ``between_share`` of every profiled step."""
+        return self.shares_of(_is_between(self.operators))
+
+    def times_ms(self, which: pd.Series) -> pd.Series:
+        """Returns the time that some rows of ``operators`` take in each profiled step."""
+        times_us = self.operators["time_us"].where(which, 0.0)
+        return times_us.groupby(self.operators["step"]).sum() / 1e3
+
+    def shares_of(self, which: pd.Series) -> pd.Series:
+        """Returns the share that some rows of ``operators`` have of each profiled step."""
+        return self.times_ms(which) / self.times_ms(self.operators["step"].notna())
 
     @property
     def most_fusing_gains(self) -> float:
@@ -287,6 +300,11 @@ class ProfileRun(OneDeviceRun):
         ]
         table = pd.concat([sums, pd.DataFrame(places, index=sums.index)], axis=1)
         return table.sort_values("time_ms", ascending=False, ignore_index=True)
+
+
+def _is_between(operators: pd.DataFrame) -> pd.Series:
+    is_pass = operators["phase"].isin(["forward", "backward"])
+    return is_pass & operators["category"].isin(BETWEEN_PRODUCTS)
 
 
 def open_profile(run_dir: str | Path | None = None) -> ProfileRun:

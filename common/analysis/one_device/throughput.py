@@ -117,6 +117,14 @@ class ThroughputRun(OneDeviceRun):
                 return self.tokens_per_sequence * step_s.columns / step_s
         return self.measured.set_index("batch_size")[["tokens_per_s"]].T
 
+    @property
+    def share_of_visits(self) -> float:
+        """Returns the share of all measured steps' time that visits to the run's batch take."""
+        if not self.opened.has(TIMES):
+            return 1.0
+        by_size = self.opened.table(TIMES).groupby("batch_size")["step_time_ms"].sum()
+        return float(by_size.get(self.batch_size, 0.0) / by_size.sum())
+
     @cached_property
     def speed(self) -> Judged:
         """Returns the tokens per second at the run's batch; steps of one visit are no rounds."""
@@ -124,14 +132,17 @@ class ThroughputRun(OneDeviceRun):
             student(self.visits[self.batch_size]),
             null=None,
             population="visits, each in a process of its own",
-            least_rounds=FIRST_PAGE_ROUNDS,
             **self.conditions,
         )
 
     @property
-    def conditions(self) -> dict[str, str]:
-        """Returns scope and state of the machine, as ``Judged`` takes them."""
-        return {"scope": step_text(self.settings), "machine": self.opened.machine_state}
+    def conditions(self) -> dict[str, object]:
+        """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
+        return {
+            "scope": step_text(self.settings),
+            "machine": self.opened.machine_state,
+            "least_rounds": FIRST_PAGE_ROUNDS,
+        }
 
     @property
     def tokens_per_s(self) -> float:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from common.analysis.scaling.training_run import STRONG, WEAK, RunIdentity, ScalingRun
 from common.errors import UserError
+from common.judged import FIRST_PAGE_ROUNDS, Judged
 from common.samples import Interval, middle, resampled, welch
 
 SAME = {
@@ -32,6 +33,7 @@ SAMPLES_APART = 0.01
 
 FEW = 8
 """From so many values on, a bootstrap is trusted."""
+ONE_AFTER_ANOTHER = "runs one after another"
 OVER_RUNS, OVER_EPOCHS, NO_INTERVAL = "repeated runs", "epochs", "nothing: a single epoch"
 
 
@@ -43,6 +45,7 @@ class Speedup:
         low, high: 95 % interval of ``value``; NaN where there is none.
         over: Source of the interval, such as repeated runs.
         ranks: Ranks of the faster side over those of the base.
+        repeats: Number of runs of the side that has fewer.
     """
 
     value: float
@@ -50,6 +53,21 @@ class Speedup:
     high: float
     over: str
     ranks: float
+    repeats: int = 1
+
+    @property
+    def judged(self) -> Judged:
+        """Returns the speedup as it may be said: runs are its repetitions.
+
+        Epochs of one run do not know by how much runs differ: an interval over them settles
+        nothing.
+        """
+        ends = (self.low, self.high) if self.over == OVER_RUNS else (np.nan, np.nan)
+        return Judged(
+            Interval(self.value, *ends, rounds=self.repeats),
+            population=ONE_AFTER_ANOTHER,
+            least_rounds=FIRST_PAGE_ROUNDS,
+        )
 
     @property
     def efficiency(self) -> float:
@@ -221,6 +239,7 @@ def _speedup(
         high=interval.high * samples_ratio,
         over=over,
         ranks=runs[0].identity.world_size / base_runs[0].identity.world_size,
+        repeats=min(len(base_runs), len(runs)),
     )
 
 

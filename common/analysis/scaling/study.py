@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.scaling.speedups import (
+    NO_INTERVAL,
     NOT_COUNTED,
+    OVER_EPOCHS,
     Speedup,
     per_sample_speedup,
     printed_speedup,
@@ -253,10 +255,17 @@ def _how_far(base: RunIdentity, run: RunIdentity) -> tuple[int, int]:
 
 
 def verdict(ratio: Speedup) -> str:
-    """Returns the words that users of the original know; says so where others are possible."""
-    words = _words(ratio.value, ratio.ranks)
+    """Returns ``printed_verdict``; says so where that is not certain."""
+    words = printed_verdict(ratio)
+    if ratio.over in (OVER_EPOCHS, NO_INTERVAL):
+        return f"{words}, not certain: runs were not repeated"
     ends = {_words(end, ratio.ranks) for end in (ratio.low, ratio.high) if not np.isnan(end)}
     return words if ends <= {words} else f"{words}, not certain by this interval"
+
+
+def printed_verdict(ratio: Speedup) -> str:
+    """Returns the words that the original prints, which looks at no interval."""
+    return _words(ratio.value, ratio.ranks)
 
 
 def _words(value: float, ranks: float) -> str:

@@ -27,7 +27,7 @@ from common.analysis.runs import (
 from common.analysis.scaling.laws import FittedLaw, fit_law
 from common.analysis.scaling.prediction import predicted_steps, prediction_errors
 from common.analysis.scaling.training_run import STRONG, WEAK
-from common.analysis.step_parts import decompose_all
+from common.analysis.step_parts import decompose_all, parts_by_round
 from common.analysis.sweep_speedups import speedups_by_round, sweep_speedups
 from common.diagnose.evidence.evidence import (
     ARMS,
@@ -142,9 +142,17 @@ class SweepRun(OfRun):
     @cached_property
     def parts(self) -> pd.DataFrame:
         """Returns a row per arm, its step in parts; columns in ``decompose_all``."""
+        return decompose_all(self.arms, self.steps, self._watched)
+
+    @cached_property
+    def parts_by_round(self) -> pd.DataFrame:
+        """Returns ``parts`` of each round, with the column round."""
+        return parts_by_round(self.arms, self.steps, self._watched)
+
+    @property
+    def _watched(self) -> pd.DataFrame | None:
         buckets = self.tables.get(BUCKETS)
-        watched = buckets is not None and len(buckets)
-        return decompose_all(self.arms, self.steps, buckets if watched else None)
+        return buckets if buckets is not None and len(buckets) else None
 
     @cached_property
     def noise_floor(self) -> float | None:

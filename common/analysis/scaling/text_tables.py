@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from common.analysis.scaling.study import Compared, verdict
+from common.analysis.scaling.study import Compared, printed_verdict, verdict
 from common.analysis.scaling.study_report import diagnosis_of
 from common.analysis.scaling.text_study import (
     TextStudy,
@@ -76,7 +76,7 @@ PRINTED = {
         "efficiency as printed",
         lambda share: f"{share:.1%}".replace("%", " %"),
     ),
-    "printed": ("the study's verdict", verdict),
+    "printed": ("the study's verdict", printed_verdict),
 }
 """Titles of a published configuration: what the study printed, and whether it is a speedup."""
 PER_SAMPLE = {

@@ -20,12 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from common.analysis.one_device.options import (
-    judged_ratios,
-    option_ratios,
-    rates,
-    ratios_text,
-)
+from common.analysis.one_device.options import open_options, rates, ratios_text
 from common.benchmarks.one_device.option_arms import AGAIN, BASELINE, Arm, plan_arms
 from common.data.batches import BatchStream
 from common.errors import UserError
@@ -86,11 +81,12 @@ def main(settings: OptionsBenchmark) -> None:
         with record_run(settings, "options", worker) as recorder, ExitStack() as stack:
             if any(arm.workload.compile for arm in arms):
                 stack.enter_context(compiled_apart())
-            times, table = measure(settings, arms, worker.device, recorder)
+            table = measure(settings, arms, worker.device, recorder)
             recorder.run.write_table("options-arms.csv", table)
-            ratios = judged_ratios(times)
-            print(ratios_text(option_ratios(times, table, ratios), ratios))
-            print(f"Written to {recorder.run.path}")
+        # Only now the witness has judged the machine.
+        run = open_options(recorder.run.path)
+        print(ratios_text(run.table, run.ratios))
+        print(f"Written to {recorder.run.path}")
 
 
 def compiled_apart() -> object:
@@ -141,12 +137,8 @@ def resting_place(device: torch.device) -> torch.device | None:
 
 def measure(
     settings: OptionsBenchmark, arms: list[Arm], device: torch.device, recorder: Recorder
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Visits the arms in rotated rounds.
-
-    Returns:
-        the rows of options-times.csv and those of options-arms.csv.
-    """
+) -> pd.DataFrame:
+    """Visits the arms in rotated rounds; returns the rows of options-arms.csv."""
     bench = Bench(settings, device, recorder.run)
     usable = visiting_order(tuple(arm for arm in arms if not arm.reason))
     progress = Progress(len(usable) * (1 + settings.rounds))
@@ -163,7 +155,7 @@ def measure(
     for round_, arm in rounds:
         bench.visit(arm, round_)
         progress.step(f"round {round_ + 1}, {arm.name}")
-    return pd.DataFrame(bench.rows), pd.DataFrame([bench.describe(arm) for arm in arms])
+    return pd.DataFrame([bench.describe(arm) for arm in arms])
 
 
 def visiting_order(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:

@@ -142,7 +142,8 @@ def _packed(path: Path, left_out: list[LeftOut]) -> Iterator[HandIn]:
         of = read_identity(path)
         yield HandIn(slug(of.name), path, of.assignment)
     except UserError as error:
-        left_out.append(LeftOut(path.name, "hand-in", str(error)))
+        reason = str(error).removeprefix(f"{path.name}: ")
+        left_out.append(LeftOut(path.name, "hand-in", reason))
 
 
 def _is_archive(path: Path) -> bool:

@@ -21,7 +21,7 @@ import pandas as pd
 from common.diagnose.causes.communication import cap_change
 from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
 from common.diagnose.evidence.evidence import PLACEMENT, TRIALS
-from common.judged import DISTURBED, NOT_WITNESSED, Judged
+from common.judged import DISTURBED, FIRST_PAGE_ROUNDS, NOT_WITNESSED, Judged
 from common.samples import Interval, paired_gain, per_round
 
 AS_IT_IS, AS_IT_LOADS = "as it is", "as it loads"
@@ -50,8 +50,6 @@ CHANGED = {
 }
 """What a kind of change shortens, where that is more than passes: a rank that has its cores for
 itself loads and updates in less time, too."""
-LEAST_ROUNDS = 6
-"""Least number of rounds of trials that decide on a cause."""
 LEAST_GAIN = 0.05
 """Least share of a step saved, at the lower end of the interval."""
 TITLES = {
@@ -103,12 +101,12 @@ class Tried:
     @property
     def judged(self) -> Judged:
         """Returns the gain as it may be said."""
-        return Judged(self.gain, null=0.0, machine=self.machine, least_rounds=LEAST_ROUNDS)
+        return Judged(self.gain, null=0.0, machine=self.machine, least_rounds=FIRST_PAGE_ROUNDS)
 
     @property
     def decides(self) -> bool:
         """Returns True if there were rounds enough, on a machine that had no other work."""
-        return self.gain.rounds >= LEAST_ROUNDS and self.machine != DISTURBED
+        return self.gain.rounds >= FIRST_PAGE_ROUNDS and self.machine != DISTURBED
 
     def said(self) -> str:
         """Returns what came out, in words: ``takes 33 % less of a pass (30 % to 36 %) …``."""

@@ -136,6 +136,10 @@ class Case:
     def ranks(self) -> int:
         return self.run.world_size
 
+    def of_round(self, round_: int) -> Case:
+        """Returns the case of one round's steps."""
+        return Case(self.run.of_round(round_), self.baseline and self.baseline.of_round(round_))
+
     @cached_property
     def model(self) -> StepModel:
         """Returns the run's step model; raises NotJudged where the run lacks what it needs."""

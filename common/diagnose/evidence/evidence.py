@@ -249,6 +249,13 @@ class Evidence(OfRun):
         """
         return evidence_of(self.opened, self.all_arms, arm)
 
+    def of_round(self, round_: int) -> Evidence:
+        """Returns the evidence of one round's steps; what was measured apart stays."""
+        tables = dict(self.tables)
+        for name in {STEPS, BUCKETS} & set(tables):
+            tables[name] = tables[name][tables[name]["round"].fillna(0) == round_]
+        return replace(self, tables=tables)
+
 
 def standard_error(values: Sequence[float] | pd.Series) -> float:
     """Returns the standard error of the median of values that may have outliers, or be missing.
