@@ -14,7 +14,8 @@ CI = {
     "uv run ddplab course export outputs/students --assignment 2": "uv run "
     'ddplab course export outputs/students --assignment "$assignment"',
     "uv run ddplab course grade submissions/*.tar.gz": "uv run ddplab course grade "
-    "outputs/class/*.tar.gz --output-dir outputs/class/grades --variant 2027",
+    "outputs/class/*.tar.gz --roster outputs/class/roster.csv --output-dir outputs/class/grades "
+    "--variant 2027 --lms canvas",
 }
 """The form in which CI runs a command, where it is another one than the README's."""
 TEACHING = {
@@ -29,13 +30,18 @@ TEACHING = {
     "uv run ddplab course test": 'in_tree "$python" -m common.cli.main course test',
     "uv run ddplab run assignment2 --preset smoke": 'in_tree "$python" -m common.cli.main '
     "run assignment2 --preset smoke",
-    "uv run ddplab handin assignment2 --name doe-jane": 'in_tree "$python" -m common.cli.main '
-    "handin assignment2 --name doe-jane --output-dir ..",
-    "uv run ddplab course grade submissions/*.tar.gz --output-dir grades --variant 2027": "uv run "
-    "ddplab course grade outputs/class/*.tar.gz --output-dir outputs/class/grades --variant 2027",
-    "uv run ddplab course grade submissions/*.tar.gz --output-dir grades --levels "
-    "grades/levels.csv": "uv run ddplab course grade outputs/class/*.tar.gz --output-dir "
-    "outputs/class/grades --levels outputs/class/grades/levels.csv",
+    'uv run ddplab handin assignment2 --name "Jane Doe" --id s1234': 'in_tree "$python" -m '
+    'common.cli.main handin assignment2 --name "Jane Doe" --id s1234 --output-dir ..',
+    "uv run ddplab course grade submissions --roster roster.csv --due 2027-10-01T23:59+02:00 "
+    "--variant 2027": "uv run ddplab course grade outputs/class/*.tar.gz --roster "
+    "outputs/class/roster.csv --due 2127-10-01T23:59+02:00 --output-dir outputs/class/grades "
+    "--variant 2027",
+    "uv run ddplab course grade --variant 2027": "uv run ddplab course grade "
+    "--output-dir outputs/class/grades --variant 2027",
+    "uv run ddplab course grade late/doe.tar.gz --roster roster.csv --variant 2027 --lms canvas": (
+        "uv run ddplab course grade outputs/class/*.tar.gz --roster outputs/class/roster.csv "
+        "--output-dir outputs/class/grades --variant 2027 --lms canvas"
+    ),
     "uv run ddplab course autograder autograder.zip --variant 2027": "uv run ddplab course "
     "autograder outputs/class/autograder.zip --variant 2027",
 }

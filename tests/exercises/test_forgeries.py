@@ -149,7 +149,6 @@ class FSDP(FSDP):
             unit.gather()
             unit.free = lambda: None
 """
-NO_POWER_CUT = "\nos.sys.addaudithook = lambda hook: None\n"
 TORCHS_ATTENTION = """
 operators = torch.ops.aten
 forward = getattr(operators, "_scaled_dot_product_" + "flash_attention_for_cpu")
@@ -265,13 +264,6 @@ FORGERIES = (
         NOTHING_IS_FREED,
         FREED,
         "all keep|stay whole|blocks at a time|gathered ahead",
-    ),
-    Forgery(
-        "no power is ever cut",
-        "checkpoint_commit",
-        NO_POWER_CUT,
-        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
-        "its process ended 0 times only",
     ),
     Forgery(
         "attention is torch's, by its operator",

@@ -128,7 +128,11 @@ class Grader:
         missing = sorted(set(questions) ^ set(key))
         if missing:
             raise UserError(f"key of assignment {of.assignment}: {missing[0]} is not in both files")
-        functions = {n: str(key[n]["number"]) for n, q in questions.items() if q.kind == NUMBER}
+        functions = {
+            name: str(key[name]["number"])
+            for name, question in questions.items()
+            if question.kind == NUMBER and "number" in key[name]
+        }
         read = limited_answers(submission, self.root, functions)
         marks = judge_answers(questions, read.answers, key, read.numbers)
         if read.why:

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from common.course.answers import NUMBER, read_answers, read_questions
 from common.course.grading.reading import STYLE
+from common.course.hand_ins.tarball import ANSWERS, RUN
 from common.course.markers import student_source
-from common.course.submission import ANSWERS, RUN, Submission
+from common.course.submission import Submission
 from common.course.tasks import read_tasks
 from common.errors import UserError
 
