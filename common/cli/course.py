@@ -203,12 +203,12 @@ class Oral:
         from common.runtime.paths import project_root
 
         with staffs():
+            from common.course.grading.limited import limited_submission
             from common.course.grading.oral import draw, sheet
             from common.course.overlay import with_overlay
-            from common.course.submission import read_submission
         from common.runtime.records.run_directory import write_atomically
 
-        submission = read_submission(self.submission)
+        submission = limited_submission(self.submission)
         path = self.output or Path(f"{submission.of.stem}-oral.html")
         with with_overlay(project_root(), self.overlay) as root:
             questions = draw(submission, root, self.seed)

@@ -249,17 +249,3 @@ def of_name(name: str) -> HandedIn | None:
             with contextlib.suppress(UserError):
                 return handed_in(match["name"], int(match["number"]), int(match["part"] or 0))
     return None
-
-
-def read_identity(path: Path) -> HandedIn:
-    """Returns what a tarball is of; where it cannot be read, by its file's name.
-
-    Raises:
-        UserError: neither says so.
-    """
-    try:
-        return read_submission(path).of
-    except UserError:
-        if of := of_name(path.name):
-            return of
-        raise

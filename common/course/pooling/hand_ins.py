@@ -13,7 +13,7 @@ from common.course.grading.limited import limited_submission
 from common.course.hand_ins.names import slug
 from common.course.hand_ins.tarball import RUN
 from common.course.limits import RECORD, TEXT_BYTES, beginning, check_run, read_json
-from common.course.submission import STEM, read_identity
+from common.course.submission import STEM, of_name
 from common.errors import UserError
 
 ARCHIVE = ".tar.gz"
@@ -138,12 +138,16 @@ def _named(path: Path) -> HandIn:
 
 
 def _packed(path: Path, left_out: list[LeftOut]) -> Iterator[HandIn]:
+    """Yields a tarball by what it says, or by its file's name where it cannot be read."""
     try:
-        of = read_identity(path)
-        yield HandIn(slug(of.name), path, of.assignment)
+        of = limited_submission(path).of
     except UserError as error:
-        reason = str(error).removeprefix(f"{path.name}: ")
-        left_out.append(LeftOut(path.name, "hand-in", reason))
+        of = of_name(path.name)
+        if of is None:
+            reason = str(error).removeprefix(f"{path.name}: ")
+            left_out.append(LeftOut(path.name, "hand-in", reason))
+            return
+    yield HandIn(slug(of.name), path, of.assignment)
 
 
 def _is_archive(path: Path) -> bool:

@@ -44,9 +44,9 @@ class Sent:
     A rank that only receives, such as from the root of a broadcast, contributes nothing.
 
     Attributes:
-        rank: among all ranks.
-        operation: such as ``all_reduce``; ``send`` for a message.
-        ranks: the group, in its order.
+        rank: number of the rank that sent it, among all ranks.
+        operation: name such as ``all_reduce``; ``send`` for a message.
+        ranks: ranks of the group, in its order.
         tensors: what the rank sent; none of more than ``LARGEST_BYTES`` are kept.
         nbytes: bytes of what it sent.
         moment: how many moments the rank had passed (``Exchange.mark``).
@@ -65,10 +65,10 @@ class Meeting:
     """An operation that ranks of a group launch, one after another.
 
     Attributes:
-        ranks: who has to come.
+        ranks: ranks that have to come.
         came: rank → operation, settings, tensors.
-        results: rank → tensors, once all have come.
-        problem: why there are none.
+        results: rank → tensors that it receives; None until all have come.
+        problem: reason why there are no results; empty where there are.
     """
 
     ranks: tuple[int, ...]
@@ -89,6 +89,7 @@ class Exchange:
         self.log: list[Sent] = []
         self.moments: Counter[int] = Counter()
         self.launched: Counter[tuple] = Counter()
+        self.groups: dict[str, tuple[int, ...]] = {}
         self.meetings: dict[tuple, Meeting] = {}
         self.tickets: dict[tuple[int, int], Meeting] = {}
         self.numbers = itertools.count()
@@ -134,6 +135,7 @@ class Exchange:
 
         Raises:
             PermissionError: the operation is not offered.
+            Unmatched: ranks say differently who is in the group.
         """
         if self.offers is not None and operation not in self.offers:
             raise PermissionError(f"{operation} is not offered to this exercise")
@@ -141,9 +143,15 @@ class Exchange:
         is_message = operation in POINT_TO_POINT
         path = (group, *settings) if is_message else (group,)
         members = tuple(settings[:2]) if is_message else tuple(ranks)
+        # A rank counts what it sends to another apart from what it receives of it.
+        counted = (rank, path, operation if is_message else "")
         with self.changed:
-            number = self.launched[rank, operation * is_message, path]
-            self.launched[rank, operation * is_message, path] += 1
+            if self.groups.setdefault(group, tuple(ranks)) != tuple(ranks):
+                raise Unmatched(
+                    f"group {group} is {self.groups[group]}, and of rank {rank} {ranks}"
+                )
+            number = self.launched[counted]
+            self.launched[counted] += 1
             is_sender = operation != "broadcast" or ranks[settings[0]] == rank
             if is_sender and operation != "recv":
                 kept = tensors if nbytes <= LARGEST_BYTES else ()

@@ -78,7 +78,8 @@ def assert_sent(exchange: Exchange, rank: int, gradients: Iterable[Tensor], rank
     In whatever order, together or apart, and divided by the number of ranks or not.
     """
     expected = torch.cat([each.flatten().double() for each in gradients]).sort().values
-    tensors = [t for one in exchange.sent(rank, "all_reduce") for t in one.tensors]
+    launched = [one for one in exchange.sent(rank, "all_reduce") if len(one.ranks) == ranks]
+    tensors = [tensor for one in launched for tensor in one.tensors]
     sent = torch.cat([torch.zeros(0), *(t.flatten().double() for t in tensors)]).sort().values
     if len(sent) != len(expected):
         raise AssertionError(
