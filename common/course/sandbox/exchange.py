@@ -147,9 +147,7 @@ class Exchange:
         counted = (rank, path, operation if is_message else "")
         with self.changed:
             if self.groups.setdefault(group, tuple(ranks)) != tuple(ranks):
-                raise Unmatched(
-                    f"group {group} is {self.groups[group]}, and of rank {rank} {ranks}"
-                )
+                raise Unmatched(f"rank {rank} has other ranks in group {group} than another rank")
             number = self.launched[counted]
             self.launched[counted] += 1
             is_sender = operation != "broadcast" or ranks[settings[0]] == rank
