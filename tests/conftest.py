@@ -26,6 +26,8 @@ WORKERS = 2
 FIRST, LAST = ("slurm", "emulated"), "alone"
 """Groups that are long and mostly wait begin first; what has to be alone comes last."""
 BENCHMARK_RUNS = "assignment2_runs"
+LONGEST_ID = 300
+"""Characters that a value takes in a test's name at most."""
 ROOM = pytest.StashKey[Room]()
 RANKS = pytest.StashKey[RankServer]()
 
@@ -52,6 +54,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Starts workers for a run of everything; files that were named run in this process."""
     return WORKERS if config.args_source != pytest.Config.ArgsSource.ARGS else 0
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Names a long text by its argument: tables of durations have one line a test."""
+    return argname if isinstance(val, str | bytes) and len(val) > LONGEST_ID else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

@@ -313,6 +313,11 @@ def test_no_module_hides_one_of_the_standard_library_from_a_script() -> None:
     assert names & sys.stdlib_module_names <= {"__init__"}
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_the_house_keeps_its_shape() -> None:
     path = ROOT / "tests" / "guard" / "counts.py"
     counted = runpy.run_path(str(path))["counts"](ROOT)
