@@ -1,0 +1,1 @@
+"""Architectures: the sizes of any model, from its configuration, a published name or its code."""

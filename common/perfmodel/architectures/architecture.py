@@ -1,0 +1,128 @@
+"""A model as its layers in the order of the forward pass: what predictions need to know of any.
+
+Operations are those of matrix products, attention and convolutions, two for a multiplication with
+its addition, as ``torch.utils.flop_counter`` counts them: attention whole, its causal half, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter: its name inside its layer, such as ``attention.query.weight``, and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Returns the number of elements."""
+        return prod(self.shape)
+
+    @property
+    def module(self) -> str:
+        """Returns the name of the module that the parameter belongs to."""
+        return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Equal layers in a row, such as the blocks of a transformer, its embeddings or its head.
+
+    Attributes:
+        name: name of the layer, ``block`` for those of a transformer.
+        tensors: parameters of one layer in the order in which PyTorch registers them. A layer that
+            shares another's weight (a tied head) does not list it.
+        forward_flops: operations of one layer in the forward pass of one sample.
+        count: number of such layers.
+        is_block: whether FSDP gathers each layer by itself and checkpointing computes it again.
+            What is no block is one unit of FSDP, the root.
+        idle_elements: elements of one layer that a token does not use, as those of the experts that
+            it is not sent to.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...] = ()
+    forward_flops: float = 0
+    count: int = 1
+    is_block: bool = False
+    idle_elements: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Returns the parameters of one layer."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+    def in_ready_order(self) -> list[Tensor]:
+        """Returns the parameters of one layer in the order in which their gradients are ready.
+
+        Modules come in reverse. A linear layer's bias is ready before its weight; a norm's weight,
+        which is a vector, before its bias.
+        """
+        modules = [list(group) for _, group in groupby(self.tensors, lambda one: one.module)]
+        ready = []
+        for tensors in reversed(modules):
+            matrices = any(len(tensor.shape) > 1 for tensor in tensors)
+            ready += reversed(tensors) if matrices else tensors
+        return ready
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model that trains on samples of one size.
+
+    Attributes:
+        name: name of the model, for messages and tables.
+        layers: layers in the order of the forward pass.
+        tokens_per_sample: tokens of a sequence; 1 where a sample is an image.
+        ties_head: whether the head's weight is the token embedding's, whose gradient is then
+            complete at the end of the backward pass.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    tokens_per_sample: int = 1
+    ties_head: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        """Returns the number of parameters, each shared weight once."""
+        return sum(layer.count * layer.elements for layer in self.layers)
+
+    @property
+    def active_parameters(self) -> int:
+        """Returns the number of parameters that a token uses: all, but for idle experts."""
+        idle = sum(layer.count * layer.idle_elements for layer in self.layers)
+        return self.num_parameters - idle
+
+    @property
+    def forward_flops(self) -> float:
+        """Returns the operations of one sample's forward pass."""
+        return sum(layer.count * layer.forward_flops for layer in self.layers)
+
+    @property
+    def blocks(self) -> tuple[Layer, ...]:
+        """Returns the layers that are blocks, in order."""
+        return tuple(layer for layer in self.layers if layer.is_block)
+
+    @property
+    def root_shapes(self) -> list[tuple[int, ...]]:
+        """Returns the shapes of all parameters outside of blocks."""
+        outside = (layer for layer in self.layers if not layer.is_block)
+        return [
+            tensor.shape
+            for layer in outside
+            for _ in range(layer.count)
+            for tensor in layer.tensors
+        ]
+
+    def one_by_one(self) -> Iterator[Layer]:
+        """Yields each single layer, in the order of the forward pass."""
+        for layer in self.layers:
+            for _ in range(layer.count):
+                yield layer
