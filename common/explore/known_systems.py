@@ -171,9 +171,8 @@ def on_cluster(name: str) -> System:
     peak = known_peak(cluster.gpu)
     config = workload.config
     profile = computed_profile(
-        config=config,
-        seq_len=workload.seq_len,
-        tokens=workload.seq_len * workload.batch_size,
+        architecture=config.architecture(workload.seq_len),
+        samples=workload.batch_size,
         flops_per_s=peak.flops(workload.precision) * MFU.value,
     )
     alone = StepParts(

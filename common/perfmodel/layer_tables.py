@@ -7,15 +7,19 @@ so a layer's time is shared out over its tensors.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
+from common.perfmodel.architectures.architecture import Layer
 from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.one_device.architecture import GPT2Config
 
 BYTES_PER_PARAMETER = 4  # gradients are float32, under autocast too
 
@@ -128,97 +132,89 @@ def _check_rows(sizes: dict, times: dict, sizes_path, times_path) -> list[str]:
 
 
 def profile_from_layers(tables: LayerTables) -> BackwardProfile:
-    """Makes a per-parameter profile from layer tables, with the assumptions this takes.
+    """Makes a per-parameter profile of a GPT-2 from layer tables, with the assumptions this takes.
 
-    DDP buckets parameters, not layers. A block of GPT-2 of width d has 12d² + 13d parameters; its
-    tensors are laid out in their order of readiness, and the layer's time is shared out by their
-    matrix products (the MLP and attention matrices by their sizes). The tied embedding is last.
+    DDP buckets parameters, not layers, so a block of width d is laid out in its 12d² + 13d
+    parameters. The tied embedding is last.
+
+    Raises UserError for a layer whose number of parameters is not that of a GPT-2's.
     """
     width = next(count for name, count, _ in tables.layers if name == "ln_f") // 2
+    sizes = GPT2Config(
+        vocab_size=tables.embedding_parameters // width,
+        n_positions=tables.position_parameters // width,
+        n_layer=len(tables.layers) - 1,
+        n_head=1,
+        n_embd=width,
+    )
+    embedding, *layers, head = sizes.architecture(seq_len=1).one_by_one()
+    listed = tuple(tensor for tensor in embedding.tensors if tensor.elements)
+    timed = [(replace(embedding, tensors=listed), tables.embedding_s)]
+    for layer, (name, count, duration_s) in zip(layers, tables.layers, strict=True):
+        if layer.elements != count:
+            raise UserError(
+                f"{tables.source}: {name} has {count:,} parameters; a GPT-2 of width {width} has "
+                f"{layer.elements:,} there"
+            )
+        timed.append((layer, duration_s))
+    profile = profile_of_layers([*timed, (head, tables.lm_head_s)])
+    if tables.embedding_s:
+        return profile
+    no_row = (
+        "the embeddings' own gradient takes no time (the tables have no row for it; the LM head's "
+        "share of the tied weight is in its row)"
+    )
+    return replace(profile, assumptions=(*profile.assumptions, no_row))
+
+
+def profile_of_layers(timed: Sequence[tuple[Layer, float]]) -> BackwardProfile:
+    """Makes a per-parameter profile from the seconds of each layer's backward pass.
+
+    Args:
+        timed: (layer, seconds) in the order of the forward pass, which is taken for that of the
+            parameters' registration.
+    """
     names: list[str] = []
     sizes: list[int] = []
     ready: list[float] = []
-    now = tables.lm_head_s
-    for layer, count, duration in reversed(tables.layers):
-        parts = [("weight", width), ("bias", width)] if layer == "ln_f" else _block_parts(width)
-        if sum(size for _, size in parts) != count:
-            raise UserError(
-                f"{tables.source}: {layer} has {count:,} parameters; a GPT-2 of width {width} has "
-                f"{sum(size for _, size in parts):,} there"
-            )
-        # Only matrices take a part of the layer's time, by their size: a bias has at most 4 · width
-        # elements. A layer without a matrix (ln_f) shares its time out evenly.
-        weights = np.array([size if size > 4 * width else 0 for _, size in parts], dtype=float)
-        if not weights.any():
-            weights = np.ones(len(parts))
-        for (part, size), share in zip(parts, np.cumsum(weights) / weights.sum(), strict=True):
-            names.append(f"{layer}.{part}".replace("block ", "blocks."))
-            sizes.append(size * BYTES_PER_PARAMETER)
-            ready.append(now + duration * float(share))
-        now += duration
-    end = now + tables.embedding_s
-    for name, count in (("wpe", tables.position_parameters), ("wte", tables.embedding_parameters)):
-        if count:
-            names.append(f"{name}.weight")
-            sizes.append(count * BYTES_PER_PARAMETER)
-            ready.append(end)
-    assumptions = [
-        "inside a block, time is shared out over its matrices by their size",
-        "the tied embedding's gradient is final when the backward pass ends",
-    ]
-    if not tables.embedding_s:
-        assumptions.append(
-            "the embeddings' own gradient takes no time (the tables have no row for it; the LM "
-            "head's share of the tied weight is in its row)"
-        )
+    places: list[int] = []
+    now = 0.0
+    first = sum(len(layer.tensors) for layer, _ in timed)
+    blocks = sum(layer.is_block for layer, _ in timed)
+    for layer, duration_s in reversed(timed):
+        first -= len(layer.tensors)
+        blocks -= layer.is_block
+        tensors = layer.in_ready_order()
+        for tensor, share in zip(tensors, _shares(layer), strict=True):
+            names.append(f"blocks.{blocks}.{tensor.name}" if layer.is_block else tensor.name)
+            sizes.append(tensor.elements * BYTES_PER_PARAMETER)
+            ready.append(now + duration_s * share)
+            places.append(first + layer.tensors.index(tensor))
+        now += duration_s
     return BackwardProfile(
         tuple(names),
         np.array(sizes, dtype=np.int64),
         np.array(ready),
-        end,
+        now,
         kinds=("float32",) * len(names),
-        registration=_registration(names),
-        assumptions=tuple(assumptions),
+        registration=tuple(places),
+        assumptions=(
+            "inside a block, time is shared out over its matrices by their size",
+            "the tied embedding's gradient is final when the backward pass ends",
+        ),
     )
 
 
-def _block_parts(d: int) -> list[tuple[str, int]]:
-    """Returns (name, elements) of a GPT-2 block of width d, in gradient-ready order."""
-    return [
-        ("mlp.c_proj.bias", d),
-        ("mlp.c_proj.weight", 4 * d * d),
-        ("mlp.c_fc.bias", 4 * d),
-        ("mlp.c_fc.weight", 4 * d * d),
-        ("ln_2.weight", d),
-        ("ln_2.bias", d),
-        ("attn.c_proj.bias", d),
-        ("attn.c_proj.weight", d * d),
-        ("attn.c_attn.bias", 3 * d),
-        ("attn.c_attn.weight", 3 * d * d),
-        ("ln_1.weight", d),
-        ("ln_1.bias", d),
-    ]
+def _shares(layer: Layer) -> NDArray:
+    """Returns the share of a layer's time after which each of its gradients is ready.
 
-
-def _registration(names: list[str]) -> tuple[int, ...]:
-    """Returns each parameter's place in ``GPT2.parameters()``.
-
-    The order there: wte, wpe, blocks, ln_f; in a block ln_1, attn, ln_2, mlp.
+    Only matrices take a part of the time, by their size. A layer of vectors shares it out evenly,
+    and the gradients of look-ups are ready together.
     """
-    inner = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
-
-    def place(name: str) -> tuple:
-        module, kind = name.rsplit(".", 1)
-        is_bias = kind == "bias"
-        if module in ("wte", "wpe"):
-            return (0, 0 if module == "wte" else 1, 0, is_bias)
-        if module == "ln_f":
-            return (2, 0, 0, is_bias)
-        _, index, part = module.split(".", 2)
-        return (1, int(index), inner.index(part), is_bias)
-
-    order = sorted(range(len(names)), key=lambda i: place(names[i]))
-    places = [0] * len(names)
-    for position, index in enumerate(order):
-        places[index] = position
-    return tuple(places)
+    tensors = layer.in_ready_order()
+    matrices = [tensor.elements if len(tensor.shape) > 1 else 0 for tensor in tensors]
+    if not any(matrices):
+        return np.arange(1, len(tensors) + 1) / max(1, len(tensors))
+    if not layer.forward_flops:
+        return np.ones(len(tensors))
+    return np.cumsum(matrices) / sum(matrices)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from common.perfmodel.fsdp.communication import step_collectives
 from common.perfmodel.fsdp.schedule import (
@@ -32,14 +33,14 @@ def test_a_step_has_the_collectives_that_are_counted_elsewhere(strategy, accumul
         counted[part.operation, part.unit] += part.count
     found = Counter()
     for times, exchange in micro_batches(strategy, accumulation):
-        for issue in schedule(config.n_layer, exchange):
+        for issue in schedule(["block"] * config.n_layer, exchange):
             found[issue.operation, issue.unit] += times
     assert found == counted
 
 
 @pytest.mark.parametrize("exchange", [Exchange(True, True, True, True), Exchange(reduce=True)])
 def test_collectives_are_issued_in_order_and_before_they_are_needed(exchange):
-    issues = schedule(5, exchange)
+    issues = schedule(["block"] * 5, exchange)
     assert [issue.ready for issue in issues] == sorted(issue.ready for issue in issues)
     assert all(issue.limit is None or issue.ready <= issue.limit for issue in issues)
     assert all(issue.ready <= segments(5) for issue in issues)
@@ -51,7 +52,16 @@ def model(
     times = (gather_s, root_s, scatter_s, root_s)
     collectives = {kind: np.array([time]) for kind, time in zip(KINDS, times, strict=True)}
     copies = {kind: np.zeros(1) for kind in KINDS}
-    return ShardedModel(layers, np.array([block_s]), np.array([head_s]), collectives, copies)
+    return sharded_model(layers, np.array([block_s]), np.array([head_s]), collectives, copies)
+
+
+def sharded_model(
+    layers: int, block_s: NDArray, head_s: NDArray, collectives: dict, copies: dict
+) -> ShardedModel:
+    """Makes a model of equal blocks whose backward passes take twice the forward passes."""
+    forward = {"block": block_s, "root": head_s}
+    backward = {unit: 2 * seconds for unit, seconds in forward.items()}
+    return ShardedModel(("block",) * layers, forward, backward, collectives, copies)
 
 
 def step(sharded: ShardedModel, strategy: str, count: int = 1, slow: float = 1.0) -> tuple:
@@ -108,15 +118,15 @@ def test_computation_beside_communication_is_slowed_and_accounted_for():
 def test_several_cases_are_simulated_as_each_by_itself():
     together = model(10, 4, 1, 1, 3)
     sizes = {kind: np.array([1.0, 20.0, 20.0]) for kind in KINDS}
-    three = ShardedModel(
+    three = sharded_model(
         *(4, np.array([10.0, 10.0, 10.0]), np.array([4.0, 4.0, 4.0]), sizes),
         {kind: np.zeros(3) for kind in KINDS},
     )
     counts, slow = np.array([1, 3, 2]), np.array([1.0, 1.5, 1.0])
     found = simulate_step(three, "FULL_SHARD", counts, slow)
     for case in range(3):
-        alone = ShardedModel(
-            *(4, together.block_s, together.head_s),
+        alone = sharded_model(
+            *(4, together.forward_s["block"], together.forward_s["root"]),
             {kind: time[case : case + 1] for kind, time in sizes.items()},
             {kind: np.zeros(1) for kind in KINDS},
         )

@@ -31,7 +31,7 @@ from common.perfmodel.cluster.cap_grid import (
     near_interval,
     simulate_grid,
 )
-from common.perfmodel.cluster.computed_profile import computed_profile, forward_parts_s
+from common.perfmodel.cluster.computed_profile import computed_profile
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import DdpCosts
@@ -216,7 +216,7 @@ def test_a_grid_of_caps_is_one_simulation_after_another(profile, network, slow, 
 
 
 def test_the_best_cap_and_its_interval_are_those_of_the_search():
-    profile = computed_profile(GPT2Config.named("gpt2"), 1024, 8192, 2e13)
+    profile = computed_profile(GPT2Config.named("gpt2").architecture(1024), 8, 2e13)
     caps = np.geomspace(0.25, 500, 40)
     bandwidths = (1e9, 1e10, 1e11)
     lines = [AlphaBeta(1e-4, bandwidth) for bandwidth in bandwidths]
@@ -241,12 +241,13 @@ def test_no_caps_and_several_dtypes_are_refused():
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-xl"])
 def test_computed_gradients_are_the_models_in_its_order(name):
     config = GPT2Config.named(name)
-    profile = computed_profile(config, 1024, 4096, 1e14)
+    architecture = config.architecture(1024)
+    profile = computed_profile(architecture, 4, 1e14)
     parameters = gpt2_parameters(name)
     ordered = [parameters[key] for key in gpt2_ready_order(list(parameters))]
     assert profile.sizes_bytes.tolist() == ordered
     # the whole step is its FLOPs over the rate
-    block_s, head_s = forward_parts_s(config, 1024, 4096, 1e14)
+    block_s, _, head_s = (4 * layer.forward_flops / 1e14 for layer in architecture.layers[1:])
     forward_s = config.n_layer * block_s + head_s
     expected = 4096 * training_flops_per_token(config, 1024) / 1e14
     assert forward_s + profile.backward_s == pytest.approx(expected)

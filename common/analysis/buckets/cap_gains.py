@@ -24,7 +24,6 @@ from common.perfmodel.cluster.clusters import Cluster, known_clusters, load_clus
 from common.perfmodel.cluster.computed_profile import (
     computed_model,
     computed_profile,
-    forward_parts_s,
 )
 from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import default_caps_mib
@@ -76,7 +75,8 @@ class Passes:
     def profile(self, config: GPT2Config) -> BackwardProfile:
         """Computes when the gradients of a GPT-2 of this size are ready."""
         seq_len = min(self.seq_len, config.n_positions)
-        return computed_profile(config, seq_len, self.tokens, self.flops_per_s)
+        samples = self.tokens / seq_len
+        return computed_profile(config.architecture(seq_len), samples, self.flops_per_s)
 
 
 def on_clusters(gpus: int = GPUS) -> list[Passes]:
@@ -179,8 +179,7 @@ def _on_network(network: NetworkRun, run: Assignment2Run) -> Passes:
     config, seq_len = GPT2Config.named(run.settings["model"]), int(run.settings["max_seq_len"])
     tokens = seq_len * int(run.settings["batch_size"])
     # The rate at which this device's backward pass does the operations that are counted for it.
-    block_s, head_s = forward_parts_s(config, seq_len, tokens, 1.0)
-    operations = 2 * (config.n_layer * block_s + head_s)
+    operations = 2 * config.architecture(seq_len).forward_flops * int(run.settings["batch_size"])
     return Passes(
         network=network.link,
         seq_len=seq_len,

@@ -39,25 +39,26 @@ PARTS = {
 
 def predicted_caption(predicted: ScaleOut) -> str:
     """Makes the caption that says what a figure of a prediction is made of."""
-    work, cluster = predicted.workload, predicted.cluster
+    job, cluster = predicted.job, predicted.cluster
     return (
-        f"Predicted, not measured: {work.model}, {work.batch_size} sequences of {work.seq_len} "
-        f"tokens per GPU, {work.precision}, on {cluster.name} ({cluster.source}). Bands: 5 % to "
-        f"95 % of {predicted.assumptions.draws} draws of the assumptions."
+        f"Predicted, not measured: {job.architecture.name}, {job.batch_size} sequences of "
+        f"{job.tokens_per_sample} tokens per GPU, {job.precision}, on {cluster.name} "
+        f"({cluster.source}). Bands: 5 % to 95 % of {predicted.assumptions.draws} draws of the "
+        "assumptions."
     )
 
 
 def best_caps(predictions: Mapping[str, ScaleOut], scaling: str = "weak") -> Figure:
     """Draws b* over the number of GPUs, a panel per cluster."""
     first = next(iter(predictions.values()))
-    tokens = f"sequences of {first.workload.seq_len} tokens"
+    tokens = f"sequences of {first.job.tokens_per_sample} tokens"
     batch = {
-        "weak": f"{first.workload.batch_size} {tokens} per GPU",
+        "weak": f"{first.job.batch_size} {tokens} per GPU",
         "strong": f"{first.global_batch_size:,} {tokens} on all GPUs",
     }
     caption = (
-        f"Predicted, not measured: {first.workload.model}, DDP, {scaling} scaling, "
-        f"{batch[scaling]}, {first.workload.precision}. "
+        f"Predicted, not measured: {first.job.architecture.name}, DDP, {scaling} scaling, "
+        f"{batch[scaling]}, {first.job.precision}. "
         "Clusters: data/clusters."
     )
     columns = min(3, len(predictions) + 1)

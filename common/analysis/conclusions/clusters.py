@@ -14,6 +14,7 @@ from common.analysis.conclusions.conclusion import (
 )
 from common.perfmodel.cluster import published_sweep
 from common.perfmodel.cluster.clusters import load_cluster
+from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.scale_out import (
     ScaleOut,
     one_at_a_time,
@@ -28,7 +29,7 @@ CLUSTERS = ("a100-ib", "a100-roce", "h100-ib", "h100-roce", "h200-ib")
 def _predicted(strategies: list[str] | None = None, name: str = "h100-ib") -> ScaleOut:
     work = Workload(model="gpt2-large", precision="bfloat16")
     more = {"strategies": strategies} if strategies else {}
-    return predict_scale_out(work, load_cluster(name), parse_gpus("8..16384"), **more)
+    return predict_scale_out(Job.of(work), load_cluster(name), parse_gpus("8..16384"), **more)
 
 
 @cache

@@ -39,6 +39,7 @@ from common.analysis.speedups import find_speedups, tabulate_speedups
 from common.judged import Verdict
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.cluster.clusters import load_cluster
+from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.scale_out import (
     ScaleOut,
     one_at_a_time,
@@ -155,7 +156,7 @@ class Summary:
     def cluster(self) -> ScaleOut:
         """Returns the predicted steps of a GPT-2 on more and more GPUs of a published cluster."""
         work = Workload(model="gpt2-large", precision="bfloat16")
-        return predict_scale_out(work, load_cluster("h100-ib"), parse_gpus("8..4096"))
+        return predict_scale_out(Job.of(work), load_cluster("h100-ib"), parse_gpus("8..4096"))
 
     def efficiency(self) -> Figure:
         """Draws the efficiency of each GPU over their number."""

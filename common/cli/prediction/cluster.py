@@ -94,6 +94,7 @@ class ClusterQuestion:
     def predict(self) -> ScaleOut:
         """Computes the prediction that these flags ask for."""
         from common.perfmodel.cluster.clusters import load_cluster
+        from common.perfmodel.cluster.job import Job
         from common.perfmodel.cluster.scale_out import (
             GLOBAL_BATCH_SIZE,
             parse_gpus,
@@ -116,7 +117,11 @@ class ClusterQuestion:
         workload = Workload(model=self.model, precision=precision, tf32=self.tf32, **sizes)
         batch = GLOBAL_BATCH_SIZE if self.global_batch_size is None else self.global_batch_size
         return predict_scale_out(
-            workload, cluster, gpus, global_batch_size=batch, assumptions=self._assumptions()
+            Job.of(workload),
+            cluster,
+            gpus,
+            global_batch_size=batch,
+            assumptions=self._assumptions(),
         )
 
     def _assumptions(self) -> Assumptions:
@@ -166,10 +171,10 @@ def print_prediction(predicted: ScaleOut, console: Console) -> None:
     """Prints tables of DDP and FSDP, weak and strong, and everything they assume."""
     from common.perfmodel.cluster.scale_out import stated_assumptions
 
-    work = predicted.workload
     console.print(
-        f"{work.model} on {predicted.cluster.name}, predicted, not measured. Brackets: 5 % to 95 % "
-        "of the draws; within 1 %: caps (MiB) whose step is; default: DDP's own caps against b*",
+        f"{predicted.job.architecture.name} on {predicted.cluster.name}, predicted, not measured. "
+        "Brackets: 5 % to 95 % of the draws; within 1 %: caps (MiB) whose step is; default: DDP's "
+        "own caps against b*",
         highlight=False,
         soft_wrap=True,
     )

@@ -16,7 +16,7 @@ GPUs are extrapolations of constants that NCCL's authors measured on few nodes.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -159,6 +159,18 @@ class NcclRing(Collective):
             raise UserError(unknown_name("collective", collective, COLLECTIVES))
         self.cluster, self.gpus, self.collective = cluster, gpus, collective
         super().__init__(ring_choices(cluster, gpus, rounds=1), ramp)
+
+
+def between_nodes(cluster: Cluster, gpus: int) -> NcclAllReduce:
+    """Returns the all-reduce that each GPU makes with the same GPU of the other nodes.
+
+    All GPUs of a node make theirs at once, so each has its share of the node's network.
+    """
+    share = cluster.network_gb_per_s / cluster.gpus_per_node
+    alone = replace(
+        cluster, gpus_per_node=1, network_gb_per_s=share, nvls_channels=0, nvls_channel_gb_per_s=0
+    )
+    return NcclAllReduce(alone, cluster.nodes(gpus))
 
 
 def soft_minimum(first: NDArray, second: NDArray) -> NDArray:

@@ -25,7 +25,6 @@ from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.computed_profile import (
     computed_model,
     computed_profile,
-    forward_parts_s,
 )
 from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import ADAMW_BYTES
@@ -59,10 +58,9 @@ class PublishedStep:
 
     def parts(self) -> StepParts:
         """Returns the times of forward pass and optimizer."""
-        tokens, rate = self.batch * self.seq_len, self.mfu * PEAK.flops("float32")
-        block_s, head_s = forward_parts_s(self.config, self.seq_len, tokens, rate)
+        operations = self.batch * self.config.architecture(self.seq_len).forward_flops
         return StepParts(
-            forward_s=self.config.n_layer * block_s + head_s,
+            forward_s=operations / (self.mfu * PEAK.flops("float32")),
             update_s=ADAMW_BYTES * self.config.num_parameters() / PEAK.memory_bytes_per_s,
         )
 
@@ -88,7 +86,7 @@ class PublishedStep:
 
 @cache
 def _at_peak(config: GPT2Config, batch: int, seq_len: int) -> BackwardProfile:
-    return computed_profile(config, seq_len, batch * seq_len, PEAK.flops("float32"))
+    return computed_profile(config.architecture(seq_len), batch, PEAK.flops("float32"))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A training step of a GPT-2 on 8 or 16,384 GPUs: DDP and FSDP, weak and strong scaling.
+"""A training step of any model on 8 or 16,384 GPUs: DDP and FSDP, weak and strong scaling.
 
 Nothing is measured. Computation is FLOPs over a share of the GPU's peak, collectives are the model
 of NCCL for the cluster, the slowest of n GPUs sets the pace, and communication slows the
@@ -17,14 +17,16 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from common.errors import UserError
+from common.errors import UserError, unknown_name
 from common.perfmodel.cluster.assumptions import LEAST_DRAWS, Assumptions, Range
 from common.perfmodel.cluster.clusters import Cluster
+from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.steps import BAND, ClusterSteps
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
-from common.perfmodel.one_device.workload import Workload
 
 STRATEGIES = ("DDP", "SHARD_GRAD_OP", "FULL_SHARD")
+"""Strategies that are predicted where none are asked for."""
+OTHERS = ("ZERO1", "HYBRID_SHARD")
 SCALINGS = ("weak", "strong")
 GLOBAL_BATCH_SIZE = 16_384
 """Sequences of a step under strong scaling: one for each of 16,384 GPUs, and with 1,024 tokens each
@@ -44,7 +46,7 @@ class ScaleOut:
     ``_high`` before the unit, the 5 % and 95 % quantile of the draws.
     """
 
-    workload: Workload
+    job: Job
     cluster: Cluster
     peak: DevicePeak
     global_batch_size: int
@@ -59,7 +61,7 @@ class ScaleOut:
 
 
 def predict_scale_out(
-    workload: Workload,
+    job: Job,
     cluster: Cluster,
     gpus: Sequence[int],
     *,
@@ -71,50 +73,49 @@ def predict_scale_out(
     """Predicts the step on each number of GPUs.
 
     Args:
-        workload: the model, the sequences of a GPU's micro-batch, their length, the precision.
+        job: the model, a GPU's micro-batch, the precision, and what is computed again.
         cluster: nodes and network.
         gpus: numbers of GPUs.
         global_batch_size: sequences of a step under strong scaling. A GPU takes its share in
-            micro-batches of at most ``workload.batch_size``; numbers of GPUs above it are left out
+            micro-batches of at most ``job.batch_size``; numbers of GPUs above it are left out
             there, as some GPUs would have nothing to do.
         assumptions: assumptions on GPUs and network, by default the defaults of ``Assumptions``.
         caps_mib: caps among which b* is looked for.
-        strategies: members of ``STRATEGIES`` to predict.
+        strategies: members of ``STRATEGIES`` and ``OTHERS`` to predict. HYBRID_SHARD shards inside
+            a node and reduces over the nodes; ZERO1 is DDP whose GPUs update a part each.
 
     Raises:
         UserError: GPUs that the cluster cannot hold, or whose peak is not known at this precision;
-            a batch below 1 sequence; options of the workload that have no effect here.
+            a batch below 1 sequence; an unknown strategy.
     """
     if not len(gpus):
         raise UserError("no number of GPUs to predict for")
     if global_batch_size < 1:
         raise UserError(f"global batch of {global_batch_size} sequences: at least 1")
-    if workload.gradient_accumulation > 1 or workload.activation_checkpointing:
-        raise UserError("accumulation follows from the batch here; checkpointing is not modelled")
-    if workload.tf32 and workload.precision != "float32":
-        raise UserError(f"tf32 has no effect in {workload.precision}: give precision float32")
-    if workload.optimizer != "adamw":
-        raise UserError(f"optimizer {workload.optimizer}: the update modelled here is adamw's")
+    for strategy in strategies:
+        if strategy not in (*STRATEGIES, *OTHERS):
+            raise UserError(unknown_name("strategy", strategy, (*STRATEGIES, *OTHERS)))
     assumptions = assumptions or Assumptions()
     gpus = sorted(set(gpus))
-    peak = _known_peak(cluster, workload)
-    steps = ClusterSteps(workload, cluster, peak, gpus, global_batch_size, assumptions)
+    peak = _known_peak(cluster, job)
+    steps = ClusterSteps(job, cluster, peak, gpus, global_batch_size, assumptions)
     rows = []
     for strategy in strategies:
-        rows += steps.ddp(caps_mib) if strategy == "DDP" else steps.fsdp(strategy)
-    order = {"scaling": SCALINGS, "strategy": STRATEGIES}
+        in_buckets = strategy in ("DDP", "ZERO1")
+        rows += steps.ddp(caps_mib, strategy) if in_buckets else steps.fsdp(strategy)
+    order = {"scaling": SCALINGS, "strategy": (*STRATEGIES, *OTHERS)}
     table = pd.DataFrame(rows).sort_values(
         ["scaling", "strategy", "gpus"],
         key=lambda column: column.map(order[column.name].index) if column.name in order else column,
     )
     table = table.reset_index(drop=True)
-    return ScaleOut(workload, cluster, peak, global_batch_size, assumptions, table)
+    return ScaleOut(job, cluster, peak, global_batch_size, assumptions, table)
 
 
-def _known_peak(cluster: Cluster, workload: Workload) -> DevicePeak:
+def _known_peak(cluster: Cluster, job: Job) -> DevicePeak:
     peak = known_peak(cluster.gpu)
-    if peak is None or peak.flops(workload.precision, workload.tf32) is None:
-        raise UserError(f"cluster {cluster.name}: no peak of {cluster.gpu} in {workload.precision}")
+    if peak is None or peak.flops(job.precision, job.tf32) is None:
+        raise UserError(f"cluster {cluster.name}: no peak of {cluster.gpu} in {job.precision}")
     return peak
 
 
@@ -143,9 +144,11 @@ def parse_gpus(text: str) -> list[int]:
 
 def stated_assumptions(predicted: ScaleOut) -> list[str]:
     """Returns everything that the prediction assumes, a sentence each."""
-    assumed, work, peak = predicted.assumptions, predicted.workload, predicted.peak
+    assumed, work, peak = predicted.assumptions, predicted.job, predicted.peak
     rate = peak.flops(work.precision, work.tf32) / 1e12
-    sizes = f"{work.batch_size} sequences of {work.seq_len} tokens"
+    sizes = f"{work.batch_size} sequences of {work.tokens_per_sample} tokens"
+    if work.accumulation > 1:
+        sizes = f"{work.accumulation} times {sizes}"
     half = work.precision != "float32"
     sent = "float32" if not half else "float32 (FSDP gathers blocks in 16 bits)"
     return [
@@ -187,7 +190,7 @@ def one_at_a_time(predicted: ScaleOut, scaling: str, strategy: str, gpus: int) -
     rows = []
     for name, changed in changes:
         row = predict_scale_out(
-            workload=predicted.workload,
+            job=predicted.job,
             cluster=predicted.cluster,
             gpus=[gpus],
             global_batch_size=predicted.global_batch_size,

@@ -1,4 +1,4 @@
-"""The steps of one workload on every number of GPUs of a cluster, with all draws at once.
+"""The steps of one job on every number of GPUs of a cluster, with all draws at once.
 
 A case is a scaling, a number of GPUs and a draw. Every quantity is an array over all cases, so that
 a bucketing, or a micro-batch of FSDP, is simulated for all of them together.
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common.perfmodel.architectures.architecture import Layer
 from common.perfmodel.buckets import MIB
 from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.cap_grid import (
@@ -24,14 +25,14 @@ from common.perfmodel.cluster.cap_grid import (
     simulate_grid,
 )
 from common.perfmodel.cluster.clusters import Cluster
-from common.perfmodel.cluster.computed_profile import computed_profile, forward_parts_s
-from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing
+from common.perfmodel.cluster.computed_profile import computed_profile
+from common.perfmodel.cluster.job import Job
+from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing, between_nodes
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.ddp.profile import DdpCosts
-from common.perfmodel.fsdp.communication import step_collectives
+from common.perfmodel.fsdp.communication import FLOAT32_BYTES, padded_elements
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
 from common.perfmodel.one_device.peaks import DevicePeak
-from common.perfmodel.one_device.workload import Workload
 from common.samples import middle
 
 ADAMW_BYTES = 28
@@ -53,19 +54,19 @@ class Base(NamedTuple):
         scaling: strong or weak.
         network: index into the networks, which is that of the number of GPUs.
         gpus: number of GPUs.
-        sequences: sequences of a GPU's step.
-        global_sequences: sequences of a step on all GPUs.
+        samples: samples of a GPU's step.
+        global_samples: samples of a step on all GPUs.
     """
 
     scaling: str
     network: int
     gpus: int
-    sequences: int
-    global_sequences: int
+    samples: int
+    global_samples: int
 
 
 class ClusterSteps:
-    """The steps of one workload on a cluster, for all cases at once.
+    """The steps of one job on a cluster, for all cases at once.
 
     Cases are bases × (prediction, draws), flattened: a base's are ``width`` neighbours, of which
     the first is the prediction.
@@ -73,22 +74,19 @@ class ClusterSteps:
 
     def __init__(
         self,
-        workload: Workload,
+        job: Job,
         cluster: Cluster,
         peak: DevicePeak,
         gpus: Sequence[int],
         global_batch_size: int,
         assumptions: Assumptions,
     ) -> None:
-        self.workload, self.cluster, self.gpus = workload, cluster, gpus
+        self.job, self.cluster, self.gpus = job, cluster, gpus
         self.networks = [NcclAllReduce(cluster, n) for n in gpus]
-        self.config = workload.config
-        self.flops_per_s = peak.flops(workload.precision, workload.tf32)
+        self.flops_per_s = peak.flops(job.precision, job.tf32)
         self.memory_bytes_per_s = peak.memory_bytes_per_s
-        weak = [
-            Base("weak", index, n, workload.batch_size, n * workload.batch_size)
-            for index, n in enumerate(gpus)
-        ]
+        a_step = job.batch_size * job.accumulation
+        weak = [Base("weak", index, n, a_step, n * a_step) for index, n in enumerate(gpus)]
         strong = [
             Base("strong", index, n, math.ceil(global_batch_size / n), global_batch_size)
             for index, n in enumerate(gpus)
@@ -99,49 +97,47 @@ class ClusterSteps:
         self.width = len(draws.mfu)
         self.index = self._of_bases([base.network for base in self.bases])
         self.gpus_of_case = self._of_bases([base.gpus for base in self.bases])
-        self.sequences = self._of_bases([base.sequences for base in self.bases])
-        self.micro_batches = -(-self.sequences // workload.batch_size)
+        self.samples = self._of_bases([base.samples for base in self.bases])
+        self.micro_batches = -(-self.samples // job.batch_size)
         self.mfu = np.tile(draws.mfu, len(self.bases))
         self.network_scale = 1 / np.tile(draws.network_speed, len(self.bases))
         self.slowdown = np.tile(draws.overlap_slowdown, len(self.bases))
         kind = assumptions.straggler_distribution
         slowest = [slowest_of(n, draws.straggler_spread, kind) for n in gpus]
         self.straggler = np.concatenate([slowest[base.network] for base in self.bases])
+        # Times of one sample at the whole peak; a case takes ``of_samples`` times them.
         self.profile = computed_profile(
-            config=workload.config,
-            seq_len=workload.seq_len,
-            tokens=workload.seq_len,
+            architecture=job.architecture,
+            samples=1,
             flops_per_s=self.flops_per_s,
+            recomputed_flops=job.recomputed_flops,
         )
-        block_s, head_s = forward_parts_s(
-            config=workload.config,
-            seq_len=workload.seq_len,
-            tokens=workload.seq_len,
-            flops_per_s=self.flops_per_s,
-        )
-        self.forward_s = self.config.n_layer * block_s + head_s
-        # The times above are of one sequence at the whole peak; a case takes this many times them.
-        self.of_sequences = self.sequences / self.mfu
-        self.of_micro_batch = self.of_sequences / self.micro_batches
-        self.update_s = ADAMW_BYTES * self.config.num_parameters() / self.memory_bytes_per_s
+        self.forward_s = job.architecture.forward_flops / self.flops_per_s
+        self.passes_s = self.forward_s + self.profile.backward_s
+        self.of_samples = self.samples / self.mfu
+        self.of_micro_batch = self.of_samples / self.micro_batches
+        self.update_s = ADAMW_BYTES * job.architecture.num_parameters / self.memory_bytes_per_s
 
     def _of_bases(self, values: list[int]) -> NDArray:
         return np.repeat(np.array(values), self.width)
 
     def one_gpu_s(self) -> NDArray:
         """Computes the seconds of one GPU's step without exchange; if strong, divided by n."""
-        step = (self.forward_s + self.profile.backward_s) * self.of_sequences + self.update_s
-        shares = self._of_bases([base.global_sequences for base in self.bases]) / self.gpus_of_case
-        alone = (self.forward_s + self.profile.backward_s) * shares / self.mfu
-        strong = alone + self.update_s / self.gpus_of_case
+        step = self.passes_s * self.of_samples + self.update_s
+        shares = self._of_bases([base.global_samples for base in self.bases]) / self.gpus_of_case
+        strong = self.passes_s * shares / self.mfu + self.update_s / self.gpus_of_case
         is_strong = self._of_bases([base.scaling == "strong" for base in self.bases])
         return np.where(is_strong, strong, step)
 
-    def ddp(self, caps_mib: Sequence[float] | None) -> list[dict]:
-        """Predicts the steps of DDP: a row per base, at the best cap of each."""
+    def ddp(self, caps_mib: Sequence[float] | None, strategy: str = "DDP") -> list[dict]:
+        """Predicts the steps of DDP, or ZERO1: a row per base, at the best cap of each.
+
+        ZERO1 updates a part of the parameters on each GPU, and gathers them all afterwards.
+        """
         if caps_mib is None:
             caps_mib = default_caps_mib(self.profile.total_bytes)
-        rows = cap_rows(self.profile, caps_mib)
+        profile = self.profile.scaled(size=self.job.gradient_bytes / FLOAT32_BYTES)
+        rows = cap_rows(profile, caps_mib)
         copy = 2 / self.memory_bytes_per_s
         cases = Circumstances(
             compute_scale=self.of_micro_batch * self.straggler,
@@ -150,35 +146,36 @@ class ClusterSteps:
             compute_slowdown=self.slowdown,
         )
         grid = simulate_grid(
-            profile=self.profile,
+            profile=profile,
             networks=self.networks,
-            rows=(*rows, default_row(self.profile)),
+            rows=(*rows, default_row(profile)),
             cases=cases,
             costs=DdpCosts(copy_in_s_per_byte=copy, copy_out_s_per_byte=copy),
         )
-        local = (self.forward_s + self.profile.backward_s) * self.of_sequences + self.update_s
+        update_s, gathering_s = self._update(strategy)
+        local = self.passes_s * self.of_samples + update_s
         # The grid has the last micro-batch's backward pass, which exchanges; this is the rest.
-        before = local * self.straggler - self.profile.backward_s * cases.compute_scale
+        before = local * self.straggler - profile.backward_s * cases.compute_scale + gathering_s
         step_s = before + grid.total_s
-        copies = np.full(len(before), copy * self.profile.total_bytes)
+        copies = np.full(len(before), copy * profile.total_bytes)
         best = best_rows(grid.total_s[:-1])
         steps = []
         for number, base in enumerate(self.bases):
             span = slice(number * self.width, (number + 1) * self.width)
             if base.gpus == 1:  # nothing to reduce, and no bucket to copy into
-                steps.append(self._row("DDP", number, *self._alone(span)))
+                steps.append(self._row(strategy, number, *self._alone(span)))
                 continue
             chosen = best[span.start]
             low, high = near_interval(rows, step_s[:-1, span.start], chosen)
             cap = rows[chosen].cap_mib
             row = self._row(
-                strategy="DDP",
+                strategy=strategy,
                 number=number,
                 step_s=step_s[chosen, span],
                 local_s=local[span],
                 copies_s=copies[span],
                 slowed_s=grid.slowed_s[chosen, span],
-                exposed_s=grid.exposed_s[chosen, span],
+                exposed_s=grid.exposed_s[chosen, span] + gathering_s[span],
             )
             steps.append(
                 {
@@ -193,18 +190,38 @@ class ClusterSteps:
             )
         return steps
 
+    def _update(self, strategy: str) -> tuple[NDArray, NDArray]:
+        """Computes the seconds of a GPU's update, and of gathering what the others updated."""
+        if strategy == "DDP":
+            return np.full(len(self.index), self.update_s), np.zeros(len(self.index))
+        size = FLOAT32_BYTES * self.job.architecture.num_parameters
+        gather_s = [NcclRing(self.cluster, n, "all_gather").time_s(size) for n in self.gpus]
+        return (
+            self.update_s / self.gpus_of_case,
+            np.array(gather_s)[self.index] * self.network_scale,
+        )
+
     def fsdp(self, strategy: str) -> list[dict]:
         """Predicts the steps of FSDP under one strategy: a row per base."""
         collective_s, copy_s, shards_s = self._collectives(strategy)
-        block_s, head_s = forward_parts_s(
-            self.config, self.workload.seq_len, self.workload.seq_len, self.flops_per_s
-        )
-        pace = self.of_micro_batch * self.straggler
+        blocks = [layer for layer in self.job.architecture.one_by_one() if layer.is_block]
+        pace = self.of_micro_batch * self.straggler / self.flops_per_s
+        forward, backward = self._unit_flops()
         model = ShardedModel(
-            self.config.n_layer, block_s * pace, head_s * pace, collective_s, copy_s
+            blocks=tuple(block.name for block in blocks),
+            forward_s={unit: flops * pace for unit, flops in forward.items()},
+            backward_s={unit: flops * pace for unit, flops in backward.items()},
+            collective_s=collective_s,
+            copy_s=copy_s,
         )
-        total, slowed, exposed = simulate_step(model, strategy, self.micro_batches, self.slowdown)
-        passes = (self.forward_s + self.profile.backward_s) * self.of_sequences
+        total, slowed, exposed = simulate_step(
+            model,
+            strategy,
+            self.micro_batches,
+            self.slowdown,
+            reduces_each=self.job.reduces_each,
+        )
+        passes = self.passes_s * self.of_samples
         local = passes + shards_s
         step_s = total + shards_s * self.straggler
         copies = total - slowed - exposed - passes * self.straggler
@@ -226,10 +243,21 @@ class ClusterSteps:
             rows.append(row)
         return rows
 
+    def _unit_flops(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns operations of a sample's forward and backward pass, by FSDP's unit."""
+        forward, backward = {"root": 0.0}, {"root": 0.0}
+        for layer in self.job.architecture.layers:
+            again = 2 * layer.forward_flops + self.job.recomputed_flops(layer)
+            if layer.is_block:
+                forward[layer.name], backward[layer.name] = layer.forward_flops, again
+            else:
+                forward["root"] += layer.count * layer.forward_flops
+                backward["root"] += layer.count * again
+        return forward, backward
+
     def _alone(self, span: slice) -> tuple[NDArray, ...]:
         """Returns the parts of one GPU's step: (step, local, copies, slowed, exposed), seconds."""
-        passes = (self.forward_s + self.profile.backward_s) * self.of_sequences[span]
-        local = passes + self.update_s
+        local = self.passes_s * self.of_samples[span] + self.update_s
         nothing = np.zeros_like(local)
         return local, local, nothing, nothing, nothing
 
@@ -238,32 +266,43 @@ class ClusterSteps:
 
         The first two are by (operation, unit); all arrays are over cases.
         """
-        half = self.workload.precision != "float32"
         times: dict[tuple[str, str], list[float]] = {}
         copies: dict[tuple[str, str], list[float]] = {}
         update = []
         for n in self.gpus:
-            parts = step_collectives(
-                config=self.config,
-                strategy=strategy,
-                ranks=n,
-                parameter_bytes=2 if half else 4,
-            )
-            reduced = 0
-            for part in parts:
-                key = (part.operation, part.unit)
-                size = part.size_bytes
-                ring_s = NcclRing(self.cluster, n, part.operation).time_s(size)
-                times.setdefault(key, []).append(ring_s)
-                copies.setdefault(key, []).append(2 * size / self.memory_bytes_per_s)
-                reduced += part.count * size if key[0] == "reduce_scatter" else 0
-            update.append(ADAMW_BYTES * reduced / 4 / n / self.memory_bytes_per_s)
+            group = min(n, self.cluster.gpus_per_node) if strategy == "HYBRID_SHARD" else n
+            elements = 0
+            for layer in self._units():
+                padded = padded_elements([tensor.shape for tensor in layer.tensors], group)
+                elements += layer.count * padded
+                item_bytes = self.job.gathered_bytes if layer.is_block else FLOAT32_BYTES
+                sizes = {
+                    "all_gather": item_bytes * padded,
+                    "reduce_scatter": self.job.gradient_bytes * padded,
+                }
+                for operation, size in sizes.items():
+                    ring_s = NcclRing(self.cluster, group, operation).time_s(size)
+                    times.setdefault((operation, layer.name), []).append(ring_s)
+                    copied_s = 2 * size / self.memory_bytes_per_s
+                    copies.setdefault((operation, layer.name), []).append(copied_s)
+                if strategy == "HYBRID_SHARD":
+                    between = between_nodes(self.cluster, n)
+                    part_s = between.time_s(sizes["reduce_scatter"] / group)
+                    times.setdefault(("all_reduce", layer.name), []).append(part_s)
+            update.append(ADAMW_BYTES * elements / group / self.memory_bytes_per_s)
         collective_s = {
             key: np.array(seconds)[self.index] * self.network_scale
             for key, seconds in times.items()
         }
         copy_s = {key: np.array(seconds)[self.index] for key, seconds in copies.items()}
         return collective_s, copy_s, np.array(update)[self.index]
+
+    def _units(self) -> list[Layer]:
+        """Returns FSDP's units: the blocks, and one layer of all that is in no block."""
+        architecture = self.job.architecture
+        outside = [layer for layer in architecture.one_by_one() if not layer.is_block]
+        tensors = tuple(tensor for layer in outside for tensor in layer.tensors)
+        return [*architecture.blocks, Layer("root", tensors)]
 
     def _row(
         self,
@@ -278,14 +317,14 @@ class ClusterSteps:
         """Makes one row of the table; arrays are the prediction and its draws."""
         base = self.bases[number]
         span = slice(number * self.width, (number + 1) * self.width)
-        tokens = base.global_sequences * self.workload.seq_len
+        tokens = base.global_samples * self.job.tokens_per_sample
         straggler = local_s * (self.straggler[span] - 1)
         return {
             "scaling": base.scaling,
             "strategy": strategy,
             "gpus": base.gpus,
             "nodes": self.cluster.nodes(base.gpus),
-            "sequences_per_gpu": base.sequences,
+            "sequences_per_gpu": base.samples,
             "micro_batches": int(self.micro_batches[span.start]),
             **_banded("step", "s", step_s),
             "computation_s": local_s[0],

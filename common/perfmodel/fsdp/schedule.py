@@ -15,8 +15,8 @@ measured, not taken for half an all-reduce: between two hosts gloo's takes three
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,24 +41,36 @@ class Issue:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The parts of a micro-batch that gather parameters, and whether it reduces gradients."""
+    """The parts of a micro-batch that gather parameters, and whether it reduces gradients.
+
+    ``replicated``: what was reduced in a group is reduced over the groups next (HYBRID_SHARD).
+    """
 
     root: bool = False
     forward: bool = False
     backward: bool = False
     reduce: bool = False
+    replicated: bool = False
 
 
-def micro_batches(strategy: str, count: int) -> list[tuple[int, Exchange]]:
-    """Returns (how many, kind) of the micro-batches of a step, in order."""
-    full = strategy == "FULL_SHARD"
+def micro_batches(
+    strategy: str, count: int, *, reduces_each: bool = False
+) -> list[tuple[int, Exchange]]:
+    """Returns (how many, kind) of the micro-batches of a step, in order.
+
+    With ``reduces_each`` every micro-batch gathers and reduces as a step of its own does, which is
+    what FSDP does where nobody tells it which micro-batch is the last.
+    """
+    full = strategy != "SHARD_GRAD_OP"
+    hybrid = strategy == "HYBRID_SHARD"
+    alone = Exchange(root=True, forward=True, backward=full, reduce=True, replicated=hybrid)
     if count == 1:
-        return [(1, Exchange(root=True, forward=True, backward=full, reduce=True))]
-    return [
-        (1, Exchange(root=True, forward=True, backward=full)),
-        (count - 2, Exchange(forward=full, backward=full)),
-        (1, Exchange(forward=full, backward=full, reduce=True)),
-    ]
+        return [(1, alone)]
+    if reduces_each:
+        return [(1, alone), (count - 2, alone), (1, alone)]
+    first = replace(alone, reduce=False, replicated=False)
+    middle = replace(first, root=False, forward=full)
+    return [(1, first), (count - 2, middle), (1, replace(alone, root=False, forward=full))]
 
 
 def segments(layers: int) -> int:
@@ -69,26 +81,36 @@ def segments(layers: int) -> int:
     return 2 * layers + 2
 
 
-def schedule(layers: int, exchange: Exchange) -> list[Issue]:
-    """Returns the collectives of a micro-batch in the order in which they are served."""
+def schedule(blocks: Sequence[str], exchange: Exchange) -> list[Issue]:
+    """Returns the collectives of a micro-batch in the order in which they are served.
+
+    ``blocks`` names the unit of each block in the order of the forward pass.
+    """
+    layers = len(blocks)
     head, end = layers, segments(layers)
     issues = []
     if exchange.root:
         issues.append(Issue("all_gather", "root", 0, 0))
     if exchange.forward:
-        issues += [Issue("all_gather", "block", max(0, i - 1), i) for i in range(layers)]
+        issues += [Issue("all_gather", block, max(0, i - 1), i) for i, block in enumerate(blocks)]
+    backward = blocks[::-1]
     first = head + 2  # where the last block's backward pass begins
     if exchange.backward:
-        issues.append(Issue("all_gather", "block", head + 1, first))
+        issues.append(Issue("all_gather", backward[0], head + 1, first))
     for finished in range(layers):  # blocks whose backward pass is over
         if exchange.reduce and finished:
-            issues.append(Issue("reduce_scatter", "block", first + finished, None))
+            issues += _reductions(backward[finished - 1], first + finished, exchange)
         if exchange.backward and finished + 1 < layers:
-            issues.append(Issue("all_gather", "block", first + finished, first + finished + 1))
+            at = first + finished
+            issues.append(Issue("all_gather", backward[finished + 1], at, at + 1))
     if exchange.reduce:
-        issues.append(Issue("reduce_scatter", "block", end, None))
-        issues.append(Issue("reduce_scatter", "root", end, None))
+        issues += _reductions(backward[-1], end, exchange) + _reductions("root", end, exchange)
     return issues
+
+
+def _reductions(unit: str, ready: int, exchange: Exchange) -> list[Issue]:
+    scatter = Issue("reduce_scatter", unit, ready, None)
+    return [scatter, replace(scatter, operation="all_reduce")] if exchange.replicated else [scatter]
 
 
 @dataclass(frozen=True)
@@ -96,22 +118,22 @@ class ShardedModel:
     """A sharded model's computation and collectives in a micro-batch; arrays over cases, seconds.
 
     Attributes:
-        layers: number of blocks.
-        block_s, head_s: forward pass of one block, of the head; the backward pass takes twice that.
+        blocks: the unit of each block, in the order of the forward pass; equal blocks have one.
+        forward_s, backward_s: unit → its pass; ``root`` is all that is in no block.
         collective_s: (operation, unit) → duration of the collective alone.
         copy_s: (operation, unit) → duration of copying what was gathered out of the buffer, or
             what is to be reduced into one.
     """
 
-    layers: int
-    block_s: NDArray
-    head_s: NDArray
-    collective_s: dict[tuple[str, str], NDArray]
-    copy_s: dict[tuple[str, str], NDArray]
+    blocks: tuple[str, ...]
+    forward_s: Mapping[str, NDArray]
+    backward_s: Mapping[str, NDArray]
+    collective_s: Mapping[tuple[str, str], NDArray]
+    copy_s: Mapping[tuple[str, str], NDArray]
 
     def simulate(self, exchange: Exchange, compute_slowdown: NDArray | float) -> Overlap:
         """Simulates one micro-batch, from its start until its last collective ends."""
-        issues = schedule(self.layers, exchange)
+        issues = schedule(self.blocks, exchange)
         # levels[i] is the computation done when segment i begins; the last one is all of it.
         levels = np.cumsum(self._segments_s(issues), axis=0)
         levels = np.concatenate([np.zeros_like(levels[:1]), levels])
@@ -128,18 +150,24 @@ class ShardedModel:
 
     def _segments_s(self, issues: list[Issue]) -> NDArray:
         """Returns the seconds of each segment with the copies that belong to it, by case."""
-        forward = [self.block_s] * self.layers + [self.head_s]
-        backward = [2 * self.head_s] + [2 * self.block_s] * self.layers
+        forward = [self.forward_s[unit] for unit in (*self.blocks, "root")]
+        backward = [self.backward_s[unit] for unit in ("root", *self.blocks[::-1])]
         seconds = np.array(np.broadcast_arrays(*forward, *backward), dtype=float)
         for issue in issues:
-            copy = self.copy_s[issue.operation, issue.unit]
+            if issue.operation == "all_reduce":
+                continue  # in place
             segment = issue.limit if issue.operation == "all_gather" else issue.ready - 1
-            seconds[segment] += copy
+            seconds[segment] += self.copy_s[issue.operation, issue.unit]
         return seconds
 
 
 def simulate_step(
-    model: ShardedModel, strategy: str, micro_batch_counts: NDArray, compute_slowdown: NDArray
+    model: ShardedModel,
+    strategy: str,
+    micro_batch_counts: NDArray,
+    compute_slowdown: NDArray,
+    *,
+    reduces_each: bool = False,
 ) -> tuple[NDArray, NDArray, NDArray]:
     """Simulates a step's passes and returns (total, slowed, exposed) in seconds, over cases.
 
@@ -147,9 +175,10 @@ def simulate_step(
 
     Args:
         model: a micro-batch of the step.
-        strategy: ``FULL_SHARD`` or ``SHARD_GRAD_OP``.
+        strategy: ``FULL_SHARD``, ``SHARD_GRAD_OP`` or ``HYBRID_SHARD``.
         micro_batch_counts: (cases,) number of micro-batches of a step.
         compute_slowdown: (cases,) computation beside a collective takes this many times longer.
+        reduces_each: as in ``micro_batches``.
     """
     # Each kind of micro-batch is simulated once, for all cases, and counts as often as a case has
     # it: the only one; or the first, the last, and the middle one count − 2 times.
@@ -159,7 +188,7 @@ def simulate_step(
     if (~several).any():
         kinds += [(count * ~several, kind) for count, kind in micro_batches(strategy, 1)]
     if several.any():
-        first, middle, last = micro_batches(strategy, 2)
+        first, middle, last = micro_batches(strategy, 2, reduces_each=reduces_each)
         kinds += [(several, first[1]), (several, last[1])]
         if (micro_batch_counts > 2).any():
             kinds.append((np.maximum(micro_batch_counts - 2, 0), middle[1]))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from common.errors import UserError, unknown_name
+from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,40 @@ class GPT2Config:
     def parameters_per_layer(self) -> int:
         """Counts a block's parameters: matrices, their biases (9 widths), two norms (4)."""
         return self.matrix_parameters_per_layer() + 13 * self.n_embd
+
+    def architecture(self, seq_len: int) -> Architecture:
+        """Returns the model as it trains on sequences of ``seq_len`` tokens."""
+        d = self.n_embd
+        block = (
+            Tensor("ln_1.weight", (d,)),
+            Tensor("ln_1.bias", (d,)),
+            Tensor("attn.c_attn.weight", (3 * d, d)),
+            Tensor("attn.c_attn.bias", (3 * d,)),
+            Tensor("attn.c_proj.weight", (d, d)),
+            Tensor("attn.c_proj.bias", (d,)),
+            Tensor("ln_2.weight", (d,)),
+            Tensor("ln_2.bias", (d,)),
+            Tensor("mlp.c_fc.weight", (4 * d, d)),
+            Tensor("mlp.c_fc.bias", (4 * d,)),
+            Tensor("mlp.c_proj.weight", (d, 4 * d)),
+            Tensor("mlp.c_proj.bias", (d,)),
+        )
+        wte = Tensor("wte.weight", (self.vocab_size, d))
+        wpe = Tensor("wpe.weight", (self.n_positions, d))
+        norm = (Tensor("ln_f.weight", (d,)), Tensor("ln_f.bias", (d,)))
+        flops = seq_len * (24 * d * d + 4 * d * seq_len)
+        head = 2 * seq_len * self.vocab_size * d
+        return Architecture(
+            name="gpt2",
+            layers=(
+                Layer("embedding", (wte, wpe)),
+                Layer("block", block, flops, self.n_layer, is_block=True),
+                Layer("norm", norm),
+                Layer("head", (), head),
+            ),
+            tokens_per_sample=seq_len,
+            ties_head=True,
+        )
 
     def block_shapes(self) -> list[tuple[int, ...]]:
         """Returns the shapes of a block's parameters as ``common.models.gpt2`` registers them."""

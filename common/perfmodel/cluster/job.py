@@ -1,0 +1,80 @@
+"""The work of one GPU of a cluster: a model, its micro-batch, and what it computes again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from common.errors import UserError, unknown_name
+from common.perfmodel.architectures.architecture import Architecture, Layer
+from common.perfmodel.one_device.workload import Workload
+
+RECOMPUTED = {"none": 0.0, "selective": 0.5, "block": 1.0}
+"""Kind of activation checkpointing → share of a block's forward pass that is computed again.
+``selective`` is torchtitan's default, which keeps every second matrix product."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training step of any model, as each GPU computes it.
+
+    Attributes:
+        architecture: the model, with the size of its samples.
+        batch_size: samples of a micro-batch.
+        precision: float32, bfloat16 or float16 (by autocast: weights and gradients stay float32).
+        tf32: whether float32 products take the TF32 units.
+        checkpointing: a key of ``RECOMPUTED``.
+        accumulation: micro-batches of a step under weak scaling.
+        reduces_each: whether FSDP reduces gradients in every micro-batch, as it does where
+            nobody tells it to wait for the last, which then keeps no gradients whole.
+        gradient_bytes: bytes of a gradient's number as it is exchanged: 2 where all of a model is
+            in 16 bits.
+    """
+
+    architecture: Architecture
+    batch_size: int = 8
+    precision: str = "bfloat16"
+    tf32: bool = False
+    checkpointing: str = "none"
+    accumulation: int = 1
+    reduces_each: bool = False
+    gradient_bytes: int = 4
+
+    def __post_init__(self) -> None:
+        if self.checkpointing not in RECOMPUTED:
+            raise UserError(unknown_name("checkpointing", self.checkpointing, RECOMPUTED))
+        for name in ("batch_size", "accumulation"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; at least 1")
+        if self.tf32 and self.precision != "float32":
+            raise UserError(f"tf32 has no effect in {self.precision}: give precision float32")
+
+    @classmethod
+    def of(cls, workload: Workload) -> Job:
+        """Returns the step of a GPT-2. Raises UserError for what is not modelled on clusters."""
+        if workload.optimizer != "adamw":
+            raise UserError(f"optimizer {workload.optimizer}: the update modelled here is adamw's")
+        return cls(
+            architecture=replace(
+                workload.config.architecture(workload.seq_len), name=workload.model
+            ),
+            batch_size=workload.batch_size,
+            precision=workload.precision,
+            tf32=workload.tf32,
+            checkpointing="block" if workload.activation_checkpointing else "none",
+            accumulation=workload.gradient_accumulation,
+        )
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Returns the tokens of a sequence."""
+        return self.architecture.tokens_per_sample
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Returns the bytes of a parameter's number as FSDP gathers it in a block."""
+        return 4 if self.precision == "float32" else 2
+
+    def recomputed_flops(self, layer: Layer) -> float:
+        """Returns the operations of a sample that the backward pass of a layer repeats."""
+        share = RECOMPUTED[self.checkpointing] if layer.is_block else 0.0
+        return share * layer.forward_flops
