@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from perfmodel_support import refused
 
@@ -15,7 +16,7 @@ from common.perfmodel.cluster.cap_grid import Circumstances, cap_rows, simulate_
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.computed_profile import computed_profile
 from common.perfmodel.cluster.job import Job
-from common.perfmodel.cluster.nccl import NcclAllReduce
+from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing
 from common.perfmodel.cluster.scale_out import (
     SCALINGS,
     STRATEGIES,
@@ -29,6 +30,7 @@ from common.perfmodel.cluster.steps import default_caps_mib
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.model import DdpModel
+from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.flops import training_flops_per_token
 from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.simulator import simulate_backward
@@ -236,3 +238,79 @@ def test_200_caps_on_12_sizes_of_a_cluster_take_less_than_a_second():
     grid = simulate_grid(profile, networks, rows, cases)
     assert time.process_time() - began < 1
     assert grid.total_s.shape == (len(rows), 12)
+
+
+def weak(job: Job, strategy: str, gpus: int = 64) -> pd.Series:
+    """Returns the row of a job under weak scaling, with assumptions that are certain."""
+    predicted = predict_scale_out(job, H100, [gpus], assumptions=CERTAIN, strategies=[strategy])
+    return predicted.rows("weak", strategy).iloc[0]
+
+
+@pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD"])
+@pytest.mark.parametrize(("checkpointing", "share"), [("block", 1.0), ("selective", 0.5)])
+def test_checkpointing_computes_the_blocks_again(strategy, checkpointing, share):
+    plain = weak(JOB, strategy)
+    again = weak(replace(JOB, checkpointing=checkpointing), strategy)
+    blocks = 12 * 1024 * (24 * 768**2 + 4 * 768 * 1024)
+    added = share * JOB.batch_size * blocks / (0.4 * PEAK)
+    assert again["computation_s"] - plain["computation_s"] == pytest.approx(added)
+    assert again["exposed_s"] <= plain["exposed_s"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD", "SHARD_GRAD_OP"])
+def test_accumulation_under_weak_scaling_is_that_of_a_larger_batch_under_strong(strategy):
+    four = weak(replace(JOB, accumulation=4), strategy)
+    predicted = predict_scale_out(
+        JOB, H100, [64], global_batch_size=64 * 32, assumptions=CERTAIN, strategies=[strategy]
+    )
+    strong = predicted.rows("strong", strategy).iloc[0]
+    assert four["micro_batches"] == strong["micro_batches"] == 4
+    assert four["step_s"] == pytest.approx(strong["step_s"])
+    assert four["tokens_per_s"] == pytest.approx(strong["tokens_per_s"])
+
+
+def test_gradients_of_every_micro_batch_are_reduced_where_nobody_says_which_is_the_last():
+    four = replace(JOB, accumulation=4, batch_size=1)
+    each = weak(replace(four, reduces_each=True), "FULL_SHARD")
+    assert each["step_s"] > weak(four, "FULL_SHARD")["step_s"]
+    # Four steps of one micro-batch, but for the update, which is done once.
+    alone = weak(replace(JOB, batch_size=1), "FULL_SHARD")
+    passes = alone["step_s"] - 28 * JOB.architecture.num_parameters / 64 / MEMORY
+    update = each["step_s"] - 4 * passes
+    assert update == pytest.approx(28 * JOB.architecture.num_parameters / 64 / MEMORY, rel=1e-3)
+
+
+def test_zero1_updates_a_part_and_gathers_the_rest():
+    ddp, zero1 = weak(JOB, "DDP"), weak(JOB, "ZERO1")
+    parameters = JOB.architecture.num_parameters
+    update_s = 28 * parameters / MEMORY
+    gather_s = NcclRing(H100, 64, "all_gather").time_s(4 * parameters)
+    assert zero1["step_s"] - ddp["step_s"] == pytest.approx(gather_s - update_s * 63 / 64)
+
+
+def test_hybrid_sharding_is_full_sharding_on_one_node_and_sends_less_between_many():
+    one_node = [weak(JOB, strategy, 8)["step_s"] for strategy in ("FULL_SHARD", "HYBRID_SHARD")]
+    assert one_node[0] == pytest.approx(one_node[1], rel=1e-3)  # an all-reduce of one rank: none
+    large = replace(JOB, architecture=GPT2Config.named("gpt2-xl").architecture(1024), batch_size=1)
+    full, hybrid = (weak(large, name, 512) for name in ("FULL_SHARD", "HYBRID_SHARD"))
+    assert hybrid["exposed_s"] < full["exposed_s"]
+
+
+def test_gradients_of_16_bits_are_half_the_bytes():
+    halved = weak(replace(JOB, gradient_bytes=2), "DDP")
+    assert halved["copies_s"] == pytest.approx(weak(JOB, "DDP")["copies_s"] / 2, rel=1e-6)
+    assert halved["exposed_s"] < weak(JOB, "DDP")["exposed_s"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"checkpointing": "all"}, ["all", "block"]),
+        ({"batch_size": 0}, ["batch_size is 0"]),
+        ({"accumulation": 0}, ["accumulation is 0"]),
+        ({"tf32": True}, ["tf32", "bfloat16"]),
+    ],
+)
+def test_jobs_that_cannot_be_are_refused(changes, words):
+    with refused(*words):
+        replace(JOB, **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,3 +133,30 @@ def test_several_cases_are_simulated_as_each_by_itself():
         )
         expected = simulate_step(alone, "FULL_SHARD", counts[[case]], slow[[case]])
         assert [part[case] for part in found] == pytest.approx([part[0] for part in expected])
+
+
+def test_groups_reduce_among_themselves_after_each_reduction():
+    # Computation is almost nothing: gathers, and a scatter and an all-reduce for each unit.
+    plain = model(1e-6, 1e-6, 5, 7, 3)
+    sums = {("all_reduce", "block"): np.array([2.0]), ("all_reduce", "root"): np.array([4.0])}
+    groups = replace(plain, collective_s=plain.collective_s | sums)
+    hybrid, _, _ = step(groups, "HYBRID_SHARD")
+    assert hybrid == pytest.approx(2 * 4 * 5 + 4 * (7 + 2) + (2 * 3 + 4), rel=1e-4)
+
+
+def test_blocks_of_two_kinds_take_their_own_times():
+    # An encoder and a decoder: fast collectives leave the first gathers and the last reductions.
+    kinds = [(operation, unit) for operation, unit in KINDS if unit == "root"]
+    kinds += [(operation, unit) for operation, _ in KINDS[::2] for unit in ("encoder", "decoder")]
+    forward = {name: np.array([time]) for name, time in (("encoder", 10.0), ("decoder", 20.0))}
+    forward["root"] = np.array([4.0])
+    two = ShardedModel(
+        blocks=("encoder", "encoder", "decoder"),
+        forward_s=forward,
+        backward_s={name: 2 * time for name, time in forward.items()},
+        collective_s={kind: np.ones(1) for kind in kinds},
+        copy_s={kind: np.zeros(1) for kind in kinds},
+    )
+    total, _, exposed = step(two, "FULL_SHARD")
+    assert exposed == pytest.approx((1 + 1) + (1 + 1))
+    assert total == pytest.approx(3 * (10 + 10 + 20 + 4) + exposed)
