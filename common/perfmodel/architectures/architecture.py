@@ -44,6 +44,8 @@ class Layer:
             What is no block is one unit of FSDP, the root.
         idle_elements: elements of one layer that a token does not use, as those of the experts that
             it is not sent to.
+        ready_order: places of ``tensors`` in the order in which their gradients are ready, where it
+            was observed; else it follows from the modules.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Layer:
     count: int = 1
     is_block: bool = False
     idle_elements: int = 0
+    ready_order: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -61,9 +64,11 @@ class Layer:
     def in_ready_order(self) -> list[Tensor]:
         """Returns the parameters of one layer in the order in which their gradients are ready.
 
-        Modules come in reverse. A linear layer's bias is ready before its weight; a norm's weight,
-        which is a vector, before its bias.
+        Where that was not observed, modules come in reverse. A linear layer's bias is ready before
+        its weight; a norm's weight, which is a vector, before its bias.
         """
+        if self.ready_order:
+            return [self.tensors[place] for place in self.ready_order]
         modules = [list(group) for _, group in groupby(self.tensors, lambda one: one.module)]
         ready = []
         for tensors in reversed(modules):

@@ -1,0 +1,157 @@
+"""An architecture from a module itself: its forward and backward pass, followed on fake tensors.
+
+Fake tensors have shapes and no data, so a model larger than any memory is followed in seconds.
+Operations are counted by ``torch.utils.flop_counter``, the order of gradients is that in which
+autograd hands them over. Equal neighbours in a list of modules are blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby, pairwise
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from common.errors import UserError
+from common.perfmodel.architectures.architecture import Architecture, Layer
+from common.perfmodel.architectures.architecture import Tensor as Parameter
+
+Made = tuple[nn.Module, object, Callable[[nn.Module, object], Tensor]]
+"""A module, a batch, and a function that returns the loss of the two."""
+
+
+def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
+    """Follows a module's passes on fake tensors, and returns it as layers.
+
+    Args:
+        make: returns (module, batch, loss); it is called where tensors are fake. The batch's first
+            tensor has a sample in each row.
+        name: name of the model.
+
+    Raises UserError where the module cannot be followed, with what stopped it.
+    """
+    try:
+        with FakeTensorMode():
+            with _Zeros():
+                module, batch, loss = make()
+            samples = next(len(one) for one in tree_leaves(batch) if isinstance(one, Tensor))
+            return _followed(module, lambda: loss(module, batch), samples, name)
+    except UserError:
+        raise
+    except Exception as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{name} cannot be followed on fake tensors: {first[0]}") from error
+
+
+class _Zeros(TorchDispatchMode):
+    """Answers 0 where an initialisation asks for a value, as a draw that is repeated does."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> object:
+        """Runs an operator, unless it reads a tensor's value."""
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return False if args[0].dtype == torch.bool else 0
+        return func(*args, **(kwargs or {}))
+
+
+def _followed(
+    module: nn.Module, loss: Callable[[], Tensor], samples: int, name: str
+) -> Architecture:
+    """Runs both passes, and shares parameters and operations out over the module's units."""
+    trained = {key: one for key, one in module.named_parameters() if one.requires_grad}
+    ready: list[str] = []
+    for key, parameter in trained.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, key=key: ready.append(key))
+    units = _units(module)
+    entered: list[str] = []
+    for path in units:
+        unit = module.get_submodule(path)
+        unit.register_forward_pre_hook(lambda *_, path=path: entered.append(path))
+    with FlopCounterMode(display=False) as counter:
+        out = loss()
+    out.backward()
+    flops = _by_unit(module, counter, units)
+    rest = flops.pop("", 0) / samples  # such as a head that is the embedding
+    parameters = {key: _unit_of(key, units) for key in trained}
+    layers = []
+    for path in dict.fromkeys((*entered, *units)):
+        keys = [key for key in trained if parameters[key] == path]
+        own = sorted((key for key in keys if key in ready), key=ready.index)
+        layer = Layer(
+            name=path,
+            tensors=tuple(
+                Parameter(key.removeprefix(f"{path}.") if units[path] else key, trained[key].shape)
+                for key in keys
+            ),
+            forward_flops=flops.pop(path, 0) / samples,
+            is_block=units[path],
+            ready_order=tuple(keys.index(key) for key in own),
+        )
+        layers.append(layer)
+    if rest:
+        layers.append(Layer("rest", forward_flops=rest))
+    return Architecture(name=name, layers=tuple(_joined(layers)))
+
+
+def _units(module: nn.Module) -> dict[str, bool]:
+    """Returns the paths of blocks (True) and of other modules that own parameters (False).
+
+    Blocks are items of a list of modules of which two neighbours or more are equal.
+    """
+    units: dict[str, bool] = {}
+    for path, one in module.named_modules():
+        if any(path.startswith(f"{block}.") for block, is_block in units.items() if is_block):
+            continue
+        if isinstance(one, nn.ModuleList | nn.Sequential):
+            signatures = [_signature(item) for item in one]
+            if any(one and one == other for one, other in pairwise(signatures)):
+                units |= {f"{path}.{place}": True for place, item in enumerate(signatures) if item}
+                continue
+        if path not in units and any(p.requires_grad for p in one.parameters(recurse=False)):
+            units[path] = False
+    return units
+
+
+def _signature(module: nn.Module) -> tuple:
+    """Returns what equal blocks have in common: their class, and their parameters' shapes."""
+    shapes = tuple((name, tuple(one.shape)) for name, one in module.named_parameters())
+    return (type(module), shapes) if shapes else ()
+
+
+def _unit_of(key: str, units: dict[str, bool]) -> str:
+    """Returns the innermost unit that a parameter or module belongs to."""
+    path = key
+    while path not in units and path:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _by_unit(
+    module: nn.Module, counter: FlopCounterMode, units: dict[str, bool]
+) -> dict[str, float]:
+    """Returns the operations of each unit's forward pass, and of what is in none, by path."""
+    root = type(module).__name__
+    counted = {path: sum(counts.values()) for path, counts in counter.get_flop_counts().items()}
+    paths = [path for path, _ in module.named_modules()]
+    whole = {path: counted.get(f"{root}.{path}" if path else root, 0) for path in paths}
+    flops: dict[str, float] = {}
+    for path in paths:
+        children = (one for one in paths if one and one.rpartition(".")[0] == path)
+        unit = _unit_of(path, units)
+        own = whole[path] - sum(whole[one] for one in children)
+        flops[unit if unit in units else ""] = flops.get(unit, 0) + own
+    outside = counter.get_total_flops() - whole[""]
+    flops[""] = flops.get("", 0) + outside
+    return flops
+
+
+def _joined(layers: list[Layer]) -> Iterator[Layer]:
+    """Yields layers with equal neighbours counted as one, under the name of the first."""
+    for _, equal in groupby(layers, key=lambda layer: replace(layer, name="")):
+        first, *others = equal
+        yield replace(first, count=1 + len(others))

@@ -1,0 +1,109 @@
+"""Architectures of modules that were followed, against the modules themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from common.errors import UserError
+from common.models.traced import Made, traced_architecture
+from common.tuning import examples
+
+slow = pytest.mark.slow
+
+
+class Tied(nn.Module):
+    """Blocks between an embedding and a head that is the embedding, and a weight nobody uses."""
+
+    def __init__(self, blocks: int = 3, width: int = 8) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, width)
+        self.scale = nn.Parameter(torch.ones(width))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)) for _ in range(blocks)
+        )
+        self.unused = nn.Linear(3, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Maps [samples, tokens] to logits."""
+        x = self.embedding(tokens) * self.scale
+        for block in self.blocks:
+            x = x + block(x)
+        return functional.linear(x, self.embedding.weight)
+
+
+def tied() -> Made:
+    return Tied(), torch.randint(11, (2, 5)), loss_of
+
+
+def huge() -> Made:
+    return Tied(blocks=2, width=200_000), torch.randint(11, (2, 5)), loss_of
+
+
+def loss_of(module: nn.Module, tokens: Tensor) -> Tensor:
+    return functional.cross_entropy(module(tokens).flatten(0, 1), tokens.flatten())
+
+
+MADE = [
+    tied,
+    pytest.param(examples.encoder_decoder, marks=slow),
+    pytest.param(examples.convolutions, marks=slow),
+    pytest.param(examples.vision_transformer, marks=slow),
+]
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_parameters_operations_and_gradients_are_those_of_the_real_module(
+    make: Callable[[], Made],
+) -> None:
+    architecture = traced_architecture(make, "a model")
+    module, batch, loss = make()
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    ready: list[int] = []
+    for parameter in trained.values():
+        parameter.register_post_accumulate_grad_hook(lambda one: ready.append(one.numel()))
+    with FlopCounterMode(display=False) as counter:
+        value = loss(module, batch)
+        operations = counter.get_total_flops()
+    value.backward()
+    samples = len(batch if isinstance(batch, Tensor) else next(iter(batch.values())))
+    assert architecture.num_parameters == sum(one.numel() for one in trained.values())
+    assert architecture.forward_flops * samples == operations
+    # In each layer gradients come as they do in the real backward pass.
+    used = sum(one.grad is not None for one in trained.values())
+    assert len(ready) == used
+    found = [len(layer.ready_order) * layer.count for layer in architecture.layers]
+    assert sum(found) == used
+
+
+def test_equal_neighbours_are_blocks_and_a_tied_head_is_the_rest() -> None:
+    architecture = traced_architecture(tied, "tied")
+    [block] = architecture.blocks
+    assert (block.count, block.elements) == (3, 8 * 8 + 8 + 2 * 8)
+    assert block.forward_flops == 5 * 2 * 8 * 8
+    assert {tensor.name for tensor in block.in_ready_order()[:2]} == {"1.weight", "1.bias"}
+    rest = architecture.layers[-1]
+    assert rest.forward_flops == 5 * 2 * 8 * 11
+
+
+def test_a_model_larger_than_any_memory_is_followed() -> None:
+    architecture = traced_architecture(huge, "huge")
+    assert architecture.num_parameters > 2 * 200_000**2
+
+
+def test_a_module_that_reads_its_values_says_what_stopped_it() -> None:
+    class Reads(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * x.sum().item()
+
+    def make() -> Made:
+        return Reads(3, 3), torch.ones(2, 3), lambda module, x: module(x).sum()
+
+    with pytest.raises(UserError, match="reads cannot be followed on fake tensors: ") as refused:
+        traced_architecture(make, "reads")
+    assert "\n" not in str(refused.value)
