@@ -25,6 +25,8 @@ from torch.utils._pytree import tree_map
 
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError, unknown_name
+from common.models.traced import Made, traced_architecture
+from common.perfmodel.architectures.architecture import Architecture
 from common.runtime.group.gradient_marks import ready_marks
 from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
@@ -96,6 +98,19 @@ def load_user_model(target: str, folder: Path, device: torch.device) -> UserMode
     except (Exception, SystemExit) as error:
         raise UserError(f"{target} raised {said(error)}") from None
     return checked_model(made, target, device)
+
+
+def followed_model(target: str, folder: Path) -> Architecture:
+    """Returns the architecture of what FUNCTION makes, followed on fake tensors.
+
+    Raises UserError as ``load_user_model`` does, and where the module cannot be followed.
+    """
+
+    def make() -> Made:
+        user = load_user_model(target, folder, torch.device("cpu"))
+        return user.module, user.batch, user.loss
+
+    return traced_architecture(make, target)
 
 
 def _find(module_name: str, function_name: str, folder: Path) -> Callable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from common.perfmodel.architectures.architecture import Architecture
     from common.perfmodel.cluster.assumptions import Assumptions
+    from common.perfmodel.cluster.job import Job
     from common.perfmodel.cluster.scale_out import ScaleOut
 
 WIDTH = 124
+SEQ_LEN = 1024
 TIMES = {" s": 1.0, " ms": 1e-3}
 COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
@@ -32,7 +36,7 @@ def given_flags(settings: object, leave_out: tuple[str, ...] = ()) -> list[str]:
 
 @dataclass(frozen=True)
 class ClusterQuestion:
-    """With --cluster: a training step of a GPT-2 on many GPUs. Nothing has to be measured.
+    """With --cluster: a training step of any model on many GPUs. Nothing has to be measured.
 
     A quantity that takes three numbers has a likeliest value, a lowest and a highest one, from
     which the bands come; a single number is taken as certain.
@@ -44,9 +48,18 @@ class ClusterQuestion:
     gpus: str | None = None
     """Numbers of GPUs: 8,16,64, or 8..16384, which doubles."""
     model: str | None = None
-    """gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
+    """Name of a published size, such as gpt2-large or llama-3.1-8b; a Hugging Face config.json;
+    or MODULE:FUNCTION that returns (module, batch, loss), which is followed on fake tensors."""
     batch_size: int | None = None
-    """Sequences of a micro-batch of one GPU, by default 8; weak scaling has one per step."""
+    """Sequences of a micro-batch of one GPU, by default 8."""
+    accumulation: int | None = None
+    """Micro-batches of a step under weak scaling, by default 1."""
+    checkpointing: str | None = None
+    """Activations that are computed again: none (the default), selective (every second matrix
+    product) or block."""
+    strategies: tuple[str, ...] = ()
+    """Strategies to predict, by default DDP SHARD_GRAD_OP FULL_SHARD; also ZERO1, and HYBRID_SHARD
+    (sharded inside a node)."""
     global_batch_size: int | None = None
     """Sequences of a step on all GPUs, for strong scaling, by default 16384."""
     seq_len: int | None = None
@@ -94,13 +107,12 @@ class ClusterQuestion:
     def predict(self) -> ScaleOut:
         """Computes the prediction that these flags ask for."""
         from common.perfmodel.cluster.clusters import load_cluster
-        from common.perfmodel.cluster.job import Job
         from common.perfmodel.cluster.scale_out import (
             GLOBAL_BATCH_SIZE,
+            STRATEGIES,
             parse_gpus,
             predict_scale_out,
         )
-        from common.perfmodel.one_device.workload import Workload
 
         for flag, value in (("--model", self.model), ("--gpus", self.gpus)):
             if value is None:
@@ -108,21 +120,37 @@ class ClusterQuestion:
                 raise UserError(f"--cluster needs {flag}, as in {example}")
         gpus = parse_gpus(self.gpus)
         cluster = load_cluster(self.cluster)
-        sizes = {
-            name: value
-            for name in ("batch_size", "seq_len")
-            if (value := getattr(self, name)) is not None
-        }
-        precision = self.precision or "bfloat16"
-        workload = Workload(model=self.model, precision=precision, tf32=self.tf32, **sizes)
         batch = GLOBAL_BATCH_SIZE if self.global_batch_size is None else self.global_batch_size
         return predict_scale_out(
-            Job.of(workload),
-            cluster,
-            gpus,
+            job=self._job(),
+            cluster=cluster,
+            gpus=gpus,
             global_batch_size=batch,
             assumptions=self._assumptions(),
+            strategies=self.strategies or STRATEGIES,
         )
+
+    def _job(self) -> Job:
+        from common.perfmodel.cluster.job import Job
+
+        given = {
+            name: value
+            for name in ("batch_size", "precision", "accumulation", "checkpointing")
+            if (value := getattr(self, name)) is not None
+        }
+        return Job(architecture=self._architecture(), tf32=self.tf32, **given)
+
+    def _architecture(self) -> Architecture:
+        seq_len = SEQ_LEN if self.seq_len is None else self.seq_len
+        if ":" not in self.model:
+            from common.perfmodel.architectures.published_sizes import architecture_of
+
+            return architecture_of(self.model, seq_len)
+        if self.seq_len is not None:
+            raise UserError(f"--seq-len has no effect on {self.model}, whose batch has a length")
+        from common.tuning.user_model import followed_model
+
+        return followed_model(self.model, Path.cwd())
 
     def _assumptions(self) -> Assumptions:
         from common.perfmodel.cluster.assumptions import Assumptions, Range
@@ -146,8 +174,6 @@ class ClusterQuestion:
 
 def check_csv(path: str) -> None:
     """Raises UserError where no table could be written there, before anything is predicted."""
-    from pathlib import Path
-
     target = Path(path)
     if target.is_dir() or not path:
         raise UserError(f"--csv {path or repr(path)}: give the name of a file")
@@ -157,8 +183,6 @@ def check_csv(path: str) -> None:
 
 def write_csv(table: pd.DataFrame, path: str) -> None:
     """Writes the whole table. Raises UserError where it cannot be written."""
-    from pathlib import Path
-
     from common.runtime.records.run_directory import write_atomically
 
     try:
