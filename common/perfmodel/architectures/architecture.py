@@ -44,6 +44,8 @@ class Layer:
             What is no block is one unit of FSDP, the root.
         idle_elements: elements of one layer that a token does not use, as those of the experts that
             it is not sent to.
+        forward_modules: names of the tensors' modules in the order of the forward pass; empty where
+            they are registered in it.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Layer:
     count: int = 1
     is_block: bool = False
     idle_elements: int = 0
+    forward_modules: tuple[str, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -61,14 +64,18 @@ class Layer:
     def in_ready_order(self) -> list[Tensor]:
         """Returns the parameters of one layer in the order in which their gradients are ready.
 
-        Modules come in reverse. A linear layer's bias is ready before its weight; a norm's weight,
-        which is a vector, before its bias.
+        Modules come in reverse of the forward pass. A linear layer's bias is ready before its
+        weight; a norm's weight, which is a vector, before its bias.
         """
-        modules = [list(group) for _, group in groupby(self.tensors, lambda one: one.module)]
+        modules = {
+            name: list(tensors)
+            for name, tensors in groupby(self.tensors, lambda tensor: tensor.module)
+        }
         ready = []
-        for tensors in reversed(modules):
-            matrices = any(len(tensor.shape) > 1 for tensor in tensors)
-            ready += reversed(tensors) if matrices else tensors
+        for name in reversed(self.forward_modules or tuple(modules)):
+            tensors = modules[name]
+            has_matrix = any(len(tensor.shape) > 1 for tensor in tensors)
+            ready += reversed(tensors) if has_matrix else tensors
         return ready
 
 
@@ -121,8 +128,32 @@ class Architecture:
             for tensor in layer.tensors
         ]
 
+    def parameter_sizes(self) -> list[int]:
+        """Returns the elements of each parameter, layer by layer."""
+        return [tensor.elements for layer in self.one_by_one() for tensor in layer.tensors]
+
+    def ready_order(self) -> list[int]:
+        """Returns places in ``parameter_sizes`` in the order in which gradients become ready.
+
+        Layers come from the last to the first, so a tied embedding is last.
+        """
+        places = {layer: _ready_places(layer) for layer in set(self.layers)}
+        order, first = [], 0
+        starts = []
+        for layer in self.one_by_one():
+            starts.append((layer, first))
+            first += len(layer.tensors)
+        for layer, first in reversed(starts):
+            order += [first + place for place in places[layer]]
+        return order
+
     def one_by_one(self) -> Iterator[Layer]:
         """Yields each single layer, in the order of the forward pass."""
         for layer in self.layers:
             for _ in range(layer.count):
                 yield layer
+
+
+def _ready_places(layer: Layer) -> list[int]:
+    place = {tensor: index for index, tensor in enumerate(layer.tensors)}
+    return [place[tensor] for tensor in layer.in_ready_order()]
