@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from math import prod
 
 
@@ -67,15 +66,18 @@ class Layer:
         Modules come in reverse of the forward pass. A linear layer's bias is ready before its
         weight; a norm's weight, which is a vector, before its bias.
         """
-        modules = {
-            name: list(tensors)
-            for name, tensors in groupby(self.tensors, lambda tensor: tensor.module)
-        }
+        return [self.tensors[place] for place in self.ready_places()]
+
+    def ready_places(self) -> list[int]:
+        """Returns the places in ``tensors`` of what ``in_ready_order`` returns."""
+        by_module: dict[str, list[int]] = {}
+        for place, tensor in enumerate(self.tensors):
+            by_module.setdefault(tensor.module, []).append(place)
         ready = []
-        for name in reversed(self.forward_modules or tuple(modules)):
-            tensors = modules[name]
-            has_matrix = any(len(tensor.shape) > 1 for tensor in tensors)
-            ready += reversed(tensors) if has_matrix else tensors
+        for module in reversed(self.forward_modules or tuple(by_module)):
+            places = by_module[module]
+            has_matrix = any(len(self.tensors[place].shape) > 1 for place in places)
+            ready += reversed(places) if has_matrix else places
         return ready
 
 
@@ -137,14 +139,12 @@ class Architecture:
 
         Layers come from the last to the first, so a tied embedding is last.
         """
-        places = {layer: _ready_places(layer) for layer in set(self.layers)}
-        order, first = [], 0
-        starts = []
-        for layer in self.one_by_one():
-            starts.append((layer, first))
-            first += len(layer.tensors)
-        for layer, first in reversed(starts):
-            order += [first + place for place in places[layer]]
+        places = {layer: layer.ready_places() for layer in self.layers}
+        order, end = [], sum(layer.count * len(layer.tensors) for layer in self.layers)
+        for layer in reversed(self.layers):
+            for _ in range(layer.count):
+                end -= len(layer.tensors)
+                order += [end + place for place in places[layer]]
         return order
 
     def one_by_one(self) -> Iterator[Layer]:
@@ -152,8 +152,3 @@ class Architecture:
         for layer in self.layers:
             for _ in range(layer.count):
                 yield layer
-
-
-def _ready_places(layer: Layer) -> list[int]:
-    place = {tensor: index for index, tensor in enumerate(layer.tensors)}
-    return [place[tensor] for tensor in layer.in_ready_order()]

@@ -91,13 +91,15 @@ def qwen3(sizes: Sizes) -> Transformer:
 def qwen3_moe(sizes: Sizes) -> Transformer:
     """Makes a Qwen3 with experts in every ``decoder_sparse_step``-th block but some."""
     every = sizes.whole("decoder_sparse_step", 1)
+    # transformers 5 writes the second name.
+    total = "num_experts" if "num_experts" in sizes.values else "num_local_experts"
     dense = set(sizes.values.get("mlp_only_layers") or ())
     dense |= {index for index in range(sizes.whole("num_hidden_layers")) if (index + 1) % every}
     return decoder(
         sizes,
         _attention(sizes, query_key_norms=True),
         _gated(sizes) if dense else None,
-        experts=_experts(sizes, "num_experts", "moe_intermediate_size"),
+        experts=_experts(sizes, total, "moe_intermediate_size"),
         dense_layers=tuple(sorted(dense)),
         registration=(*PROJECTIONS, "feed_forward.experts", *NORMS_LAST),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Annotated, Literal
 
 from common.errors import UserError
@@ -16,7 +17,7 @@ from common.settings import Bound, Settings
 
 
 def _is_whole(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool)
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 Whole = Bound("a whole number, at least 1", lambda number: _is_whole(number) and number >= 1)

@@ -85,11 +85,15 @@ class Size:
 
 
 HUB = "config.json of huggingface.co/"
-FOUNDRY = "llm-foundry, scripts/train/benchmarking/submit_benchmarks.py and train/yamls/pretrain"
+FOUNDRY = "mosaicml/llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml"
 SIZES = {
     "llama-2-7b": Size("llama", "32 4096 32 32 11008 32000", HUB + "meta-llama/Llama-2-7b-hf"),
     "llama-2-13b": Size("llama", "40 5120 40 40 13824 32000", HUB + "meta-llama/Llama-2-13b-hf"),
-    "llama-2-34b": Size("llama", "48 8192 64 8 22016 32000", "fms-fsdp, llama2_34b"),
+    "llama-2-34b": Size(
+        "llama",
+        "48 8192 64 8 22016 32000",
+        "foundation-model-stack/fms-fsdp, fms_fsdp/utils/config_utils.py",
+    ),
     "llama-2-70b": Size("llama", "80 8192 64 8 28672 32000", HUB + "meta-llama/Llama-2-70b-hf"),
     "llama-3-8b": Size("llama", "32 4096 32 8 14336 128256", HUB + "meta-llama/Meta-Llama-3-8B"),
     "llama-3-70b": Size("llama", "80 8192 64 8 28672 128256", HUB + "meta-llama/Meta-Llama-3-70B"),
