@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 
@@ -55,7 +56,7 @@ class Layer:
     idle_elements: int = 0
     forward_modules: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Returns the parameters of one layer."""
         return sum(tensor.elements for tensor in self.tensors)
@@ -63,8 +64,8 @@ class Layer:
     def in_ready_order(self) -> list[Tensor]:
         """Returns the parameters of one layer in the order in which their gradients are ready.
 
-        Modules come in reverse of the forward pass. A linear layer's bias is ready before its
-        weight; a norm's weight, which is a vector, before its bias.
+        Modules come in reverse of the forward pass. The bias of a linear layer, whose weight is a
+        matrix, is ready before its weight; that of a norm or a convolution after it.
         """
         return [self.tensors[place] for place in self.ready_places()]
 
@@ -76,8 +77,10 @@ class Layer:
         ready = []
         for module in reversed(self.forward_modules or tuple(by_module)):
             places = by_module[module]
-            has_matrix = any(len(self.tensors[place].shape) > 1 for place in places)
-            ready += reversed(places) if has_matrix else places
+            weights = [self.tensors[place] for place in places]
+            weights = [tensor for tensor in weights if tensor.name.endswith("weight")]
+            is_linear = all(len(weight.shape) == 2 for weight in weights)
+            ready += reversed(places) if is_linear else places
         return ready
 
 
@@ -98,7 +101,7 @@ class Architecture:
     tokens_per_sample: int = 1
     ties_head: bool = False
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Returns the number of parameters, each shared weight once."""
         return sum(layer.count * layer.elements for layer in self.layers)
@@ -132,19 +135,22 @@ class Architecture:
 
     def parameter_sizes(self) -> list[int]:
         """Returns the elements of each parameter, layer by layer."""
-        return [tensor.elements for layer in self.one_by_one() for tensor in layer.tensors]
+        sizes = []
+        for layer in self.layers:
+            sizes += layer.count * [tensor.elements for tensor in layer.tensors]
+        return sizes
 
     def ready_order(self) -> list[int]:
         """Returns places in ``parameter_sizes`` in the order in which gradients become ready.
 
         Layers come from the last to the first, so a tied embedding is last.
         """
-        places = {layer: layer.ready_places() for layer in self.layers}
-        order, end = [], sum(layer.count * len(layer.tensors) for layer in self.layers)
+        order, first = [], sum(layer.count * len(layer.tensors) for layer in self.layers)
         for layer in reversed(self.layers):
+            places = layer.ready_places()
             for _ in range(layer.count):
-                end -= len(layer.tensors)
-                order += [end + place for place in places[layer]]
+                first -= len(places)
+                order += [first + place for place in places]
         return order
 
     def one_by_one(self) -> Iterator[Layer]:

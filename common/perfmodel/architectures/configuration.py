@@ -45,6 +45,20 @@ class Sizes:
             raise UserError(f"{key} is {value!r}; it must be true or false")
         return value
 
+    def part(self, key: str) -> Sizes:
+        """Returns the values of an object inside; none where it is missing or null."""
+        values = self.values.get(key) or {}
+        if not isinstance(values, Mapping):
+            raise UserError(f"{key} is {values!r}; it must be an object")
+        return Sizes(values, self.name)
+
+    def listed(self, key: str) -> list:
+        """Returns the members of a list; none where it is missing or null."""
+        values = self.values.get(key) or []
+        if not isinstance(values, list):
+            raise UserError(f"{key} is {values!r}; it must be a list")
+        return values
+
     def refuse(self, *keys: str) -> None:
         """Raises UserError for an extension that is not modelled."""
         for key in keys:

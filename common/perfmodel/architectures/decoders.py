@@ -93,7 +93,7 @@ def qwen3_moe(sizes: Sizes) -> Transformer:
     every = sizes.whole("decoder_sparse_step", 1)
     # transformers 5 writes the second name.
     total = "num_experts" if "num_experts" in sizes.values else "num_local_experts"
-    dense = set(sizes.values.get("mlp_only_layers") or ())
+    dense = set(sizes.listed("mlp_only_layers"))
     dense |= {index for index in range(sizes.whole("num_hidden_layers")) if (index + 1) % every}
     return decoder(
         sizes,

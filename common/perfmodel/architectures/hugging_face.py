@@ -80,7 +80,7 @@ def _opt(sizes: Sizes) -> Transformer:
 
 def _mpt(sizes: Sizes) -> Transformer:
     """Makes MPT as llm-foundry builds it; transformers has its published form: ALiBi, no bias."""
-    attention = Sizes(sizes.values.get("attn_config") or {}, sizes.name)
+    attention = sizes.part("attn_config")
     attention.refuse("qk_ln")
     width = sizes.whole("d_model")
     bias, alibi = not sizes.flag("no_bias", True), attention.flag("alibi", True)
@@ -126,7 +126,7 @@ def _roberta(sizes: Sizes) -> Transformer:
 
 def _encoder(sizes: Sizes, heads: Mapping[str, str], **others: object) -> Transformer:
     sizes.refuse("add_cross_attention", "is_decoder")
-    trained = next(iter(sizes.values.get("architectures") or heads))
+    trained = next(iter(sizes.listed("architectures") or heads))
     if trained not in heads:
         raise UserError(unknown_name("architecture", trained, heads))
     return decoders.decoder(
@@ -173,7 +173,7 @@ def _vit(sizes: Sizes) -> VisionTransformer:
         image_width=sizes.whole("image_size", 224),
         patch_width=sizes.whole("patch_size", 16),
         channels=sizes.whole("num_channels", 3),
-        classes=len(sizes.values.get("id2label") or "01"),  # two where they have no names
+        classes=len(sizes.part("id2label").values) or 2,  # two where classes have no names
     )
 
 
@@ -214,7 +214,7 @@ def model_of(values: Mapping[str, object], name: str) -> Model:
     """
     family = values.get("model_type")
     try:
-        if family not in FAMILIES:
+        if str(family) not in FAMILIES:
             wrong = "model_type is missing" if family is None else f"unknown model_type {family!r}"
             raise UserError(f"{wrong}; known: {', '.join(FAMILIES)}")
         return FAMILIES[family](Sizes(values, name))

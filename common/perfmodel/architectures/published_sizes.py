@@ -48,7 +48,7 @@ FIXED: dict[str, Mapping[str, object]] = {
         "n_shared_experts": 1,
     },
     "t5": {"vocab_size": 32128},
-    "vit": {"image_size": 224, "patch_size": 16, "id2label": range(1000)},
+    "vit": {"image_size": 224, "patch_size": 16, "id2label": dict.fromkeys(range(1000))},
     "mpt": {
         "vocab_size": 50368,
         "no_bias": False,
@@ -79,7 +79,7 @@ class Size:
         """Returns the configuration; MPT's benchmarks learn as many positions as are trained."""
         keys = COLUMNS.get(self.family, COLUMNS["llama"]).split()
         values = dict(zip(keys, map(int, self.sizes.split()), strict=True))
-        length = {"max_seq_len": seq_len} if self.family == "mpt" else {}
+        length = {"max_seq_len": seq_len or 2048} if self.family == "mpt" else {}
         fixed = FIXED.get(self.family, {})
         return {"model_type": self.family, **values, **fixed, **dict(self.others), **length}
 

@@ -83,7 +83,7 @@ class Transformer(Settings):
     head: Annotated[str, OneOf(HEADS)] = "own"
     transposed: bool = False
     registration: tuple[str, ...] = ()
-    embedding_registration: tuple[str, ...] = ()
+    embedding_registration: tuple[str, ...] = ("token", "position")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,10 +114,10 @@ class Transformer(Settings):
 
     def _embedding(self) -> Layer:
         tensors = [Tensor("token.weight", (self.vocabulary, self.width))]
-        if self.positions == "learned":
-            tensors.append(Tensor("position.weight", (self.position_rows, self.width)))
         if self.segments:
             tensors.append(Tensor("segment.weight", (self.segments, self.width)))
+        if self.positions == "learned":
+            tensors.append(Tensor("position.weight", (self.position_rows, self.width)))
         if self.embedding_norm:
             tensors += norm("norm", self.width, self.norm)
         return registered(Layer("embedding", tuple(tensors)), self.embedding_registration)
