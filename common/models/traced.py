@@ -90,7 +90,7 @@ def _followed(
             ),
             forward_flops=flops.pop(path, 0) / samples,
             is_block=units[path],
-            ready_order=tuple(keys.index(key) for key in own),
+            observed=tuple(keys.index(key) for key in own),
         )
         layers.append(layer)
     if rest:

@@ -142,13 +142,13 @@ def profile_from_layers(tables: LayerTables) -> BackwardProfile:
     width = next(count for name, count, _ in tables.layers if name == "ln_f") // 2
     sizes = GPT2Config(
         vocab_size=tables.embedding_parameters // width,
-        n_positions=tables.position_parameters // width,
+        n_positions=max(1, tables.position_parameters // width),
         n_layer=len(tables.layers) - 1,
         n_head=1,
         n_embd=width,
     )
     embedding, *layers, head = sizes.architecture(seq_len=1).one_by_one()
-    listed = tuple(tensor for tensor in embedding.tensors if tensor.elements)
+    listed = embedding.tensors if tables.position_parameters else embedding.tensors[:1]
     timed = [(replace(embedding, tensors=listed), tables.embedding_s)]
     for layer, (name, count, duration_s) in zip(layers, tables.layers, strict=True):
         if layer.elements != count:
@@ -184,12 +184,12 @@ def profile_of_layers(timed: Sequence[tuple[Layer, float]]) -> BackwardProfile:
     for layer, duration_s in reversed(timed):
         first -= len(layer.tensors)
         blocks -= layer.is_block
-        tensors = layer.in_ready_order()
-        for tensor, share in zip(tensors, _shares(layer), strict=True):
+        for place, share in zip(layer.ready_places(), _shares(layer), strict=True):
+            tensor = layer.tensors[place]
             names.append(f"blocks.{blocks}.{tensor.name}" if layer.is_block else tensor.name)
             sizes.append(tensor.elements * BYTES_PER_PARAMETER)
             ready.append(now + duration_s * share)
-            places.append(first + layer.tensors.index(tensor))
+            places.append(first + place)
         now += duration_s
     return BackwardProfile(
         tuple(names),

@@ -77,7 +77,7 @@ def test_parameters_operations_and_gradients_are_those_of_the_real_module(
     # In each layer gradients come as they do in the real backward pass.
     used = sum(one.grad is not None for one in trained.values())
     assert len(ready) == used
-    found = [len(layer.ready_order) * layer.count for layer in architecture.layers]
+    found = [len(layer.observed) * layer.count for layer in architecture.layers]
     assert sum(found) == used
 
 

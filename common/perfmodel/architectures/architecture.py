@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
 from math import prod
 
 
@@ -44,8 +44,9 @@ class Layer:
             What is no block is one unit of FSDP, the root.
         idle_elements: elements of one layer that a token does not use, as those of the experts that
             it is not sent to.
-        ready_order: places of ``tensors`` in the order in which their gradients are ready, where it
-            was observed; else it follows from the modules.
+        forward_modules: names of the tensors' modules in the order of the forward pass; empty where
+            they are registered in it.
+        observed: places of ``tensors`` in the order in which their gradients were seen to be ready.
     """
 
     name: str
@@ -54,9 +55,10 @@ class Layer:
     count: int = 1
     is_block: bool = False
     idle_elements: int = 0
-    ready_order: tuple[int, ...] = ()
+    forward_modules: tuple[str, ...] = ()
+    observed: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Returns the parameters of one layer."""
         return sum(tensor.elements for tensor in self.tensors)
@@ -64,16 +66,26 @@ class Layer:
     def in_ready_order(self) -> list[Tensor]:
         """Returns the parameters of one layer in the order in which their gradients are ready.
 
-        Where that was not observed, modules come in reverse. A linear layer's bias is ready before
-        its weight; a norm's weight, which is a vector, before its bias.
+        Unless it was observed, modules come in reverse of the forward pass. The bias of a linear
+        layer, whose weight is a matrix, is ready before its weight; that of a norm or a convolution
+        after it.
         """
-        if self.ready_order:
-            return [self.tensors[place] for place in self.ready_order]
-        modules = [list(group) for _, group in groupby(self.tensors, lambda one: one.module)]
+        return [self.tensors[place] for place in self.ready_places()]
+
+    def ready_places(self) -> list[int]:
+        """Returns the places in ``tensors`` of what ``in_ready_order`` returns."""
+        if self.observed:
+            return list(self.observed)
+        by_module: dict[str, list[int]] = {}
+        for place, tensor in enumerate(self.tensors):
+            by_module.setdefault(tensor.module, []).append(place)
         ready = []
-        for tensors in reversed(modules):
-            matrices = any(len(tensor.shape) > 1 for tensor in tensors)
-            ready += reversed(tensors) if matrices else tensors
+        for module in reversed(self.forward_modules or tuple(by_module)):
+            places = by_module[module]
+            weights = [self.tensors[place] for place in places]
+            weights = [tensor for tensor in weights if tensor.name.endswith("weight")]
+            is_linear = all(len(weight.shape) == 2 for weight in weights)
+            ready += reversed(places) if is_linear else places
         return ready
 
 
@@ -94,7 +106,7 @@ class Architecture:
     tokens_per_sample: int = 1
     ties_head: bool = False
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Returns the number of parameters, each shared weight once."""
         return sum(layer.count * layer.elements for layer in self.layers)
@@ -125,6 +137,26 @@ class Architecture:
             for _ in range(layer.count)
             for tensor in layer.tensors
         ]
+
+    def parameter_sizes(self) -> list[int]:
+        """Returns the elements of each parameter, layer by layer."""
+        sizes = []
+        for layer in self.layers:
+            sizes += layer.count * [tensor.elements for tensor in layer.tensors]
+        return sizes
+
+    def ready_order(self) -> list[int]:
+        """Returns places in ``parameter_sizes`` in the order in which gradients become ready.
+
+        Layers come from the last to the first, so a tied embedding is last.
+        """
+        order, first = [], sum(layer.count * len(layer.tensors) for layer in self.layers)
+        for layer in reversed(self.layers):
+            places = layer.ready_places()
+            for _ in range(layer.count):
+                first -= len(places)
+                order += [first + place for place in places]
+        return order
 
     def one_by_one(self) -> Iterator[Layer]:
         """Yields each single layer, in the order of the forward pass."""

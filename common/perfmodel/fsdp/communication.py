@@ -245,7 +245,7 @@ def _ddp_collectives(
     config: GPT2Config, ranks: int, bucket_cap_mb: float | None
 ) -> list[Collective]:
     sizes = [FLOAT32_BYTES * size for size in config.parameter_sizes()]
-    buckets = _buckets(sizes, _ready_order(config), bucket_cap_mb)
+    buckets = _buckets(sizes, config.ready_order(), bucket_cap_mb)
     return _all_reduces(sizes, buckets, ranks)
 
 
@@ -293,20 +293,6 @@ def _own_fsdp_collectives(
             Collective("all_reduce", unit, FLOAT32_BYTES * replicated, times, ranks),
         ]
     return collectives
-
-
-def _ready_order(config: GPT2Config) -> list[int]:
-    """Returns places in ``model.parameters()`` in the order in which gradients become ready.
-
-    The last norm, then blocks from the last to the first, each from its end: a layer's bias
-    before its weight, but a norm's weight before its bias. The tied embedding is last.
-    """
-    norm_1, attention, norm_2, mlp = [0, 1], [5, 4, 3, 2], [6, 7], [11, 10, 9, 8]
-    block = [*mlp, *norm_2, *attention, *norm_1]
-    first_of_blocks = range(2 + 12 * (config.n_layer - 1), 1, -12)
-    blocks = [first + offset for first in first_of_blocks for offset in block]
-    last_norm = 2 + 12 * config.n_layer
-    return [last_norm, last_norm + 1, *blocks, 1, 0]
 
 
 def _check(strategy: str, ranks: int, accumulation: int, shard_size: int | None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from functools import cache
 
 from common.errors import UserError, unknown_name
-from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
+from common.perfmodel.architectures.architecture import Architecture
+from common.perfmodel.architectures.parts import Attention, FeedForward
+from common.perfmodel.architectures.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -44,67 +46,66 @@ class GPT2Config:
         """Counts the weights of a block's four linear layers: (3 + 1 + 4 + 4) · width²."""
         return 12 * self.n_embd**2
 
+    def architecture(self, seq_len: int) -> Architecture:
+        """Returns the layers of ``common.models.gpt2`` for samples of ``seq_len`` tokens.
+
+        Raises UserError for a sequence longer than ``n_positions``.
+        """
+        return _architecture(self, seq_len)
+
     def parameters_per_layer(self) -> int:
         """Counts a block's parameters: matrices, their biases (9 widths), two norms (4)."""
-        return self.matrix_parameters_per_layer() + 13 * self.n_embd
-
-    def architecture(self, seq_len: int) -> Architecture:
-        """Returns the model as it trains on sequences of ``seq_len`` tokens."""
-        d = self.n_embd
-        block = (
-            Tensor("ln_1.weight", (d,)),
-            Tensor("ln_1.bias", (d,)),
-            Tensor("attn.c_attn.weight", (3 * d, d)),
-            Tensor("attn.c_attn.bias", (3 * d,)),
-            Tensor("attn.c_proj.weight", (d, d)),
-            Tensor("attn.c_proj.bias", (d,)),
-            Tensor("ln_2.weight", (d,)),
-            Tensor("ln_2.bias", (d,)),
-            Tensor("mlp.c_fc.weight", (4 * d, d)),
-            Tensor("mlp.c_fc.bias", (4 * d,)),
-            Tensor("mlp.c_proj.weight", (d, 4 * d)),
-            Tensor("mlp.c_proj.bias", (d,)),
-        )
-        wte = Tensor("wte.weight", (self.vocab_size, d))
-        wpe = Tensor("wpe.weight", (self.n_positions, d))
-        norm = (Tensor("ln_f.weight", (d,)), Tensor("ln_f.bias", (d,)))
-        flops = seq_len * (24 * d * d + 4 * d * seq_len)
-        head = 2 * seq_len * self.vocab_size * d
-        return Architecture(
-            name="gpt2",
-            layers=(
-                Layer("embedding", (wte, wpe)),
-                Layer("block", block, flops, self.n_layer, is_block=True),
-                Layer("norm", norm),
-                Layer("head", (), head),
-            ),
-            tokens_per_sample=seq_len,
-            ties_head=True,
-        )
+        (block,) = self._longest().blocks
+        return block.elements
 
     def block_shapes(self) -> list[tuple[int, ...]]:
         """Returns the shapes of a block's parameters as ``common.models.gpt2`` registers them."""
-        width = self.n_embd
-        attention = [(3 * width, width), (3 * width,), (width, width), (width,)]
-        mlp = [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
-        norm = [(width,), (width,)]
-        return [*norm, *attention, *norm, *mlp]
+        (block,) = self._longest().blocks
+        return [tensor.shape for tensor in block.tensors]
 
     def root_shapes(self) -> list[tuple[int, ...]]:
         """Returns the shapes outside of blocks: both embeddings (the head is the first), a norm."""
-        width = self.n_embd
-        return [(self.vocab_size, width), (self.n_positions, width), (width,), (width,)]
+        return self._longest().root_shapes
 
     def parameter_sizes(self) -> list[int]:
         """Returns the elements of each parameter, as ``common.models.gpt2`` registers them."""
-        tokens, positions, *last_norm = map(prod, self.root_shapes())
-        block = list(map(prod, self.block_shapes()))
-        return [tokens, positions, *self.n_layer * block, *last_norm]
+        return self._longest().parameter_sizes()
+
+    def ready_order(self) -> list[int]:
+        """Returns places in ``parameter_sizes`` in the order in which gradients become ready."""
+        return self._longest().ready_order()
 
     def num_parameters(self) -> int:
         """Counts all parameters, the tied embedding once."""
-        embeddings = (self.vocab_size + self.n_positions) * self.n_embd
-        return embeddings + self.n_layer * self.parameters_per_layer() + 2 * self.n_embd
+        return self._longest().num_parameters
+
+    def _longest(self) -> Architecture:
+        return _architecture(self, self.n_positions)
+
+
+@cache
+def _architecture(config: GPT2Config, seq_len: int) -> Architecture:
+    attention = Attention(
+        heads=config.n_head,
+        key_value_heads=config.n_head,
+        head_width=config.n_embd // config.n_head,
+        input_bias=True,
+        output_bias=True,
+        fused=True,
+    )
+    transformer = Transformer(
+        name="GPT-2",
+        layers=config.n_layer,
+        width=config.n_embd,
+        vocabulary=config.vocab_size,
+        attention=attention,
+        feed_forward=FeedForward(width=4 * config.n_embd, bias=True),
+        norm="layer",
+        positions="learned",
+        position_rows=config.n_positions,
+        head="tied",
+    )
+    return transformer.architecture(seq_len)
 
 
 CONFIGS = {

@@ -1,0 +1,94 @@
+"""T5: an encoder and a decoder, whose blocks look at what the encoder has made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
+from common.perfmodel.architectures.parts import (
+    Attention,
+    FeedForward,
+    Whole,
+    linear,
+    linear_flops,
+    norm,
+)
+from common.perfmodel.architectures.transformer import registered
+from common.settings import Settings
+
+REGISTRATION = (
+    *("attention.query", "attention.key", "attention.value", "attention.output", "attention"),
+    *("attention_norm", "cross_attention", "cross_attention_norm", "feed_forward"),
+)
+"""Modules of a block in the order in which transformers registers T5's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoder(Settings):
+    """The sizes of a T5 (Raffel et al. 2020): relative positions, RMS norms, no biases.
+
+    Attributes:
+        name: name of the model, for messages and tables.
+        encoder_layers: blocks of the encoder.
+        decoder_layers: blocks of the decoder.
+        width: width of the hidden state.
+        vocabulary: rows of the token embedding, which encoder and decoder share.
+        attention: sizes of every attention.
+        feed_forward: sizes of every feed-forward part.
+        position_buckets: distances that are told apart; the first block of each stack has a weight
+            for each, and for each head, which all blocks use.
+        ties_head: whether the head's weight is the token embedding's.
+    """
+
+    name: str
+    encoder_layers: Annotated[int, Whole]
+    decoder_layers: Annotated[int, Whole]
+    width: Annotated[int, Whole]
+    vocabulary: Annotated[int, Whole]
+    attention: Attention
+    feed_forward: FeedForward
+    position_buckets: Annotated[int, Whole]
+    ties_head: bool = True
+
+    def architecture(self, seq_len: int) -> Architecture:
+        """Returns the layers for samples of ``seq_len`` tokens on either side.
+
+        Raises UserError for a length that is not positive.
+        """
+        Whole.check("sequence length", seq_len)
+        head = linear("head", self.width, self.vocabulary)
+        layers = (
+            Layer("embedding", (Tensor("token.weight", (self.vocabulary, self.width)),)),
+            *self._stack("encoder", self.encoder_layers, seq_len),
+            *self._stack("decoder", self.decoder_layers, seq_len),
+            Layer("head", () if self.ties_head else tuple(head), linear_flops(head, seq_len)),
+        )
+        return Architecture(self.name, layers, seq_len, self.ties_head)
+
+    def _stack(self, side: str, count: int, seq_len: int) -> list[Layer]:
+        rest = replace(self._block(side, seq_len, first=False), count=count - 1)
+        last_norm = Layer(f"{side}_norm", tuple(norm("norm", self.width, "rms")))
+        return [
+            self._block(side, seq_len, first=True),
+            *([rest] if rest.count else []),
+            last_norm,
+        ]
+
+    def _block(self, side: str, seq_len: int, first: bool) -> Layer:
+        parts = ("attention", "cross_attention") if side == "decoder" else ("attention",)
+        tensors, flops = [], 0
+        for part in parts:
+            projections = self.attention.tensors(self.width, part)
+            tensors += [*norm(f"{part}_norm", self.width, "rms"), *projections]
+            flops += self.attention.product_flops(seq_len, seq_len)
+        tensors += norm("feed_forward_norm", self.width, "rms")
+        tensors += self.feed_forward.tensors(self.width)
+        flops += linear_flops(tensors, seq_len)
+        if first:
+            shape = (self.position_buckets, self.attention.heads)
+            before_output = [one.name for one in tensors].index("attention.output.weight")
+            tensors.insert(before_output, Tensor("attention.positions.weight", shape))
+        return registered(
+            Layer(f"{side}_block", tuple(tensors), flops, is_block=True), REGISTRATION
+        )

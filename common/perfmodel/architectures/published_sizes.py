@@ -1,0 +1,182 @@
+"""Architectures by the name of a published size, or by a configuration.
+
+A size is written as its ``config.json`` has it. Where a model was trained from another library, as
+MPT from llm-foundry, it is that library's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError, unknown_name
+from common.perfmodel.architectures.architecture import Architecture
+from common.perfmodel.architectures.hugging_face import FAMILIES, model_of, read_config
+from common.perfmodel.one_device.architecture import CONFIGS
+
+COLUMNS = {
+    "llama": "num_hidden_layers hidden_size num_attention_heads num_key_value_heads"
+    " intermediate_size vocab_size",
+    "gpt_neox": "num_hidden_layers hidden_size num_attention_heads intermediate_size vocab_size",
+    "bert": "num_hidden_layers hidden_size num_attention_heads intermediate_size vocab_size"
+    " max_position_embeddings",
+    "vit": "num_hidden_layers hidden_size num_attention_heads intermediate_size",
+    "t5": "num_layers d_model num_heads d_kv d_ff",
+    "mpt": "n_layers d_model n_heads",
+}
+"""Keys of the sizes in a row of ``SIZES``, by family; those of ``llama`` for families that are not
+named."""
+
+FIXED: dict[str, Mapping[str, object]] = {
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    "gpt_oss": {"head_dim": 64, "num_experts_per_tok": 4},
+    "deepseek_v3": {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "moe_intermediate_size": 2048,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+    },
+    "t5": {"vocab_size": 32128},
+    "vit": {"image_size": 224, "patch_size": 16, "id2label": dict.fromkeys(range(1000))},
+    "mpt": {
+        "vocab_size": 50368,
+        "no_bias": False,
+        "learned_pos_emb": True,
+        "attn_config": {"alibi": False},
+    },
+}
+"""Values that all published sizes of a family share."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A published size.
+
+    Attributes:
+        family: its ``model_type``.
+        sizes: whole numbers in the order of the family's ``COLUMNS``.
+        source: file that has them.
+        others: values that the family does not share.
+    """
+
+    family: str
+    sizes: str
+    source: str
+    others: Mapping[str, object] = frozenset()
+
+    def values(self, seq_len: int | None) -> dict[str, object]:
+        """Returns the configuration; MPT's benchmarks learn as many positions as are trained."""
+        keys = COLUMNS.get(self.family, COLUMNS["llama"]).split()
+        values = dict(zip(keys, map(int, self.sizes.split()), strict=True))
+        length = {"max_seq_len": seq_len or 2048} if self.family == "mpt" else {}
+        fixed = FIXED.get(self.family, {})
+        return {"model_type": self.family, **values, **fixed, **dict(self.others), **length}
+
+
+HUB = "config.json of huggingface.co/"
+FOUNDRY = "mosaicml/llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml"
+SIZES = {
+    "llama-2-7b": Size("llama", "32 4096 32 32 11008 32000", HUB + "meta-llama/Llama-2-7b-hf"),
+    "llama-2-13b": Size("llama", "40 5120 40 40 13824 32000", HUB + "meta-llama/Llama-2-13b-hf"),
+    "llama-2-34b": Size(
+        "llama",
+        "48 8192 64 8 22016 32000",
+        "foundation-model-stack/fms-fsdp, fms_fsdp/utils/config_utils.py",
+    ),
+    "llama-2-70b": Size("llama", "80 8192 64 8 28672 32000", HUB + "meta-llama/Llama-2-70b-hf"),
+    "llama-3-8b": Size("llama", "32 4096 32 8 14336 128256", HUB + "meta-llama/Meta-Llama-3-8B"),
+    "llama-3-70b": Size("llama", "80 8192 64 8 28672 128256", HUB + "meta-llama/Meta-Llama-3-70B"),
+    "llama-3.1-405b": Size(
+        "llama", "126 16384 128 8 53248 128256", HUB + "meta-llama/Llama-3.1-405B"
+    ),
+    "llama-3.2-1b": Size(
+        "llama",
+        "16 2048 32 8 8192 128256",
+        HUB + "meta-llama/Llama-3.2-1B",
+        {"tie_word_embeddings": True},
+    ),
+    "mistral-7b": Size("mistral", "32 4096 32 8 14336 32000", HUB + "mistralai/Mistral-7B-v0.1"),
+    "mixtral-8x7b": Size(
+        "mixtral", "32 4096 32 8 14336 32000", HUB + "mistralai/Mixtral-8x7B-v0.1"
+    ),
+    "qwen2.5-7b": Size("qwen2", "28 3584 28 4 18944 152064", HUB + "Qwen/Qwen2.5-7B"),
+    "qwen2.5-32b": Size("qwen2", "64 5120 40 8 27648 152064", HUB + "Qwen/Qwen2.5-32B"),
+    "qwen3-30b-a3b": Size("qwen3_moe", "48 2048 32 4 6144 151936", HUB + "Qwen/Qwen3-30B-A3B"),
+    "gpt-oss-20b": Size(
+        "gpt_oss",
+        "24 2880 64 8 2880 201088",
+        HUB + "openai/gpt-oss-20b",
+        {"num_local_experts": 32},
+    ),
+    "gpt-oss-120b": Size(
+        "gpt_oss",
+        "36 2880 64 8 2880 201088",
+        HUB + "openai/gpt-oss-120b",
+        {"num_local_experts": 128},
+    ),
+    "deepseek-v3": Size(
+        "deepseek_v3",
+        "61 7168 128 128 18432 129280",
+        HUB + "deepseek-ai/DeepSeek-V3",
+        {"n_routed_experts": 256, "first_k_dense_replace": 3},
+    ),
+    "kimi-k2": Size(
+        "deepseek_v3",
+        "61 7168 64 64 18432 163840",
+        HUB + "moonshotai/Kimi-K2-Base",
+        {"n_routed_experts": 384, "first_k_dense_replace": 1},
+    ),
+    "gpt-neox-20b": Size("gpt_neox", "44 6144 64 24576 50432", HUB + "EleutherAI/gpt-neox-20b"),
+    "bert-base": Size("bert", "12 768 12 3072 30522 512", HUB + "google-bert/bert-base-uncased"),
+    "bert-large": Size("bert", "24 1024 16 4096 30522 512", HUB + "google-bert/bert-large-uncased"),
+    "vit-base": Size("vit", "12 768 12 3072", HUB + "google/vit-base-patch16-224"),
+    "vit-large": Size("vit", "24 1024 16 4096", HUB + "google/vit-large-patch16-224"),
+    "t5-small": Size("t5", "6 512 8 64 2048", HUB + "google-t5/t5-small"),
+    "t5-base": Size("t5", "12 768 12 64 3072", HUB + "google-t5/t5-base"),
+    "t5-large": Size("t5", "24 1024 16 64 4096", HUB + "google-t5/t5-large"),
+    "mpt-125m": Size("mpt", "12 768 12", FOUNDRY),
+    "mpt-350m": Size("mpt", "24 1024 16", FOUNDRY),
+    "mpt-760m": Size("mpt", "24 1536 12", FOUNDRY),
+    "mpt-1b": Size("mpt", "24 2048 16", FOUNDRY),
+    "mpt-3b": Size("mpt", "32 2560 20", FOUNDRY),
+    "mpt-7b": Size("mpt", "32 4096 32", FOUNDRY),
+    "mpt-13b": Size("mpt", "40 5120 40", FOUNDRY),
+    "mpt-30b": Size("mpt", "48 7168 56", FOUNDRY),
+    "mpt-70b": Size("mpt", "80 8192 64", FOUNDRY),
+}
+"""Published sizes by name; GPT-2's are ``CONFIGS`` of ``common.perfmodel.one_device``."""
+SAME_SIZES = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b"}
+NAMES = (*CONFIGS, *SIZES, *SAME_SIZES)
+
+
+def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
+    """Returns the architecture of a published size, or of a configuration.
+
+    Args:
+        name_or_path: one of ``NAMES``, or a ``config.json`` or the folder that has it.
+        seq_len: tokens of a sample; None for images.
+
+    Raises:
+        UserError: neither a name nor a path; naming the nearest name. Also a sequence that the
+            model cannot take, and what is wrong with a configuration (``read_config``).
+    """
+    name = SAME_SIZES.get(name_or_path, name_or_path)
+    if name in CONFIGS:
+        return CONFIGS[name].architecture(seq_len)
+    if name in SIZES:
+        return model_of(SIZES[name].values(seq_len), name_or_path).architecture(seq_len)
+    if Path(name_or_path).exists() or name_or_path.endswith(".json"):
+        return read_config(name_or_path, seq_len)
+    known = unknown_name("model", name_or_path, NAMES)
+    raise UserError(f"{known}; or a config.json of {', '.join(FAMILIES)}")

@@ -1,0 +1,99 @@
+"""A vision transformer (Dosovitskiy et al. 2021), whose tokens are patches of an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from common.errors import UserError
+from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
+from common.perfmodel.architectures.parts import (
+    Attention,
+    FeedForward,
+    Whole,
+    linear,
+    linear_flops,
+    norm,
+)
+from common.perfmodel.architectures.transformer import registered
+from common.settings import Settings
+
+REGISTRATION = ("attention", "attention_norm", "feed_forward_norm", "feed_forward")
+"""Modules of a block in the order in which transformers registers ViT's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionTransformer(Settings):
+    """The sizes of a ViT that classifies square images by a class token.
+
+    Attributes:
+        name: name of the model, for messages and tables.
+        layers: blocks.
+        width: width of the hidden state.
+        attention: sizes of a block's attention.
+        feed_forward: sizes of a block's feed-forward part.
+        image_width: pixels of an image's side.
+        patch_width: pixels of a patch's side.
+        channels: values of a pixel.
+        classes: classes that the head scores.
+    """
+
+    name: str
+    layers: Annotated[int, Whole]
+    width: Annotated[int, Whole]
+    attention: Attention
+    feed_forward: FeedForward
+    image_width: Annotated[int, Whole] = 224
+    patch_width: Annotated[int, Whole] = 16
+    channels: Annotated[int, Whole] = 3
+    classes: Annotated[int, Whole] = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.image_width % self.patch_width:
+            patch = f"a patch's {self.patch_width}"
+            raise UserError(f"an image's {self.image_width} pixels are no multiple of {patch}")
+
+    def architecture(self, seq_len: int | None = None) -> Architecture:
+        """Returns the layers for one image a sample.
+
+        Args:
+            seq_len: patches and the class token, which follow from the image; None is right.
+
+        Raises:
+            UserError: another length.
+        """
+        patches = (self.image_width // self.patch_width) ** 2
+        tokens = patches + 1
+        if seq_len not in (None, tokens):
+            raise UserError(f"{self.name} has {tokens} tokens an image, not {seq_len}")
+        block = registered(self._block(tokens), REGISTRATION)
+        head = linear("head", self.width, self.classes, bias=True)
+        layers = (
+            self._embedding(patches),
+            block,
+            Layer("final_norm", tuple(norm("norm", self.width, "layer"))),
+            Layer("head", tuple(head), linear_flops(head, 1)),
+        )
+        return Architecture(self.name, layers)
+
+    def _embedding(self, patches: int) -> Layer:
+        weight = (self.width, self.channels, self.patch_width, self.patch_width)
+        tensors = (
+            Tensor("patch.weight", weight),
+            Tensor("patch.bias", (self.width,)),
+            Tensor("class_token.weight", (1, 1, self.width)),
+            Tensor("position.weight", (1, patches + 1, self.width)),
+        )
+        embedding = Layer("embedding", tensors, 2 * patches * tensors[0].elements)
+        return registered(embedding, ("class_token", "position"))
+
+    def _block(self, tokens: int) -> Layer:
+        tensors = (
+            *norm("attention_norm", self.width, "layer"),
+            *self.attention.tensors(self.width),
+            *norm("feed_forward_norm", self.width, "layer"),
+            *self.feed_forward.tensors(self.width),
+        )
+        flops = linear_flops(tensors, tokens) + self.attention.product_flops(tokens, tokens)
+        return Layer("block", tensors, flops, count=self.layers, is_block=True)
