@@ -40,7 +40,7 @@ HARDWARE = {
     "AMD Instinct MI300X": (304, 2048, 2.1, 8192, 5.2),
 }
 
-# GiB in all, as torch's message of a GPU that is full names them: a little less than the chips hold.
+# GiB in all, as torch names them where a GPU is full: a little less than the chips hold.
 REPORTED_GIB = {
     "Tesla V100-SXM2-16GB": 15.78,
     "NVIDIA A100-SXM4-40GB": 39.39,
