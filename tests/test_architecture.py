@@ -229,7 +229,16 @@ LAYERS = (
     ("one_device", "ddp"),
     ("fsdp",),
     (
-        *("model", "simulator", "search", "samples", "tables", "layer_tables", "published"),
+        *(
+            "model",
+            "simulator",
+            "search",
+            "samples",
+            "tables",
+            "layer_tables",
+            "published",
+            "printed_collectives",
+        ),
         *("calibration", "uncertainty", "whatif", "expected_error", "perfetto_trace"),
     ),
     ("cluster", "scaling"),

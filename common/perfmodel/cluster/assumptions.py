@@ -82,9 +82,10 @@ STRAGGLER_SPREAD = Range(0.006, 0.005, 0.009)
 and 128 GPUs). In the one at hand, two replicas of four stages differ by 0.6, 0.6, 0.6 and 0.9 %
 (ByteDance-Seed/StragglerAnalysis, trace ST, by ``stragglers.rank_spread``)."""
 TEXTS_SPREAD = Range(0.12, 0.10, 0.14)
-"""Ranks with texts of unequal lengths differ by 10 to 14 % in published traces. There the largest of
-32 is 3.5 % above that of a lognormal law. A Gumbel law's is 3.7 to 4.1 % above it at these spreads,
-an exponential's 6.6 to 7.8 %: a rank is as slow as its longest texts, the largest of many."""
+"""Ranks with texts of unequal lengths differ by 10 to 14 % in published traces. There the largest
+of 32 is 3.5 % above that of a lognormal law. A Gumbel law's is 3.7 to 4.1 % above it at these
+spreads, an exponential's 6.6 to 7.8 %: a rank is as slow as its longest texts, the largest of
+many."""
 OF_WORK = {"equal": (STRAGGLER_SPREAD, "lognormal"), "texts": (TEXTS_SPREAD, "gumbel")}
 """Work of ranks (``stragglers.WORK``) → spread and distribution."""
 OVERLAP_SLOWDOWN = Range(1.19, 1.0, 1.4)

@@ -151,15 +151,15 @@ def _read(path: Path) -> Cluster:
         raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: a cluster file is a YAML mapping of keys to values")
-    keys = {one.name for one in fields(Cluster)}
+    keys = {attribute.name for attribute in fields(Cluster)}
     for key in values:
         if key not in keys:
             raise UserError(f"{path}: {unknown_name('key', str(key), sorted(keys))}")
     values.setdefault("name", path.stem)
     required = [
-        one.name
-        for one in fields(Cluster)
-        if one.default is MISSING and one.default_factory is MISSING
+        attribute.name
+        for attribute in fields(Cluster)
+        if attribute.default is MISSING and attribute.default_factory is MISSING
     ]
     missing = [name for name in required if name not in values]
     if missing:
