@@ -86,9 +86,9 @@ def _nccl_rows(lines: list[str]) -> tuple[list[_Row], bool]:
     columns = _PREFIX.sub("", lines[at]).split()
     units = re.findall(r"\(([^)]*)\)", lines[at + 1]) if at + 1 < len(lines) else []
     if units[:5] != ["B", "elements", "us", "GB/s", "GB/s"]:
-        found = ", ".join(units[:5]) or "none"
+        printed = ", ".join(units[:5]) or "none"
         raise UserError(
-            f"line {at + 2}: units {found}; nccl-tests prints B, elements, us, GB/s, GB/s"
+            f"line {at + 2}: units {printed}; nccl-tests prints B, elements, us, GB/s, GB/s"
         )
     time, redop = columns.index("time"), columns.index("redop")
     rows, has_sum = [], False
@@ -179,7 +179,7 @@ def _ranks(text: str, rows: list[_Row], collective: str) -> int:
     fastest = max(rows, key=lambda row: row.algbw)
     # Bandwidths are printed to a hundredth: the true ones are within half of it.
     ratios = [(fastest.busbw + off) / (fastest.algbw - off) for off in (-0.005, 0.005)]
-    found = {round(rounds / (rounds - ratio)) for ratio in ratios if ratio < rounds}
-    if max(ratios) >= rounds or len(found) > 1 or min(found) < 2:
+    numbers = {round(rounds / (rounds - ratio)) for ratio in ratios if ratio < rounds}
+    if max(ratios) >= rounds or len(numbers) > 1 or min(numbers) < 2:
         raise UserError("the number of ranks is not stated; keep nccl-tests' '# Rank' lines")
-    return found.pop()
+    return numbers.pop()

@@ -155,21 +155,21 @@ def measured(times, **columns):
 
 def test_ranks_that_stay_slow_have_equal_work_and_those_that_take_turns_have_texts():
     rng = np.random.default_rng(2)
-    own = 1 + 0.12 * rng.standard_normal(64)
+    paces = 1 + 0.12 * rng.standard_normal(64)
     turns = rng.gumbel(1, 0.12 * math.sqrt(6) / math.pi, (200, 64))
     step_s = rng.uniform(1, 2, (200, 1))  # steps differ for all ranks alike
 
-    slow = rank_spread(measured(step_s * (own + 0.001 * rng.standard_normal((200, 64)))))
+    slow = rank_spread(measured(step_s * (paces + 0.001 * rng.standard_normal((200, 64)))))
     assert (slow.work, slow.correlation) == ("equal", pytest.approx(1, abs=0.001))
-    assert slow.spread == pytest.approx(own.std(ddof=1) / own.mean(), rel=0.01)
+    assert slow.spread == pytest.approx(paces.std(ddof=1) / paces.mean(), rel=0.01)
 
     texts = rank_spread(measured(step_s * turns))
     assert (texts.work, texts.correlation) == ("texts", pytest.approx(0, abs=0.02))
     assert texts.spread == pytest.approx(0.12 / (1 + 0.12 * 0.45), rel=0.02)
 
     # half of the variance stays
-    both = 1 + (0.01 * rng.standard_normal(64) + 0.01 * rng.standard_normal((200, 64)))
-    half = rank_spread(measured(both))
+    mixed = 1 + (0.01 * rng.standard_normal(64) + 0.01 * rng.standard_normal((200, 64)))
+    half = rank_spread(measured(mixed))
     assert half.correlation == pytest.approx(0.5, abs=0.12)
     assert half.spread == pytest.approx(0.01 * math.sqrt(2), rel=0.1)
     assert half.work == "equal"
@@ -196,9 +196,9 @@ def test_the_recorded_job_has_equal_work():
     computing = trace[trace["optype"].isin(["forward-compute", "backward-compute"])]
     keys = ["stage", "step", "rank"]
     times = computing.groupby(keys)["duration"].sum().rename("computation_s").reset_index()
-    found = rank_spread(times)
-    assert found.work == "equal"
-    assert STRAGGLER_SPREAD.low <= found.spread <= STRAGGLER_SPREAD.high
+    ranks = rank_spread(times)
+    assert ranks.work == "equal"
+    assert STRAGGLER_SPREAD.low <= ranks.spread <= STRAGGLER_SPREAD.high
     by_stage = [rank_spread(rows).spread for _, rows in times.groupby("stage")]
     assert np.median(by_stage) == pytest.approx(STRAGGLER_SPREAD.value, abs=5e-4)
 
@@ -230,8 +230,8 @@ def test_equal_work_draws_a_slowest_rank_for_each_job_and_texts_do_not():
     drawn = texts.drawn()
     of_texts = slowest_of(512, drawn.straggler_spread, "gumbel")
     assert texts.slowest(512, drawn) == pytest.approx(of_texts)
-    own = Assumptions(work="texts", straggler_spread=Range(0.2, 0.2, 0.2))
-    assert own.slowest(2, own.drawn())[0] == slowest_of(2, 0.2, "gumbel")
+    wider = Assumptions(work="texts", straggler_spread=Range(0.2, 0.2, 0.2))
+    assert wider.slowest(2, wider.drawn())[0] == slowest_of(2, 0.2, "gumbel")
     with refused("work", "equal"):
         Assumptions(work="text")
 
