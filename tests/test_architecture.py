@@ -101,6 +101,7 @@ ALLOWED = {
         "analysis",
     },
     "tuning": {
+        "models",
         "judged",
         "errors",
         "settings",
@@ -225,11 +226,21 @@ def test_the_watcher_needs_nothing_but_torch() -> None:
 
 
 LAYERS = (
-    ("buckets", "collectives"),
+    ("buckets", "collectives", "architectures"),
     ("one_device", "ddp"),
     ("fsdp",),
     (
-        *("model", "simulator", "search", "samples", "tables", "layer_tables", "published"),
+        *(
+            "model",
+            "simulator",
+            "search",
+            "samples",
+            "tables",
+            "layer_tables",
+            "published",
+            "published_sizes",
+            "printed_collectives",
+        ),
         *("calibration", "uncertainty", "whatif", "expected_error", "perfetto_trace"),
     ),
     ("cluster", "scaling"),

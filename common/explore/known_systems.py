@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.explore.systems import ClusterCommand, Placed, RunCommand, System, on_a_ring
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.cluster.assumptions import MFU, STRAGGLER_SPREAD
-from common.perfmodel.cluster.clusters import known_clusters, load_cluster
+from common.perfmodel.cluster.clusters import COURSE_CLUSTERS, load_cluster
 from common.perfmodel.cluster.computed_profile import computed_model, computed_profile
 from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import ADAMW_BYTES, default_caps_mib
@@ -55,7 +55,7 @@ def known_systems(run_dir: str | Path | None = None) -> dict[str, Opener]:
     for folder in dict.fromkeys([chosen.resolve(), recorded.resolve()]):
         openers |= _of_run(folder)
     openers["published: gpt2-large on 2 × 4 A100"] = published
-    for name in known_clusters():
+    for name in COURSE_CLUSTERS:
         openers[f"computed: {CLUSTER_MODEL} on {name}"] = partial(on_cluster, name)
     return openers
 

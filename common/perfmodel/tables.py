@@ -14,6 +14,7 @@ from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepParts
+from common.perfmodel.printed_collectives import is_printed, read_printed
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
 from common.samples import slowest_rank
 
@@ -38,8 +39,14 @@ class AllReduceTable:
 def read_all_reduce(path: Path | str) -> AllReduceTable:
     """Reads ``allreduce-times.csv`` (seconds) or this project's raw ``allreduce-samples.csv``.
 
-    From raw samples a point is the median over samples of the slowest rank.
+    From raw samples a point is the median over samples of the slowest rank. The file may also be
+    what nccl-tests or all_reduce_bench.py have printed (``printed_collectives``).
     """
+    if is_printed(path):
+        printed = read_printed(path)
+        if printed.collective != "all_reduce":
+            raise UserError(f"{path}: times of {printed.collective}, not of all_reduce")
+        return AllReduceTable(printed.curve, None, printed.ranks, str(path))
     if has_samples(path):
         samples = read_all_reduce_samples(path)
         crowded = crowded_samples(path)
@@ -67,7 +74,7 @@ def read_all_reduce(path: Path | str) -> AllReduceTable:
 
 def has_samples(path: Path | str) -> bool:
     """Returns True if a table of all-reduces is this project's, with raw samples."""
-    return "time_ms" in read_table(path, []).columns
+    return not is_printed(path) and "time_ms" in read_table(path, []).columns
 
 
 def read_all_reduce_samples(path: Path | str, mode: str = "sequential") -> AllReduceSamples:

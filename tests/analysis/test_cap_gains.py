@@ -19,7 +19,7 @@ from common.analysis.buckets.cap_gains import (
 )
 from common.analysis.buckets.measurements import open_run
 from common.errors import UserError
-from common.perfmodel.cluster.clusters import known_clusters
+from common.perfmodel.cluster.clusters import COURSE_CLUSTERS
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.runtime.paths import project_root
 
@@ -77,7 +77,7 @@ def test_a_gain_is_none_that_the_model_itself_does_not_predict(recorded: pd.Data
 def test_clusters_and_networks_are_columns_and_models_rows_by_size(recorded: pd.DataFrame) -> None:
     table = pd.concat([recorded, cap_gains(on_clusters(16), [200.0])])
     matrix = gain_matrix(table)
-    assert list(matrix.columns[3:]) == ["1 Gbit/s", "2 Gbit/s", "loopback", *known_clusters()]
+    assert list(matrix.columns[3:]) == ["1 Gbit/s", "2 Gbit/s", "loopback", *COURSE_CLUSTERS]
     assert list(matrix["gradients"]) == [MODELS[0], "yours, 200 MiB", *MODELS[1:]]
     assert matrix["gradient_bytes"].is_monotonic_increasing
     assert matrix.notna().all().all()
@@ -86,7 +86,7 @@ def test_clusters_and_networks_are_columns_and_models_rows_by_size(recorded: pd.
 def test_of_a_gpt2s_size_ones_own_gradients_gain_what_it_gains() -> None:
     size = 4 * GPT2Config.named("gpt2-medium").num_parameters() / MIB
     gains = gain_matrix(cap_gains(on_clusters(64)[:1], [size])).set_index("gradients")
-    column = gains[known_clusters()[0]]
+    column = gains[COURSE_CLUSTERS[0]]
     assert column["yours, 1,350 MiB"] == pytest.approx(column["gpt2-medium"], abs=1e-6)
 
 
@@ -108,7 +108,7 @@ def test_the_command_prints_the_table_and_writes_every_column(tmp_path: Path) ->
     for words in ("yours, 200 MiB", "yours, 900 MiB", "gpt2-xl", "loopback", "h100-ib", "16 GPUs"):
         assert words in printed
     table = pd.read_csv(path)
-    assert len(table) == 7 * (3 + len(known_clusters()))
+    assert len(table) == 7 * (3 + len(COURSE_CLUSTERS))
     assert (table["best_cap_mib"] > 0).all()
 
 

@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
 from common.perfmodel.architectures.hugging_face import model_of, read_config
-from common.perfmodel.architectures.published_sizes import SIZES, architecture_of
 from common.perfmodel.one_device.architecture import CONFIGS
 from common.perfmodel.one_device.flops import forward_flops_per_token
+from common.perfmodel.published_sizes import SIZES, architecture_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ROOT.parent / "shared" / "measured" / "public-gpus" / "training.csv"

@@ -8,7 +8,13 @@ import pytest
 import yaml
 from perfmodel_support import refused
 
-from common.perfmodel.cluster.clusters import CLUSTERS, Cluster, known_clusters, load_cluster
+from common.perfmodel.cluster.clusters import (
+    CLUSTERS,
+    COURSE_CLUSTERS,
+    Cluster,
+    known_clusters,
+    load_cluster,
+)
 from common.perfmodel.one_device.peaks import known_peak
 
 
@@ -28,13 +34,33 @@ def test_every_cluster_of_the_course_loads_and_states_its_source_and_assumptions
     assert cluster.name == name
     assert cluster.source
     assert any("congestion" in one for one in cluster.assumptions)
+    assert known_peak(cluster.gpu).memory_bytes
+    assert cluster.nodes(cluster.gpus_per_node * cluster.max_nodes) == cluster.max_nodes
+
+
+@pytest.mark.parametrize("name", COURSE_CLUSTERS)
+def test_the_clusters_of_the_course_train_in_bfloat16_on_thousands_of_gpus(name: str) -> None:
+    cluster = load_cluster(name)
     assert known_peak(cluster.gpu).flops("bfloat16")
     # 16,384 GPUs, the largest job that predictions are asked for
     assert cluster.nodes(16_384) == 2048
 
 
-def test_the_named_clusters_are_there() -> None:
-    assert {"h100-ib", "h100-roce", "h200-ib", "a100-ib", "a100-roce"} <= set(known_clusters())
+def test_fewer_gpus_of_a_mesh_have_fewer_channels() -> None:
+    # the links of a DGX-1: one between GPUs 0 and 1, and four rings through GPUs 0 to 3
+    dgx = load_cluster("v100-dgx1")
+    assert [dgx.channels_of(gpus) for gpus in (2, 3, 4, 5, 8, 16)] == [1, 2, 4, 4, 6, 6]
+    # switches give any two GPUs all of their links
+    assert load_cluster("v100-dgx2").channels_of(2) == 6
+
+
+def test_one_node_has_no_network(tmp_path: Path) -> None:
+    alone = load_cluster(
+        written(tmp_path, network="none", network_gb_per_s=0, max_nodes=1, nvls_channels=0)
+    )
+    assert alone.nodes(8) == 1
+    with refused("16 GPUs", "at most 8"):
+        alone.nodes(16)
 
 
 def test_a_users_file_has_the_same_keys_and_is_named_by_its_file(tmp_path: Path) -> None:
@@ -72,9 +98,17 @@ def test_gpus_fill_whole_nodes_above_one() -> None:
         ({"nvls_channels": 1}, ["at least 2"]),
         ({"nvls_channel_gb_per_s": 0}, ["or 0 and 0"]),
         ({"generation": "ampere"}, ["no NVLink SHARP"]),
-        ({"generation": "volta"}, ["generation", "ampere, hopper"]),
+        ({"interconnect": "pcie"}, ["no NVLink SHARP"]),
+        ({"interconnect": "pcie", "nvls_channels": 0}, ["channels", "360", "PCIe", "63"]),
+        ({"interconnect": "wires"}, ["interconnect", "nvlink-mesh"]),
+        ({"interconnect": "nvlink-mesh", "nvls_channels": 0}, ["channels_of_fewer", "2 GPUs"]),
+        ({"channels_of_fewer": {2: 4}}, ["channels_of_fewer", "nvlink"]),
+        ({"channels_of_fewer": {8: 4}}, ["channels_of_fewer", "below 8"]),
+        ({"channels_of_fewer": [2, 4]}, ["channels_of_fewer"]),
+        ({"network": "none"}, ["network", "max_nodes 1"]),
+        ({"generation": "pascal"}, ["generation", "volta, turing, ampere"]),
         ({"network": "pigeon"}, ["network", "infiniband"]),
-        ({"cpu": "arm"}, ["cpu", "intel, amd"]),
+        ({"cpu": "sparc"}, ["cpu", "intel, amd"]),
         ({"gpu": "H1000"}, ["gpu", "did you mean"]),
         ({"gpus_per_node": 0}, ["gpus_per_node", "at least 1"]),
         ({"gpus_per_node": 7.5}, ["gpus_per_node", "whole number"]),

@@ -20,7 +20,7 @@ from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.errors import UserError
 from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.cluster.assumptions import MFU
-from common.perfmodel.cluster.clusters import Cluster, known_clusters, load_cluster
+from common.perfmodel.cluster.clusters import COURSE_CLUSTERS, Cluster, load_cluster
 from common.perfmodel.cluster.computed_profile import (
     computed_model,
     computed_profile,
@@ -80,11 +80,11 @@ class Passes:
 
 
 def on_clusters(gpus: int = GPUS) -> list[Passes]:
-    """Returns the clusters of ``data/clusters``, each with this number of GPUs.
+    """Returns the clusters of ``COURSE_CLUSTERS``, each with this number of GPUs.
 
     Raises UserError for a number that one of them cannot have.
     """
-    return [_on_cluster(load_cluster(name), gpus) for name in known_clusters()]
+    return [_on_cluster(load_cluster(name), gpus) for name in COURSE_CLUSTERS]
 
 
 def on_networks(run_dir: str | Path) -> list[Passes]:

@@ -43,8 +43,8 @@ class ClusterQuestion:
     """
 
     cluster: str | None = None
-    """Cluster: a name of data/clusters (h100-ib, h100-roce, h100-a3mega, h200-ib, a100-ib,
-    a100-roce), or a YAML file of yours."""
+    """Cluster: a name of data/clusters (h100-ib, h100-roce, h200-ib, a100-ib, a100-roce, a100-pcie,
+    gh200-alps, v100-dgx1 and others), or a YAML file of yours."""
     gpus: str | None = None
     """Numbers of GPUs: 8,16,64, or 8..16384, which doubles."""
     model: str | None = None
@@ -74,11 +74,14 @@ class ClusterQuestion:
     network_speed: tuple[float, ...] = ()
     """Likeliest, lowest and highest speed of collectives relative to the model of NCCL; by default
     1 0.5 1.1."""
+    work: str | None = None
+    """equal (the default) where all ranks have the same work, or texts where they have texts of
+    unequal lengths: which spread and distribution the next two have, where they are not given."""
     straggler_spread: tuple[float, ...] = ()
     """Likeliest, lowest and highest standard deviation of a GPU's computation, as a share of it; by
-    default 0.02 0.005 0.055."""
+    default 0.006 0.005 0.009 of equal work, 0.12 0.1 0.14 of texts."""
     straggler_distribution: str | None = None
-    """lognormal (the default), normal or exponential."""
+    """lognormal (the default of equal work), gumbel (of texts), normal or exponential."""
     overlap_slowdown: tuple[float, ...] = ()
     """Likeliest, lowest and highest factor by which communication slows computation down; by
     default 1.19 1 1.4."""
@@ -143,7 +146,7 @@ class ClusterQuestion:
     def _architecture(self) -> Architecture:
         seq_len = SEQ_LEN if self.seq_len is None else self.seq_len
         if ":" not in self.model:
-            from common.perfmodel.architectures.published_sizes import architecture_of
+            from common.perfmodel.published_sizes import architecture_of
 
             return architecture_of(self.model, seq_len)
         if self.seq_len is not None:
@@ -166,7 +169,7 @@ class ClusterQuestion:
             for name, limits in bounds.items()
             if (values := getattr(self, name))
         }
-        for name in ("straggler_distribution", "draws", "seed"):
+        for name in ("work", "straggler_distribution", "draws", "seed"):
             if getattr(self, name) is not None:
                 changed[name] = getattr(self, name)
         return Assumptions(**changed)

@@ -16,7 +16,8 @@ class TableQuestion:
     ready_times: str | None = None
     """Path of a gradient-ready-times.csv, in place of the two layer tables."""
     allreduce: str | None = None
-    """Path of an allreduce-times.csv or allreduce-samples.csv."""
+    """Path of an allreduce-times.csv or allreduce-samples.csv, or of what nccl-tests'
+    all_reduce_perf or all_reduce_bench.py have printed."""
     overlap: str | None = None
     """Path of an overlap-times.csv (overlap_benchmark.py writes it): DDP's bookkeeping and
     contention, left out without it."""

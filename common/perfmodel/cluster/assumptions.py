@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError, unknown_name
-from common.perfmodel.cluster.stragglers import DISTRIBUTIONS
+from common.perfmodel.cluster.stragglers import DISTRIBUTIONS, slowest_at, slowest_of
 
 LEAST_DRAWS, MOST_DRAWS = 20, 2000
 
@@ -77,21 +77,34 @@ NETWORK_SPEED = Range(1.0, 0.5, 1.1)
 """Speed of collectives relative to the model of NCCL. Downwards there is congestion, and the
 model's own error: without a fit it is a third off, too fast, on the one published table of several
 H100 nodes, and most of all at 4 to 64 MiB (``common.analysis.clusters.nccl_accuracy``)."""
-STRAGGLER_SPREAD = Range(0.02, 0.005, 0.055)
-"""GPUs of one kind differ by 8 % on average over five clusters and by 22 % at most (Sinha et al.,
-arXiv 2208.11035): taken as four standard deviations."""
+STRAGGLER_SPREAD = Range(0.006, 0.005, 0.009)
+"""Ranks with equal work differ by 0.5 to 0.9 % in published traces of three production jobs (8, 64
+and 128 GPUs). In the one at hand, two replicas of four stages differ by 0.6, 0.6, 0.6 and 0.9 %
+(ByteDance-Seed/StragglerAnalysis, trace ST, by ``stragglers.rank_spread``)."""
+TEXTS_SPREAD = Range(0.12, 0.10, 0.14)
+"""Ranks with texts of unequal lengths differ by 10 to 14 % in published traces. There the largest
+of 32 is 3.5 % above that of a lognormal law. A Gumbel law's is 3.7 to 4.1 % above it at these
+spreads, an exponential's 6.6 to 7.8 %: a rank is as slow as its longest texts, the largest of
+many."""
+OF_WORK = {"equal": (STRAGGLER_SPREAD, "lognormal"), "texts": (TEXTS_SPREAD, "gumbel")}
+"""Work of ranks (``stragglers.WORK``) → spread and distribution."""
 OVERLAP_SLOWDOWN = Range(1.19, 1.0, 1.4)
 """Computation beside communication: 19 % longer on average, 40 % at most (arXiv 2507.03114)."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Values drawn from the ranges, each an array; the first entry is what the prediction uses."""
+    """Values drawn from the ranges, each an array; the first entry is what the prediction uses.
+
+    ``slowest_quantile`` is a job's luck with its slowest GPU, evenly between 0 and 1; in place of
+    its first entry the prediction uses the mean.
+    """
 
     mfu: NDArray
     network_speed: NDArray
     straggler_spread: NDArray
     overlap_slowdown: NDArray
+    slowest_quantile: NDArray
 
 
 @dataclass(frozen=True)
@@ -101,22 +114,32 @@ class Assumptions:
     Attributes:
         mfu: model FLOPs utilisation of a GPU that computes and does not wait.
         network_speed: speed of collectives, relative to the model of NCCL.
+        work: ``equal`` where all ranks have the same work, ``texts`` where they have texts of
+            unequal lengths; it chooses the next two, where they are not given.
         straggler_spread: standard deviation of a GPU's computation in a step, as a share.
-        overlap_slowdown: computation beside a collective takes this many times longer.
         straggler_distribution: see ``stragglers``.
+        overlap_slowdown: computation beside a collective takes this many times longer.
         draws: number of draws that the bands come from.
         seed: seed of the draws.
     """
 
     mfu: Range = MFU
     network_speed: Range = NETWORK_SPEED
-    straggler_spread: Range = STRAGGLER_SPREAD
+    straggler_spread: Range | None = None
     overlap_slowdown: Range = OVERLAP_SLOWDOWN
-    straggler_distribution: str = "lognormal"
+    straggler_distribution: str | None = None
     draws: int = 64
     seed: int = 0
+    work: str = "equal"
 
     def __post_init__(self) -> None:
+        if self.work not in OF_WORK:
+            raise UserError(unknown_name("work", self.work, OF_WORK))
+        for name, default in zip(
+            ("straggler_spread", "straggler_distribution"), OF_WORK[self.work], strict=True
+        ):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
         if self.straggler_distribution not in DISTRIBUTIONS:
             name = self.straggler_distribution
             raise UserError(unknown_name("straggler distribution", name, DISTRIBUTIONS))
@@ -136,4 +159,19 @@ class Assumptions:
         for span in ranges:
             places = generator.permutation(self.draws) + generator.random(self.draws)
             columns.append(np.concatenate([[span.value], span.at(places / self.draws)]))
-        return Draws(*columns)
+        places = generator.permutation(self.draws) + generator.random(self.draws)
+        return Draws(*columns, np.concatenate([[0.5], places / self.draws]))
+
+    def slowest(self, gpus: int, draws: Draws) -> NDArray:
+        """Computes the pace of the slowest of ``gpus`` in each draw, as a multiple of the mean's.
+
+        A rank that is slow stays slow where all have equal work: a draw is a job with a slowest
+        rank of its own, and the first entry their mean. Lengths of texts vary from step to step,
+        so there every draw has the mean.
+        """
+        spread, kind = draws.straggler_spread, self.straggler_distribution
+        expected = slowest_of(gpus, spread, kind)
+        if self.work == "texts":
+            return expected
+        drawn = slowest_at(gpus, spread, draws.slowest_quantile, kind)
+        return np.concatenate([expected[:1], drawn[1:]])

@@ -166,7 +166,8 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
         "table of two H100 nodes); no congestion, no other jobs",
         f"straggler spread: a GPU's computation in a step varies by "
         f"{assumed.straggler_spread.text('{:.1%}')} (standard deviation, "
-        f"{assumed.straggler_distribution}, independent), and a step waits for the slowest",
+        f"{assumed.straggler_distribution}), and a step waits for the slowest"
+        + (", which is the same one in all steps" if assumed.work == "equal" else ""),
         "efficiency is that of one GPU that exchanges nothing; loading data, checkpoints and "
         "failures are left out",
         f"bands: {(1 - BAND) / 2:.0%} to {(1 + BAND) / 2:.0%} of {assumed.draws} draws, in which "

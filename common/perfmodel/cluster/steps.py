@@ -28,7 +28,6 @@ from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.computed_profile import computed_profile
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing, between_nodes
-from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import FLOAT32_BYTES, padded_elements
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
@@ -102,8 +101,7 @@ class ClusterSteps:
         self.mfu = np.tile(draws.mfu, len(self.bases))
         self.network_scale = 1 / np.tile(draws.network_speed, len(self.bases))
         self.slowdown = np.tile(draws.overlap_slowdown, len(self.bases))
-        kind = assumptions.straggler_distribution
-        slowest = [slowest_of(n, draws.straggler_spread, kind) for n in gpus]
+        slowest = [assumptions.slowest(n, draws) for n in gpus]
         self.straggler = np.concatenate([slowest[base.network] for base in self.bases])
         # Times of one sample at the whole peak; a case takes ``of_samples`` times them.
         self.profile = computed_profile(

@@ -6,20 +6,36 @@ and a stated standard deviation. A synchronous step waits for the largest of n. 
     E[max g(Z)] = ∫ g(z) n φ(z) Φ(z)^(n−1) dz,   with X = g(Z), Z normal
 
 which a fixed grid gives to more digits than the assumption deserves; the largest of n exponential
-variables has the harmonic number as its mean (Rényi 1953).
+variables has the harmonic number as its mean (Rényi 1953), and the largest of n Gumbel variables is
+one again, ln n scales further (Fisher and Tippett 1928).
+
+Two kinds of difference look alike in one step and not in the next. Where all ranks have the same
+work, a rank that is slow stays slow, so the slowest of n is drawn once for a job: the mean over
+jobs is the same, but a single job has not that mean. Where each rank has texts of its own, lengths
+are drawn anew in each step, and a job of many steps sees the mean. ``rank_spread`` tells which.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError, unknown_name
 
-DISTRIBUTIONS = ("lognormal", "normal", "exponential")
+DISTRIBUTIONS = ("lognormal", "normal", "exponential", "gumbel")
+GUMBEL_SCALE = math.sqrt(6) / math.pi
+"""Scale of a Gumbel variable with a standard deviation of 1."""
+WORK = ("equal", "texts")
+TEXTS_BELOW, TEXTS_ABOVE = 0.25, 0.03
+"""Ranks have texts of their own where their excess is correlated less between steps, and spreads
+more. Published: 0.03 and 0.10 to 0.14 with texts of unequal lengths. With equal work the spread is
+at most 0.009, and a third of the variance stays between steps (0.01 to 0.50 by stage, trace ST)."""
 LARGEST_Z, GRID_POINTS = 9.0, 721
 
 
@@ -30,22 +46,19 @@ def slowest_of(gpus: int, spread: ArrayLike, distribution: str = "lognormal") ->
         gpus: number of GPUs; one is as slow as the mean.
         spread: standard deviation of a GPU's time as a share of its mean, any shape; 0 is none.
         distribution: ``lognormal``, ``normal``, or ``exponential``: a fastest time and an
-            exponential delay on top, so that few GPUs are much slower.
+            exponential delay on top, so that few GPUs are much slower; or ``gumbel``: each GPU is
+            itself as slow as the largest of its parts, such as its longest text.
 
     Raises UserError for fewer than 1 GPU, another distribution or a spread outside of [0, 1).
     """
-    sigma = np.asarray(spread, dtype=float)
-    if gpus < 1:
-        raise UserError(f"{gpus} GPUs: at least 1 is needed")
-    if distribution not in DISTRIBUTIONS:
-        raise UserError(unknown_name("straggler distribution", distribution, DISTRIBUTIONS))
-    if not ((sigma >= 0) & (sigma < 1)).all():
-        raise UserError(f"straggler spread {spread}: a share of the mean from 0 to below 1")
+    sigma = _checked(gpus, spread, distribution)
     if gpus == 1:
         return np.ones_like(sigma)
     # A fastest time 1 − σ and a delay of mean σ, of which the largest of n has the mean σ·H_n.
     if distribution == "exponential":
         return 1 + sigma * (float((1 / np.arange(1, gpus + 1)).sum()) - 1)
+    if distribution == "gumbel":
+        return 1 + sigma * GUMBEL_SCALE * math.log(gpus)
     z, density = _largest_of(gpus)
     if distribution == "normal":
         return 1 + sigma * float(density @ z)
@@ -53,6 +66,103 @@ def slowest_of(gpus: int, spread: ArrayLike, distribution: str = "lognormal") ->
     # s² = ln(1 + σ²).
     log_sigma = np.sqrt(np.log1p(sigma**2))
     return np.exp(np.multiply.outer(log_sigma, z) - log_sigma[..., None] ** 2 / 2) @ density
+
+
+def slowest_at(
+    gpus: int, spread: ArrayLike, quantile: ArrayLike, distribution: str = "lognormal"
+) -> NDArray:
+    """Computes a quantile of the time of the slowest of ``gpus``, as a multiple of the mean time.
+
+    It is the quantile q^(1/n) of one GPU's. ``spread`` and ``quantile`` (between 0 and 1) go
+    together element by element; the rest is as in ``slowest_of``.
+    """
+    sigma = _checked(gpus, spread, distribution)
+    share = np.asarray(quantile, dtype=float)
+    if not ((share > 0) & (share < 1)).all():
+        raise UserError(f"quantile {quantile}: between 0 and 1")
+    if gpus == 1:
+        return np.ones(np.broadcast_shapes(sigma.shape, share.shape))
+    # −ln of q^(1/n), which keeps its digits where q^(1/n) is all but 1.
+    rarity = -np.log(share) / gpus
+    if distribution == "exponential":
+        return 1 - sigma - sigma * np.log(-np.expm1(-rarity))
+    if distribution == "gumbel":
+        return 1 - sigma * GUMBEL_SCALE * (np.euler_gamma + np.log(rarity))
+    z = -np.vectorize(NormalDist().inv_cdf, otypes=[float])(-np.expm1(-rarity))
+    if distribution == "normal":
+        return 1 + sigma * z
+    log_sigma = np.sqrt(np.log1p(sigma**2))
+    return np.exp(log_sigma * z - log_sigma**2 / 2)
+
+
+@dataclass(frozen=True)
+class RankSpread:
+    """How ranks differ in what was measured.
+
+    Attributes:
+        spread: standard deviation of a rank's computation in a step, as a share of its mean.
+        correlation: of a rank's excess over the mean between two steps; 1 where the same ranks are
+            always slow, 0 where they take turns.
+        work: the member of ``WORK`` that this looks like.
+    """
+
+    spread: float
+    correlation: float
+    work: str
+
+
+def rank_spread(times: pd.DataFrame) -> RankSpread:
+    """Estimates from computation times how ranks differ, and whether they have equal work.
+
+    The excess of a rank is a rank's own part and one of the step (a variance component model): the
+    variance of its mean over K steps is that of the own part and 1/K of the other's, and the mean
+    variance within steps is their sum.
+
+    Args:
+        times: columns step, rank and computation_s, a row for each rank of each step. A column
+            ``stage``, where there is one, keeps ranks apart whose work is of another kind, such as
+            the stages of a pipeline: a rank is compared with those of its own stage alone.
+
+    Raises UserError for missing columns, fewer than two ranks in a stage or two steps in all, ranks
+    that some step lacks, and times that are not above 0.
+    """
+    wanted = ["step", "rank", "computation_s"]
+    if missing := [column for column in wanted if column not in times.columns]:
+        raise UserError(f"computation times without a column {', '.join(missing)}")
+    if not (np.isfinite(times["computation_s"]) & (times["computation_s"] > 0)).all():
+        raise UserError("computation times are finite and above 0")
+    stages = times["stage"] if "stage" in times.columns else np.zeros(len(times))
+    within, between = [], []
+    for stage, rows in times.groupby(stages):
+        if rows.duplicated(["step", "rank"]).any():
+            raise UserError(f"stage {stage}: a rank has two times in one step")
+        table = rows.pivot(index="step", columns="rank", values="computation_s")
+        steps, ranks = table.shape
+        if steps < 2 or ranks < 2 or table.isna().any(axis=None):
+            raise UserError(
+                f"{ranks} ranks in {steps} steps: at least 2 of each, every rank in every step"
+            )
+        excess = table.to_numpy()
+        excess = excess / excess.mean(axis=1, keepdims=True) - 1
+        within.append(excess.var(axis=1, ddof=1).mean())
+        of_means = excess.mean(axis=0).var(ddof=1)
+        between.append((steps * of_means - within[-1]) / (steps - 1))
+    variance = float(np.mean(within))
+    correlation = float(np.clip(np.mean(between) / variance, -1, 1)) if variance else 1.0
+    spread = math.sqrt(variance)
+    has_texts = correlation < TEXTS_BELOW and spread > TEXTS_ABOVE
+    return RankSpread(spread, correlation, "texts" if has_texts else "equal")
+
+
+def _checked(gpus: int, spread: ArrayLike, distribution: str) -> NDArray:
+    sigma = np.asarray(spread, dtype=float)
+    if gpus < 1:
+        raise UserError(f"{gpus} GPUs: at least 1 is needed")
+    if distribution not in DISTRIBUTIONS:
+        raise UserError(unknown_name("straggler distribution", distribution, DISTRIBUTIONS))
+    if not ((sigma >= 0) & (sigma < 1)).all():
+        raise UserError(f"straggler spread {spread}: a share of the mean from 0 to below 1")
+    return sigma
 
 
 def _largest_of(gpus: int) -> tuple[NDArray, NDArray]:

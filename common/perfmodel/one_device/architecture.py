@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from common.errors import UserError, unknown_name
-from common.perfmodel.architectures.architecture import Architecture
+from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 from common.perfmodel.architectures.parts import Attention, FeedForward
 from common.perfmodel.architectures.transformer import Transformer
 
@@ -105,9 +105,31 @@ def _architecture(config: GPT2Config, seq_len: int) -> Architecture:
         position_rows=config.n_positions,
         head="tied",
     )
-    return transformer.architecture(seq_len)
+    architecture = transformer.architecture(seq_len)
+    return replace(architecture, layers=tuple(map(_renamed, architecture.layers)))
 
 
+def _renamed(layer: Layer) -> Layer:
+    """Returns a layer whose tensors have the names of ``common.models.gpt2``."""
+    tensors = (
+        Tensor(f"{MODULES[tensor.module]}.{tensor.name.rpartition('.')[2]}", tensor.shape)
+        for tensor in layer.tensors
+    )
+    return replace(layer, tensors=tuple(tensors))
+
+
+MODULES = {
+    "token": "wte",
+    "position": "wpe",
+    "attention_norm": "ln_1",
+    "attention.query_key_value": "attn.c_attn",
+    "attention.output": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.up": "mlp.c_fc",
+    "feed_forward.down": "mlp.c_proj",
+    "norm": "ln_f",
+}
+"""Module of any transformer → its name in a GPT-2."""
 CONFIGS = {
     # Small enough to learn the synthetic text to its entropy within a minute.
     "gpt2-pico": GPT2Config(vocab_size=256, n_positions=256, n_layer=2, n_head=4, n_embd=128),
