@@ -40,7 +40,7 @@ def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
         with FakeTensorMode():
             with _Zeros():
                 module, batch, loss = make()
-            samples = next(len(one) for one in tree_leaves(batch) if isinstance(one, Tensor))
+            samples = next(len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
             return _followed(module, lambda: loss(module, batch), samples, name)
     except UserError:
         raise
@@ -63,7 +63,7 @@ def _followed(
     module: nn.Module, loss: Callable[[], Tensor], samples: int, name: str
 ) -> Architecture:
     """Runs both passes, and shares parameters and operations out over the module's units."""
-    trained = {key: one for key, one in module.named_parameters() if one.requires_grad}
+    trained = {key: weight for key, weight in module.named_parameters() if weight.requires_grad}
     ready: list[str] = []
     for key, parameter in trained.items():
         parameter.register_post_accumulate_grad_hook(lambda _, key=key: ready.append(key))
@@ -76,12 +76,12 @@ def _followed(
         out = loss()
     out.backward()
     flops = _by_unit(module, counter, units)
-    rest = flops.pop("", 0) / samples  # such as a head that is the embedding
+    outside = flops.pop("", 0) / samples  # such as a head that is the embedding
     parameters = {key: _unit_of(key, units) for key in trained}
     layers = []
     for path in dict.fromkeys((*entered, *units)):
         keys = [key for key in trained if parameters[key] == path]
-        own = sorted((key for key in keys if key in ready), key=ready.index)
+        by_time = sorted((key for key in keys if key in ready), key=ready.index)
         layer = Layer(
             name=path,
             tensors=tuple(
@@ -90,11 +90,11 @@ def _followed(
             ),
             forward_flops=flops.pop(path, 0) / samples,
             is_block=units[path],
-            observed=tuple(keys.index(key) for key in own),
+            observed=tuple(keys.index(key) for key in by_time),
         )
         layers.append(layer)
-    if rest:
-        layers.append(Layer("rest", forward_flops=rest))
+    if outside:
+        layers.append(Layer("rest", forward_flops=outside))
     return Architecture(name=name, layers=tuple(_joined(layers)))
 
 
@@ -104,22 +104,22 @@ def _units(module: nn.Module) -> dict[str, bool]:
     Blocks are items of a list of modules of which two neighbours or more are equal.
     """
     units: dict[str, bool] = {}
-    for path, one in module.named_modules():
+    for path, child in module.named_modules():
         if any(path.startswith(f"{block}.") for block, is_block in units.items() if is_block):
             continue
-        if isinstance(one, nn.ModuleList | nn.Sequential):
-            signatures = [_signature(item) for item in one]
-            if any(one and one == other for one, other in pairwise(signatures)):
-                units |= {f"{path}.{place}": True for place, item in enumerate(signatures) if item}
+        if isinstance(child, nn.ModuleList | nn.Sequential):
+            signatures = [_signature(item) for item in child]
+            if any(item and item == after for item, after in pairwise(signatures)):
+                units |= {f"{path}.{i}": True for i, item in enumerate(signatures) if item}
                 continue
-        if path not in units and any(p.requires_grad for p in one.parameters(recurse=False)):
+        if path not in units and any(p.requires_grad for p in child.parameters(recurse=False)):
             units[path] = False
     return units
 
 
 def _signature(module: nn.Module) -> tuple:
     """Returns what equal blocks have in common: their class, and their parameters' shapes."""
-    shapes = tuple((name, tuple(one.shape)) for name, one in module.named_parameters())
+    shapes = tuple((name, tuple(weight.shape)) for name, weight in module.named_parameters())
     return (type(module), shapes) if shapes else ()
 
 
@@ -138,14 +138,14 @@ def _by_unit(
     root = type(module).__name__
     counted = {path: sum(counts.values()) for path, counts in counter.get_flop_counts().items()}
     paths = [path for path, _ in module.named_modules()]
-    whole = {path: counted.get(f"{root}.{path}" if path else root, 0) for path in paths}
+    inclusive = {path: counted.get(f"{root}.{path}" if path else root, 0) for path in paths}
     flops: dict[str, float] = {}
     for path in paths:
-        children = (one for one in paths if one and one.rpartition(".")[0] == path)
+        children = (child for child in paths if child and child.rpartition(".")[0] == path)
         unit = _unit_of(path, units)
-        own = whole[path] - sum(whole[one] for one in children)
-        flops[unit if unit in units else ""] = flops.get(unit, 0) + own
-    outside = counter.get_total_flops() - whole[""]
+        exclusive = inclusive[path] - sum(inclusive[child] for child in children)
+        flops[unit if unit in units else ""] = flops.get(unit, 0) + exclusive
+    outside = counter.get_total_flops() - inclusive[""]
     flops[""] = flops.get("", 0) + outside
     return flops
 
@@ -153,5 +153,5 @@ def _by_unit(
 def _joined(layers: list[Layer]) -> Iterator[Layer]:
     """Yields layers with equal neighbours counted as one, under the name of the first."""
     for _, equal in groupby(layers, key=lambda layer: replace(layer, name="")):
-        first, *others = equal
-        yield replace(first, count=1 + len(others))
+        first, *copies = equal
+        yield replace(first, count=1 + len(copies))

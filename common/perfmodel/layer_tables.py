@@ -184,12 +184,12 @@ def profile_of_layers(timed: Sequence[tuple[Layer, float]]) -> BackwardProfile:
     for layer, duration_s in reversed(timed):
         first -= len(layer.tensors)
         blocks -= layer.is_block
-        for place, share in zip(layer.ready_places(), _shares(layer), strict=True):
-            tensor = layer.tensors[place]
+        for index, share in zip(layer.ready_places(), _shares(layer), strict=True):
+            tensor = layer.tensors[index]
             names.append(f"blocks.{blocks}.{tensor.name}" if layer.is_block else tensor.name)
             sizes.append(tensor.elements * BYTES_PER_PARAMETER)
             ready.append(now + duration_s * share)
-            places.append(first + place)
+            places.append(first + index)
         now += duration_s
     return BackwardProfile(
         tuple(names),

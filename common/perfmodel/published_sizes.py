@@ -67,13 +67,13 @@ class Size:
         family: its ``model_type``.
         sizes: whole numbers in the order of the family's ``COLUMNS``.
         source: file that has them.
-        others: values that the family does not share.
+        changes: values that the family does not share.
     """
 
     family: str
     sizes: str
     source: str
-    others: Mapping[str, object] = frozenset()
+    changes: Mapping[str, object] = frozenset()
 
     def values(self, seq_len: int | None) -> dict[str, object]:
         """Returns the configuration; MPT's benchmarks learn as many positions as are trained."""
@@ -81,7 +81,7 @@ class Size:
         values = dict(zip(keys, map(int, self.sizes.split()), strict=True))
         length = {"max_seq_len": seq_len or 2048} if self.family == "mpt" else {}
         fixed = FIXED.get(self.family, {})
-        return {"model_type": self.family, **values, **fixed, **dict(self.others), **length}
+        return {"model_type": self.family, **values, **fixed, **dict(self.changes), **length}
 
 
 HUB = "config.json of huggingface.co/"
@@ -178,5 +178,5 @@ def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
         return model_of(SIZES[name].values(seq_len), name_or_path).architecture(seq_len)
     if Path(name_or_path).exists() or name_or_path.endswith(".json"):
         return read_config(name_or_path, seq_len)
-    known = unknown_name("model", name_or_path, NAMES)
-    raise UserError(f"{known}; or a config.json of {', '.join(FAMILIES)}")
+    message = unknown_name("model", name_or_path, NAMES)
+    raise UserError(f"{message}; or a config.json of {', '.join(FAMILIES)}")

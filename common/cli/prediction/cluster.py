@@ -136,12 +136,12 @@ class ClusterQuestion:
     def _job(self) -> Job:
         from common.perfmodel.cluster.job import Job
 
-        given = {
+        flags = {
             name: value
             for name in ("batch_size", "precision", "accumulation", "checkpointing")
             if (value := getattr(self, name)) is not None
         }
-        return Job(architecture=self._architecture(), tf32=self.tf32, **given)
+        return Job(architecture=self._architecture(), tf32=self.tf32, **flags)
 
     def _architecture(self) -> Architecture:
         seq_len = SEQ_LEN if self.seq_len is None else self.seq_len

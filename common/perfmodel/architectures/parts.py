@@ -39,7 +39,9 @@ def norm(name: str, width: int, kind: NormKind) -> list[Tensor]:
 
 def linear_flops(tensors: Iterable[Tensor], tokens: int) -> int:
     """Returns the operations of all linear layers among ``tensors``: 2 · in · out a token."""
-    matrices = (one for one in tensors if one.name.endswith(".weight") and len(one.shape) == 2)
+    matrices = (
+        tensor for tensor in tensors if tensor.name.endswith(".weight") and len(tensor.shape) == 2
+    )
     return 2 * tokens * sum(matrix.elements for matrix in matrices)
 
 
@@ -82,7 +84,7 @@ class Attention(Settings):
             inputs = linear(f"{name}.query_key_value", width, queries + 2 * keys, bias)
         else:
             norms = ("query_norm", "key_norm") if self.query_key_norms else ()
-            normed = [norm(f"{name}.{one}", self.head_width, "rms") for one in norms] or [[], []]
+            normed = [norm(f"{name}.{side}", self.head_width, "rms") for side in norms] or [[], []]
             inputs = [
                 *linear(f"{name}.query", width, queries, bias),
                 *normed[0],
@@ -177,8 +179,8 @@ class FeedForward(Settings):
             names = ("gate", "up") if self.gated else ("up",)
             first = [
                 tensor
-                for one in names
-                for tensor in linear(f"{name}.{one}", width, self.width, self.bias)
+                for module in names
+                for tensor in linear(f"{name}.{module}", width, self.width, self.bias)
             ]
         return [*first, *linear(f"{name}.down", self.width, width, self.bias)]
 

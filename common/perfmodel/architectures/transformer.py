@@ -186,7 +186,7 @@ def registered(layer: Layer, order: Sequence[str]) -> Layer:
 
     def place(tensor: Tensor) -> int:
         inside = (f"{tensor.module}.".startswith(f"{part}.") for part in order)
-        return next((index for index, found in enumerate(inside) if found), len(order))
+        return next((index for index, is_inside in enumerate(inside) if is_inside), len(order))
 
     tensors = tuple(sorted(layer.tensors, key=place))
     return replace(layer, tensors=tensors, forward_modules=forward)
