@@ -225,6 +225,7 @@ def test_the_watcher_needs_nothing_but_torch() -> None:
 
 
 LAYERS = (
+    ("architectures",),
     ("buckets", "collectives"),
     ("one_device", "ddp"),
     ("fsdp",),

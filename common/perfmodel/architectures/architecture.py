@@ -67,18 +67,18 @@ class Layer:
         Modules come in reverse of the forward pass. The bias of a linear layer, whose weight is a
         matrix, is ready before its weight; that of a norm or a convolution after it.
         """
-        return [self.tensors[place] for place in self.ready_places()]
+        return [self.tensors[index] for index in self.ready_places()]
 
     def ready_places(self) -> list[int]:
         """Returns the places in ``tensors`` of what ``in_ready_order`` returns."""
         by_module: dict[str, list[int]] = {}
-        for place, tensor in enumerate(self.tensors):
-            by_module.setdefault(tensor.module, []).append(place)
+        for index, tensor in enumerate(self.tensors):
+            by_module.setdefault(tensor.module, []).append(index)
         ready = []
         for module in reversed(self.forward_modules or tuple(by_module)):
             places = by_module[module]
-            weights = [self.tensors[place] for place in places]
-            weights = [tensor for tensor in weights if tensor.name.endswith("weight")]
+            tensors = [self.tensors[index] for index in places]
+            weights = [tensor for tensor in tensors if tensor.name.endswith("weight")]
             is_linear = all(len(weight.shape) == 2 for weight in weights)
             ready += reversed(places) if is_linear else places
         return ready
@@ -150,7 +150,7 @@ class Architecture:
             places = layer.ready_places()
             for _ in range(layer.count):
                 first -= len(places)
-                order += [first + place for place in places]
+                order += [first + index for index in places]
         return order
 
     def one_by_one(self) -> Iterator[Layer]:

@@ -25,7 +25,7 @@ def decoder(
     attention: Attention | LatentAttention,
     feed_forward: FeedForward | None,
     tied: bool = False,
-    **others: object,
+    **overrides: object,
 ) -> Transformer:
     """Makes a model whose sizes have Llama's names.
 
@@ -34,7 +34,7 @@ def decoder(
         attention: sizes of a block's attention.
         feed_forward: sizes of its feed-forward part; None if all blocks have experts.
         tied: whether the head is tied where the configuration does not say.
-        others: fields of ``Transformer`` that differ from Llama's.
+        overrides: fields of ``Transformer`` that differ from Llama's.
     """
     return Transformer(
         name=sizes.name,
@@ -43,7 +43,7 @@ def decoder(
         vocabulary=sizes.whole("vocab_size"),
         attention=attention,
         feed_forward=feed_forward,
-        **{"head": sizes.head(tied), "registration": (*PROJECTIONS, *NORMS_LAST)} | others,
+        **{"head": sizes.head(tied), "registration": (*PROJECTIONS, *NORMS_LAST)} | overrides,
     )
 
 
@@ -142,10 +142,10 @@ def deepseek_v3(sizes: Sizes) -> Transformer:
     )
 
 
-def _experts(sizes: Sizes, total: str, width: str, **others: int) -> Experts:
+def _experts(sizes: Sizes, total: str, width: str, **overrides: int) -> Experts:
     return Experts(
         total=sizes.whole(total),
         active=sizes.whole("num_experts_per_tok"),
         width=sizes.whole(width),
-        **others,
+        **overrides,
     )

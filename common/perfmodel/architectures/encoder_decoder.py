@@ -67,11 +67,11 @@ class EncoderDecoder(Settings):
         return Architecture(self.name, layers, seq_len, self.ties_head)
 
     def _stack(self, side: str, count: int, seq_len: int) -> list[Layer]:
-        rest = replace(self._block(side, seq_len, first=False), count=count - 1)
+        later = replace(self._block(side, seq_len, first=False), count=count - 1)
         last_norm = Layer(f"{side}_norm", tuple(norm("norm", self.width, "rms")))
         return [
             self._block(side, seq_len, first=True),
-            *([rest] if rest.count else []),
+            *([later] if later.count else []),
             last_norm,
         ]
 
@@ -87,7 +87,7 @@ class EncoderDecoder(Settings):
         flops += linear_flops(tensors, seq_len)
         if first:
             shape = (self.position_buckets, self.attention.heads)
-            before_output = [one.name for one in tensors].index("attention.output.weight")
+            before_output = [tensor.name for tensor in tensors].index("attention.output.weight")
             tensors.insert(before_output, Tensor("attention.positions.weight", shape))
         return registered(
             Layer(f"{side}_block", tuple(tensors), flops, is_block=True), REGISTRATION

@@ -124,7 +124,7 @@ def _roberta(sizes: Sizes) -> Transformer:
     )
 
 
-def _encoder(sizes: Sizes, heads: Mapping[str, str], **others: object) -> Transformer:
+def _encoder(sizes: Sizes, heads: Mapping[str, str], **overrides: object) -> Transformer:
     sizes.refuse("add_cross_attention", "is_decoder")
     trained = next(iter(sizes.listed("architectures") or heads))
     if trained not in heads:
@@ -143,7 +143,7 @@ def _encoder(sizes: Sizes, heads: Mapping[str, str], **others: object) -> Transf
         pooler=heads[trained] in ("none", "pretraining"),
         head=heads[trained],
         registration=(),
-        **others,
+        **overrides,
     )
 
 
