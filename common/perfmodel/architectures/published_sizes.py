@@ -87,6 +87,8 @@ class Size:
 HUB = "config.json of huggingface.co/"
 FOUNDRY = "mosaicml/llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml"
 OWN = "this project"
+BERT = HUB + "google-bert/bert-"
+SPAN = {"architectures": ["BertForQuestionAnswering"]}
 SIZES = {
     # Small enough to learn the synthetic text to its entropy within a minute.
     "gpt2-pico": Size("gpt2", "2 128 4 256 256", OWN),
@@ -113,6 +115,12 @@ SIZES = {
         "llama",
         "16 2048 32 8 8192 128256",
         HUB + "meta-llama/Llama-3.2-1B",
+        {"tie_word_embeddings": True},
+    ),
+    "llama-3.2-3b": Size(
+        "llama",
+        "28 3072 24 8 8192 128256",
+        HUB + "meta-llama/Llama-3.2-3B",
         {"tie_word_embeddings": True},
     ),
     "mistral-7b": Size("mistral", "32 4096 32 8 14336 32000", HUB + "mistralai/Mistral-7B-v0.1"),
@@ -147,8 +155,16 @@ SIZES = {
         {"n_routed_experts": 384, "first_k_dense_replace": 1},
     ),
     "gpt-neox-20b": Size("gpt_neox", "44 6144 64 24576 50432", HUB + "EleutherAI/gpt-neox-20b"),
-    "bert-base": Size("bert", "12 768 12 3072 30522 512", HUB + "google-bert/bert-base-uncased"),
-    "bert-large": Size("bert", "24 1024 16 4096 30522 512", HUB + "google-bert/bert-large-uncased"),
+    "bert-base": Size("bert", "12 768 12 3072 30522 512", BERT + "base-uncased"),
+    "bert-base-squad": Size("bert", "12 768 12 3072 30522 512", BERT + "base-uncased", SPAN),
+    "bert-large-squad": Size("bert", "24 1024 16 4096 30522 512", BERT + "large-uncased", SPAN),
+    "bert-large-pretraining": Size(
+        "bert",
+        "24 1024 16 4096 30522 512",
+        BERT + "large-uncased",
+        {"architectures": ["BertForPreTraining"]},
+    ),
+    "bert-large": Size("bert", "24 1024 16 4096 30522 512", BERT + "large-uncased"),
     "vit-base": Size("vit", "12 768 12 3072", HUB + "google/vit-base-patch16-224"),
     "vit-large": Size("vit", "24 1024 16 4096", HUB + "google/vit-large-patch16-224"),
     "t5-small": Size("t5", "6 512 8 64 2048", HUB + "google-t5/t5-small"),
@@ -179,14 +195,16 @@ def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
     """Returns the architecture of a published size, or of a configuration.
 
     Args:
-        name_or_path: one of ``NAMES``, or a ``config.json`` or the folder that has it.
+        name_or_path: one of ``NAMES``, also as ``Llama 3.1 8B``; or a ``config.json``, or the
+            folder that has it.
         seq_len: tokens of a sample; None for images.
 
     Raises:
         UserError: neither a name nor a path; naming the nearest name. Also a sequence that the
             model cannot take, and what is wrong with a configuration (``read_config``).
     """
-    name = SAME_SIZES.get(name_or_path, name_or_path)
+    name = name_or_path.lower().replace(" ", "-")
+    name = SAME_SIZES.get(name, name)
     if name in SIZES:
         make = gpt2 if SIZES[name].family == "gpt2" else model_of
         return make(SIZES[name].values(seq_len), name_or_path).architecture(seq_len)
