@@ -226,7 +226,8 @@ def test_the_watcher_needs_nothing_but_torch() -> None:
 
 
 LAYERS = (
-    ("buckets", "collectives", "architectures"),
+    ("architectures",),
+    ("buckets", "collectives"),
     ("one_device", "ddp"),
     ("fsdp",),
     (
@@ -238,7 +239,6 @@ LAYERS = (
             "tables",
             "layer_tables",
             "published",
-            "published_sizes",
             "printed_collectives",
         ),
         *("calibration", "uncertainty", "whatif", "expected_error", "perfetto_trace"),

@@ -146,7 +146,7 @@ class ClusterQuestion:
     def _architecture(self) -> Architecture:
         seq_len = SEQ_LEN if self.seq_len is None else self.seq_len
         if ":" not in self.model:
-            from common.perfmodel.published_sizes import architecture_of
+            from common.perfmodel.architectures.published_sizes import architecture_of
 
             return architecture_of(self.model, seq_len)
         if self.seq_len is not None:

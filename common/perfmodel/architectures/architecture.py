@@ -66,9 +66,8 @@ class Layer:
     def in_ready_order(self) -> list[Tensor]:
         """Returns the parameters of one layer in the order in which their gradients are ready.
 
-        Unless it was observed, modules come in reverse of the forward pass. The bias of a linear
-        layer, whose weight is a matrix, is ready before its weight; that of a norm or a convolution
-        after it.
+        Unless that was observed, modules come in reverse of the forward pass. The bias of a linear layer, whose weight is a
+        matrix, is ready before its weight; that of a norm or a convolution after it.
         """
         return [self.tensors[index] for index in self.ready_places()]
 
@@ -82,8 +81,8 @@ class Layer:
         ready = []
         for module in reversed(self.forward_modules or tuple(by_module)):
             places = by_module[module]
-            weights = [self.tensors[index] for index in places]
-            weights = [tensor for tensor in weights if tensor.name.endswith("weight")]
+            tensors = [self.tensors[index] for index in places]
+            weights = [tensor for tensor in tensors if tensor.name.endswith("weight")]
             is_linear = all(len(weight.shape) == 2 for weight in weights)
             ready += reversed(places) if is_linear else places
         return ready

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import UserError
@@ -73,6 +73,7 @@ class Sizes:
         self,
         heads: str = "num_attention_heads",
         width: str = "hidden_size",
+        stated: Sequence[str] = (),
         **kinds: bool,
     ) -> Attention:
         """Returns the sizes of attention.
@@ -81,8 +82,11 @@ class Sizes:
             heads: key of the number of heads.
             width: key of the model's width, which is that of all heads where ``head_dim`` is
                 missing.
+            stated: keys that the family must state; it would not derive them from the others.
             kinds: biases and other fields of ``Attention``.
         """
+        for key in stated:
+            self.whole(key)
         count, all_heads = self.whole(heads), self.whole(width)
         if self.values.get("head_dim") is None and all_heads % count:
             raise UserError(f"{width} {all_heads} is no multiple of {heads} {count}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from common.errors import UserError
 from common.perfmodel.architectures.configuration import Sizes
 from common.perfmodel.architectures.parts import (
     Attention,
@@ -17,6 +20,7 @@ PROJECTIONS = (
     *("attention.output", "attention"),
 )
 """Modules of attention as Llama and most others register them."""
+GROUPS = ("num_key_value_heads",)
 NORMS_LAST = ("feed_forward", "attention_norm", "feed_forward_norm")
 
 
@@ -25,7 +29,7 @@ def decoder(
     attention: Attention | LatentAttention,
     feed_forward: FeedForward | None,
     tied: bool = False,
-    **changes: object,
+    **overrides: object,
 ) -> Transformer:
     """Makes a model whose sizes have Llama's names.
 
@@ -34,7 +38,7 @@ def decoder(
         attention: sizes of a block's attention.
         feed_forward: sizes of its feed-forward part; None if all blocks have experts.
         tied: whether the head is tied where the configuration does not say.
-        changes: fields of ``Transformer`` that differ from Llama's.
+        overrides: fields of ``Transformer`` that differ from Llama's.
     """
     return Transformer(
         name=sizes.name,
@@ -43,13 +47,15 @@ def decoder(
         vocabulary=sizes.whole("vocab_size"),
         attention=attention,
         feed_forward=feed_forward,
-        **{"head": sizes.head(tied), "registration": (*PROJECTIONS, *NORMS_LAST)} | changes,
+        **{"head": sizes.head(tied), "registration": (*PROJECTIONS, *NORMS_LAST)} | overrides,
     )
 
 
-def _attention(sizes: Sizes, default: bool = False, **kinds: bool) -> Attention:
+def _attention(
+    sizes: Sizes, default: bool = False, stated: Sequence[str] = (), **kinds: bool
+) -> Attention:
     bias = sizes.flag("attention_bias", default)
-    return sizes.attention(input_bias=bias, output_bias=bias, **kinds)
+    return sizes.attention(stated=stated, input_bias=bias, output_bias=bias, **kinds)
 
 
 def _gated(sizes: Sizes, **kinds: bool) -> FeedForward:
@@ -64,12 +70,13 @@ def llama(sizes: Sizes) -> Transformer:
 
 def mistral(sizes: Sizes) -> Transformer:
     """Makes a Mistral. Its attention is counted whole where a window limits it."""
-    return decoder(sizes, sizes.attention(), _gated(sizes))
+    return decoder(sizes, sizes.attention(stated=GROUPS), _gated(sizes))
 
 
 def gemma(sizes: Sizes) -> Transformer:
     """Makes a Gemma of the first generation."""
-    return decoder(sizes, _attention(sizes), _gated(sizes), tied=True)
+    attention = _attention(sizes, stated=(*GROUPS, "head_dim"))
+    return decoder(sizes, attention, _gated(sizes), tied=True)
 
 
 def phi3(sizes: Sizes) -> Transformer:
@@ -80,12 +87,13 @@ def phi3(sizes: Sizes) -> Transformer:
 
 def qwen2(sizes: Sizes) -> Transformer:
     """Makes a Qwen2 or Qwen2.5."""
-    return decoder(sizes, sizes.attention(input_bias=True), _gated(sizes))
+    return decoder(sizes, sizes.attention(stated=GROUPS, input_bias=True), _gated(sizes))
 
 
 def qwen3(sizes: Sizes) -> Transformer:
     """Makes a Qwen3."""
-    return decoder(sizes, _attention(sizes, query_key_norms=True), _gated(sizes))
+    attention = _attention(sizes, stated=(*GROUPS, "head_dim"), query_key_norms=True)
+    return decoder(sizes, attention, _gated(sizes))
 
 
 def qwen3_moe(sizes: Sizes) -> Transformer:
@@ -97,7 +105,7 @@ def qwen3_moe(sizes: Sizes) -> Transformer:
     dense |= {index for index in range(sizes.whole("num_hidden_layers")) if (index + 1) % every}
     return decoder(
         sizes,
-        _attention(sizes, query_key_norms=True),
+        _attention(sizes, stated=GROUPS, query_key_norms=True),
         _gated(sizes) if dense else None,
         experts=_experts(sizes, total, "moe_intermediate_size"),
         dense_layers=tuple(sorted(dense)),
@@ -108,12 +116,12 @@ def qwen3_moe(sizes: Sizes) -> Transformer:
 def mixtral(sizes: Sizes) -> Transformer:
     """Makes a Mixtral."""
     experts = _experts(sizes, "num_local_experts", "intermediate_size")
-    return decoder(sizes, sizes.attention(), None, experts=experts)
+    return decoder(sizes, sizes.attention(stated=GROUPS), None, experts=experts)
 
 
 def gpt_oss(sizes: Sizes) -> Transformer:
     """Makes a gpt-oss. Attention is counted whole in the blocks that have a window, too."""
-    attention = _attention(sizes, default=True, sinks=True)
+    attention = _attention(sizes, default=True, stated=(*GROUPS, "head_dim"), sinks=True)
     kinds = {"bias": True, "transposed": True}
     experts = _experts(sizes, "num_local_experts", "intermediate_size", **kinds)
     return decoder(sizes, attention, None, experts=experts)
@@ -123,12 +131,14 @@ def deepseek_v3(sizes: Sizes) -> Transformer:
     """Makes a DeepSeek V3 or a Kimi K2, without the part that predicts a second token."""
     dense = tuple(range(sizes.whole("first_k_dense_replace", 3, Count)))
     shared = sizes.whole("n_shared_experts") * sizes.whole("moe_intermediate_size")
+    if "q_lora_rank" not in sizes.values:
+        raise UserError("q_lora_rank is missing")
     keys = ("n_routed_experts", "moe_intermediate_size")
     return decoder(
         sizes,
         LatentAttention(
             heads=sizes.whole("num_attention_heads"),
-            query_rank=sizes.whole("q_lora_rank", 0) or None,
+            query_rank=sizes.whole("q_lora_rank", 0) or None,  # null: straight from the input
             key_value_rank=sizes.whole("kv_lora_rank"),
             head_width=sizes.whole("qk_nope_head_dim"),
             rotary_width=sizes.whole("qk_rope_head_dim"),
@@ -142,10 +152,10 @@ def deepseek_v3(sizes: Sizes) -> Transformer:
     )
 
 
-def _experts(sizes: Sizes, total: str, width: str, **changes: int) -> Experts:
+def _experts(sizes: Sizes, total: str, width: str, **overrides: int) -> Experts:
     return Experts(
         total=sizes.whole(total),
         active=sizes.whole("num_experts_per_tok"),
         width=sizes.whole(width),
-        **changes,
+        **overrides,
     )

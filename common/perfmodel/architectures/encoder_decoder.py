@@ -52,7 +52,7 @@ class EncoderDecoder(Settings):
     ties_head: bool = True
 
     def architecture(self, seq_len: int) -> Architecture:
-        """Returns the layers for samples of ``seq_len`` tokens on either side.
+        """Returns the layers for samples of ``seq_len`` tokens on either side; they count once.
 
         Raises UserError for a length that is not positive.
         """

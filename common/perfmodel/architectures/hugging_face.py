@@ -82,6 +82,8 @@ def _mpt(sizes: Sizes) -> Transformer:
     """Makes MPT as llm-foundry builds it; transformers has its published form: ALiBi, no bias."""
     attention = sizes.part("attn_config")
     attention.refuse("qk_ln")
+    if attention.values.get("attn_type") not in (None, "multihead_attention"):
+        raise UserError(f"attn_type {attention.values['attn_type']!r} is not modelled")
     width = sizes.whole("d_model")
     bias, alibi = not sizes.flag("no_bias", True), attention.flag("alibi", True)
     learned = sizes.flag("learned_pos_emb", True) and not alibi
@@ -124,7 +126,7 @@ def _roberta(sizes: Sizes) -> Transformer:
     )
 
 
-def _encoder(sizes: Sizes, heads: Mapping[str, str], **changes: object) -> Transformer:
+def _encoder(sizes: Sizes, heads: Mapping[str, str], **overrides: object) -> Transformer:
     sizes.refuse("add_cross_attention", "is_decoder")
     trained = next(iter(sizes.listed("architectures") or heads))
     if trained not in heads:
@@ -143,7 +145,7 @@ def _encoder(sizes: Sizes, heads: Mapping[str, str], **changes: object) -> Trans
         pooler=heads[trained] in ("none", "pretraining"),
         head=heads[trained],
         registration=(),
-        **changes,
+        **overrides,
     )
 
 

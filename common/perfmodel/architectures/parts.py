@@ -39,10 +39,8 @@ def norm(name: str, width: int, kind: NormKind) -> list[Tensor]:
 
 def linear_flops(tensors: Iterable[Tensor], tokens: int) -> int:
     """Returns the operations of all linear layers among ``tensors``: 2 · in · out a token."""
-    matrices = (
-        tensor for tensor in tensors if tensor.name.endswith(".weight") and len(tensor.shape) == 2
-    )
-    return 2 * tokens * sum(matrix.elements for matrix in matrices)
+    weights = (tensor for tensor in tensors if tensor.name.endswith(".weight"))
+    return 2 * tokens * sum(weight.elements for weight in weights if len(weight.shape) == 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +81,17 @@ class Attention(Settings):
         if self.fused:
             inputs = linear(f"{name}.query_key_value", width, queries + 2 * keys, bias)
         else:
-            norms = ("query_norm", "key_norm") if self.query_key_norms else ()
-            normed = [norm(f"{name}.{side}", self.head_width, "rms") for side in norms] or [[], []]
+            norms = {
+                part: norm(f"{name}.{part}_norm", self.head_width, "rms")
+                if self.query_key_norms
+                else []
+                for part in ("query", "key")
+            }
             inputs = [
                 *linear(f"{name}.query", width, queries, bias),
-                *normed[0],
+                *norms["query"],
                 *linear(f"{name}.key", width, keys, bias),
-                *normed[1],
+                *norms["key"],
                 *linear(f"{name}.value", width, keys, bias),
             ]
         sinks = [Tensor(f"{name}.sinks.weight", (self.heads,))] if self.sinks else []
@@ -179,8 +181,8 @@ class FeedForward(Settings):
             names = ("gate", "up") if self.gated else ("up",)
             first = [
                 tensor
-                for module in names
-                for tensor in linear(f"{name}.{module}", width, self.width, self.bias)
+                for layer in names
+                for tensor in linear(f"{name}.{layer}", width, self.width, self.bias)
             ]
         return [*first, *linear(f"{name}.down", self.width, width, self.bias)]
 

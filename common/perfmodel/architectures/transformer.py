@@ -184,9 +184,10 @@ def registered(layer: Layer, order: Sequence[str]) -> Layer:
     """
     forward = tuple(dict.fromkeys(tensor.module for tensor in layer.tensors))
 
-    def place(tensor: Tensor) -> int:
-        inside = (f"{tensor.module}.".startswith(f"{part}.") for part in order)
-        return next((index for index, is_inside in enumerate(inside) if is_inside), len(order))
+    def rank(tensor: Tensor) -> int:
+        module = f"{tensor.module}."
+        ranks = (index for index, part in enumerate(order) if module.startswith(f"{part}."))
+        return next(ranks, len(order))
 
-    tensors = tuple(sorted(layer.tensors, key=place))
+    tensors = tuple(sorted(layer.tensors, key=rank))
     return replace(layer, tensors=tensors, forward_modules=forward)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
-from common.perfmodel.architectures.parts import Attention, FeedForward
-from common.perfmodel.architectures.transformer import Transformer
+from common.perfmodel.architectures.published_sizes import SIZES, gpt2
 
 
 @dataclass(frozen=True)
@@ -85,27 +84,7 @@ class GPT2Config:
 
 @cache
 def _architecture(config: GPT2Config, seq_len: int) -> Architecture:
-    attention = Attention(
-        heads=config.n_head,
-        key_value_heads=config.n_head,
-        head_width=config.n_embd // config.n_head,
-        input_bias=True,
-        output_bias=True,
-        fused=True,
-    )
-    transformer = Transformer(
-        name="GPT-2",
-        layers=config.n_layer,
-        width=config.n_embd,
-        vocabulary=config.vocab_size,
-        attention=attention,
-        feed_forward=FeedForward(width=4 * config.n_embd, bias=True),
-        norm="layer",
-        positions="learned",
-        position_rows=config.n_positions,
-        head="tied",
-    )
-    architecture = transformer.architecture(seq_len)
+    architecture = gpt2(asdict(config), "GPT-2").architecture(seq_len)
     return replace(architecture, layers=tuple(map(_renamed, architecture.layers)))
 
 
@@ -130,16 +109,14 @@ MODULES = {
     "norm": "ln_f",
 }
 """Module of any transformer → its name in a GPT-2."""
-CONFIGS = {
-    # Small enough to learn the synthetic text to its entropy within a minute.
-    "gpt2-pico": GPT2Config(vocab_size=256, n_positions=256, n_layer=2, n_head=4, n_embd=128),
-    # A laptop's GPT-2: every kind of layer of the large ones, 27.7 MB of float32 gradients.
-    "gpt2-nano": GPT2Config(vocab_size=8192, n_positions=256, n_layer=6, n_head=4, n_embd=256),
-    "gpt2": GPT2Config(),
-    "gpt2-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024),
-    "gpt2-large": GPT2Config(n_layer=36, n_head=20, n_embd=1280),
-    "gpt2-xl": GPT2Config(n_layer=48, n_head=25, n_embd=1600),
-}
+
+
+def _published(name: str) -> GPT2Config:
+    values = SIZES[name].values()
+    return GPT2Config(**{key: size for key, size in values.items() if key != "model_type"})
+
+
+CONFIGS = {name: _published(name) for name, size in SIZES.items() if size.family == "gpt2"}
 TITLES = {
     "gpt2-pico": "GPT-2 Pico",
     "gpt2-nano": "GPT-2 Nano",

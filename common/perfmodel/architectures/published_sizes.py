@@ -1,23 +1,23 @@
 """Architectures by the name of a published size, or by a configuration.
 
-A size is written as its ``config.json`` has it. Where a model was trained from another library, as
-MPT from llm-foundry, it is that library's model.
+A size is written as its ``config.json`` has it. MPT is what llm-foundry builds, and GPT-2 is
+``common.models.gpt2``, whose weights are [out, in] where transformers' are [in, out].
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.architectures.architecture import Architecture
-from common.perfmodel.architectures.hugging_face import FAMILIES, model_of, read_config
-from common.perfmodel.one_device.architecture import CONFIGS
+from common.perfmodel.architectures.hugging_face import FAMILIES, Model, model_of, read_config
 
 COLUMNS = {
     "llama": "num_hidden_layers hidden_size num_attention_heads num_key_value_heads"
     " intermediate_size vocab_size",
+    "gpt2": "n_layer n_embd n_head vocab_size n_positions",
     "gpt_neox": "num_hidden_layers hidden_size num_attention_heads intermediate_size vocab_size",
     "bert": "num_hidden_layers hidden_size num_attention_heads intermediate_size vocab_size"
     " max_position_embeddings",
@@ -67,26 +67,37 @@ class Size:
         family: its ``model_type``.
         sizes: whole numbers in the order of the family's ``COLUMNS``.
         source: file that has them.
-        changes: values that the family does not share.
+        special: values that the family does not share.
     """
 
     family: str
     sizes: str
     source: str
-    changes: Mapping[str, object] = frozenset()
+    special: Mapping[str, object] = field(default_factory=dict)
 
-    def values(self, seq_len: int | None) -> dict[str, object]:
+    def values(self, seq_len: int | None = None) -> dict[str, object]:
         """Returns the configuration; MPT's benchmarks learn as many positions as are trained."""
         keys = COLUMNS.get(self.family, COLUMNS["llama"]).split()
         values = dict(zip(keys, map(int, self.sizes.split()), strict=True))
         length = {"max_seq_len": seq_len or 2048} if self.family == "mpt" else {}
         fixed = FIXED.get(self.family, {})
-        return {"model_type": self.family, **values, **fixed, **dict(self.changes), **length}
+        return {"model_type": self.family, **values, **fixed, **self.special, **length}
 
 
 HUB = "config.json of huggingface.co/"
 FOUNDRY = "mosaicml/llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml"
+OWN = "this project"
+BERT = HUB + "google-bert/bert-"
+SPAN = {"architectures": ["BertForQuestionAnswering"]}
 SIZES = {
+    # Small enough to learn the synthetic text to its entropy within a minute.
+    "gpt2-pico": Size("gpt2", "2 128 4 256 256", OWN),
+    # A laptop's GPT-2: every kind of layer of the large ones, 27.7 MB of float32 gradients.
+    "gpt2-nano": Size("gpt2", "6 256 4 8192 256", OWN),
+    "gpt2": Size("gpt2", "12 768 12 50257 1024", HUB + "openai-community/gpt2"),
+    "gpt2-medium": Size("gpt2", "24 1024 16 50257 1024", HUB + "openai-community/gpt2-medium"),
+    "gpt2-large": Size("gpt2", "36 1280 20 50257 1024", HUB + "openai-community/gpt2-large"),
+    "gpt2-xl": Size("gpt2", "48 1600 25 50257 1024", HUB + "openai-community/gpt2-xl"),
     "llama-2-7b": Size("llama", "32 4096 32 32 11008 32000", HUB + "meta-llama/Llama-2-7b-hf"),
     "llama-2-13b": Size("llama", "40 5120 40 40 13824 32000", HUB + "meta-llama/Llama-2-13b-hf"),
     "llama-2-34b": Size(
@@ -104,6 +115,12 @@ SIZES = {
         "llama",
         "16 2048 32 8 8192 128256",
         HUB + "meta-llama/Llama-3.2-1B",
+        {"tie_word_embeddings": True},
+    ),
+    "llama-3.2-3b": Size(
+        "llama",
+        "28 3072 24 8 8192 128256",
+        HUB + "meta-llama/Llama-3.2-3B",
         {"tie_word_embeddings": True},
     ),
     "mistral-7b": Size("mistral", "32 4096 32 8 14336 32000", HUB + "mistralai/Mistral-7B-v0.1"),
@@ -138,8 +155,16 @@ SIZES = {
         {"n_routed_experts": 384, "first_k_dense_replace": 1},
     ),
     "gpt-neox-20b": Size("gpt_neox", "44 6144 64 24576 50432", HUB + "EleutherAI/gpt-neox-20b"),
-    "bert-base": Size("bert", "12 768 12 3072 30522 512", HUB + "google-bert/bert-base-uncased"),
-    "bert-large": Size("bert", "24 1024 16 4096 30522 512", HUB + "google-bert/bert-large-uncased"),
+    "bert-base": Size("bert", "12 768 12 3072 30522 512", BERT + "base-uncased"),
+    "bert-base-squad": Size("bert", "12 768 12 3072 30522 512", BERT + "base-uncased", SPAN),
+    "bert-large-squad": Size("bert", "24 1024 16 4096 30522 512", BERT + "large-uncased", SPAN),
+    "bert-large-pretraining": Size(
+        "bert",
+        "24 1024 16 4096 30522 512",
+        BERT + "large-uncased",
+        {"architectures": ["BertForPreTraining"]},
+    ),
+    "bert-large": Size("bert", "24 1024 16 4096 30522 512", BERT + "large-uncased"),
     "vit-base": Size("vit", "12 768 12 3072", HUB + "google/vit-base-patch16-224"),
     "vit-large": Size("vit", "24 1024 16 4096", HUB + "google/vit-large-patch16-224"),
     "t5-small": Size("t5", "6 512 8 64 2048", HUB + "google-t5/t5-small"),
@@ -155,28 +180,35 @@ SIZES = {
     "mpt-30b": Size("mpt", "48 7168 56", FOUNDRY),
     "mpt-70b": Size("mpt", "80 8192 64", FOUNDRY),
 }
-"""Published sizes by name; GPT-2's are ``CONFIGS`` of ``common.perfmodel.one_device``."""
+"""Published sizes by name, and two small ones of this project."""
 SAME_SIZES = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b"}
-NAMES = (*CONFIGS, *SIZES, *SAME_SIZES)
+NAMES = (*SIZES, *SAME_SIZES)
+
+
+def gpt2(values: Mapping[str, object], name: str) -> Model:
+    """Returns the sizes of ``common.models.gpt2`` from a configuration's values but its type."""
+    model = model_of({"model_type": "gpt2", **values}, name)
+    return replace(model, transposed=False)
 
 
 def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
     """Returns the architecture of a published size, or of a configuration.
 
     Args:
-        name_or_path: one of ``NAMES``, or a ``config.json`` or the folder that has it.
+        name_or_path: one of ``NAMES``, also as ``Llama 3.1 8B``; or a ``config.json``, or the
+            folder that has it.
         seq_len: tokens of a sample; None for images.
 
     Raises:
         UserError: neither a name nor a path; naming the nearest name. Also a sequence that the
             model cannot take, and what is wrong with a configuration (``read_config``).
     """
-    name = SAME_SIZES.get(name_or_path, name_or_path)
-    if name in CONFIGS:
-        return CONFIGS[name].architecture(seq_len)
+    name = name_or_path.lower().replace(" ", "-")
+    name = SAME_SIZES.get(name, name)
     if name in SIZES:
-        return model_of(SIZES[name].values(seq_len), name_or_path).architecture(seq_len)
+        make = gpt2 if SIZES[name].family == "gpt2" else model_of
+        return make(SIZES[name].values(seq_len), name_or_path).architecture(seq_len)
     if Path(name_or_path).exists() or name_or_path.endswith(".json"):
         return read_config(name_or_path, seq_len)
-    message = unknown_name("model", name_or_path, NAMES)
-    raise UserError(f"{message}; or a config.json of {', '.join(FAMILIES)}")
+    refusal = unknown_name("model", name_or_path, NAMES)
+    raise UserError(f"{refusal}; or a config.json of {', '.join(FAMILIES)}")
