@@ -66,8 +66,9 @@ class Layer:
     def in_ready_order(self) -> list[Tensor]:
         """Returns the parameters of one layer in the order in which their gradients are ready.
 
-        Unless that was observed, modules come in reverse of the forward pass. The bias of a linear layer, whose weight is a
-        matrix, is ready before its weight; that of a norm or a convolution after it.
+        Unless that was observed, modules come in reverse of the forward pass. The bias of a linear
+        layer, whose weight is a matrix, is ready before its weight; that of a norm or a convolution
+        after it.
         """
         return [self.tensors[index] for index in self.ready_places()]
 

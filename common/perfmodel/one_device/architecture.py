@@ -94,7 +94,8 @@ def _renamed(layer: Layer) -> Layer:
         Tensor(f"{MODULES[tensor.module]}.{tensor.name.rpartition('.')[2]}", tensor.shape)
         for tensor in layer.tensors
     )
-    return replace(layer, tensors=tuple(tensors))
+    modules = (MODULES[module] for module in layer.forward_modules)
+    return replace(layer, tensors=tuple(tensors), forward_modules=tuple(modules))
 
 
 MODULES = {
