@@ -351,6 +351,8 @@ def test_a_missing_file_an_unknown_name_and_a_long_sequence_are_refused(tmp_path
         architecture_of(str(tmp_path), 8)
     with pytest.raises(UserError, match=r"cannot read absent.json: No such file"):
         architecture_of("absent.json", 8)
+    with pytest.raises(UserError, match=r"cannot read absent/model: No such file"):
+        architecture_of("absent/model", 8)
     with pytest.raises(UserError, match="unknown model 'llama-3-9b'; did you mean 'llama-3-8b'"):
         architecture_of("llama-3-9b", 8)
     with pytest.raises(UserError, match="bert-base has 512 learned positions, fewer than 513"):
