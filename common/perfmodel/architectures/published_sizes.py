@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.architectures.architecture import Architecture
-from common.perfmodel.architectures.hugging_face import FAMILIES, Model, model_of, read_config
+from common.perfmodel.architectures.hugging_face import Model, model_of, read_config
 
 COLUMNS = {
     "llama": "num_hidden_layers hidden_size num_attention_heads num_key_value_heads"
@@ -208,7 +208,7 @@ def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
     if name in SIZES:
         make = gpt2 if SIZES[name].family == "gpt2" else model_of
         return make(SIZES[name].values(seq_len), name_or_path).architecture(seq_len)
-    if Path(name_or_path).exists() or name_or_path.endswith(".json"):
+    if Path(name_or_path).exists() or "/" in name_or_path or name_or_path.endswith(".json"):
         return read_config(name_or_path, seq_len)
     refusal = unknown_name("model", name_or_path, NAMES)
-    raise UserError(f"{refusal}; or a config.json of {', '.join(FAMILIES)}")
+    raise UserError(f"{refusal}; or the path of a config.json")
