@@ -79,7 +79,7 @@ def test_a_cluster_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
         ((*QUESTION, "--straggler-distribution", "cauchy"), ["cauchy", "lognormal"]),
         ((*QUESTION, "--draws", "1"), ["1 draws"]),
         ((*QUESTION, "--batch-size", "0"), ["batch_size"]),
-        ((*QUESTION, "--seq-len", "4096"), ["seq_len 4096", "1024"]),
+        ((*QUESTION, "--seq-len", "4096"), ["4096", "1024 learned positions"]),
         ((*QUESTION, "--precision", "int8"), ["int8", "bfloat16"]),
         ((*QUESTION, "--global-batch-size", "0"), ["global batch"]),
         ((*QUESTION, "--csv", "/nowhere/at/all.csv"), ["--csv", "no folder /nowhere/at"]),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from common.perfmodel.cluster.job import Job
     from common.perfmodel.cluster.scale_out import ScaleOut
 
-WIDTH = 124
+WIDTH = 140
 SEQ_LEN = 1024
 TIMES = {" s": 1.0, " ms": 1e-3}
 COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
@@ -205,19 +205,20 @@ def print_prediction(predicted: ScaleOut, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    for scaling in ("weak", "strong"):
-        if len(rows := predicted.rows(scaling, "DDP")):
-            console.print(_ddp_table(rows, scaling))
-    for scaling in ("weak", "strong"):
-        for strategy in ("SHARD_GRAD_OP", "FULL_SHARD"):
-            if len(rows := predicted.rows(scaling, strategy)):
-                console.print(_fsdp_table(rows, strategy, scaling))
+    for strategies, table in (
+        (("DDP", "ZERO1"), _ddp_table),
+        (("SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"), _fsdp_table),
+    ):
+        for scaling in ("weak", "strong"):
+            for strategy in strategies:
+                if len(rows := predicted.rows(scaling, strategy)):
+                    console.print(table(rows, strategy, scaling))
     for line in (*_notes(predicted), *(f"assumed: {s}" for s in stated_assumptions(predicted))):
         console.print(f"- {line}", highlight=False, soft_wrap=True)
 
 
-def _ddp_table(rows: pd.DataFrame, scaling: str) -> Table:
-    table = _table(f"DDP at b*, {scaling} scaling")
+def _ddp_table(rows: pd.DataFrame, strategy: str, scaling: str) -> Table:
+    table = _table(f"{strategy} at b*, {scaling} scaling")
     names = ("step", "exposed", "efficiency (%)", "tokens/s", "b* (MiB)")
     for name in ("GPUs", *names, "within 1 %", "default"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -269,7 +270,10 @@ def _common_cells(row) -> list[str]:
 
 
 def _notes(predicted: ScaleOut) -> list[str]:
-    weak = predicted.rows("weak", "DDP")
+    from common.perfmodel.cluster.scale_out import without_room
+
+    strategy = predicted.table["strategy"].iloc[0]
+    weak = predicted.rows("weak", strategy)
     last = weak.iloc[-1]
     parts = {
         "computation": last.computation_s,
@@ -279,14 +283,25 @@ def _notes(predicted: ScaleOut) -> list[str]:
         "exposed communication": last.exposed_s,
     }
     shares = ", ".join(f"{name} {part / last.step_s:.1%}" for name, part in parts.items())
-    notes = [f"DDP, weak, {last.gpus:,} GPUs: {shares}"]
-    left_out = set(weak["gpus"]) - set(predicted.rows("strong", "DDP")["gpus"])
+    notes = [f"{strategy}, weak, {last.gpus:,} GPUs: {shares}"]
+    for strategy, gpus in without_room(predicted).items():
+        gigabytes = predicted.peak.memory_bytes / 1e9
+        notes.append(
+            f"{strategy} on {_listed(gpus)} GPUs does not fit: weights, gradients and moments "
+            f"alone take more than a GPU's {gigabytes:.0f} GB; its times are those of a GPU with "
+            "more memory"
+        )
+    left_out = set(weak["gpus"]) - set(predicted.rows("strong", strategy)["gpus"])
     if left_out:
         notes.append(
             f"strong scaling stops before {min(left_out):,} GPUs: a batch of "
             f"{predicted.global_batch_size:,} sequences has none for some of them"
         )
     return notes
+
+
+def _listed(gpus: list[int]) -> str:
+    return f"{gpus[0]:,}" if len(gpus) == 1 else f"{gpus[0]:,} to {gpus[-1]:,}"
 
 
 def _band(value: float, low: float, high: float, form: Callable[[float], str]) -> str:

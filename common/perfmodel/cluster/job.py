@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.architectures.architecture import Architecture, Layer
-from common.perfmodel.one_device.workload import Workload
+from common.perfmodel.one_device.workload import CHOICES, Workload
 
 RECOMPUTED = {"none": 0.0, "selective": 0.5, "block": 1.0}
 """Kind of activation checkpointing → share of a block's forward pass that is computed again.
@@ -42,6 +42,8 @@ class Job:
     def __post_init__(self) -> None:
         if self.checkpointing not in RECOMPUTED:
             raise UserError(unknown_name("checkpointing", self.checkpointing, RECOMPUTED))
+        if self.precision not in CHOICES["precision"]:
+            raise UserError(unknown_name("precision", self.precision, CHOICES["precision"]))
         for name in ("batch_size", "accumulation"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; at least 1")

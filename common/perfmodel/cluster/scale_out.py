@@ -176,6 +176,30 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
     ]
 
 
+STATE_BYTES = 16
+"""Bytes of a parameter's float32 weight, gradient and AdamW's two moments."""
+
+
+def without_room(predicted: ScaleOut) -> dict[str, list[int]]:
+    """Returns the numbers of GPUs, by strategy, on which the states alone exceed a GPU's memory.
+
+    States are weights, gradients and moments; activations come on top.
+    """
+    parameters, memory = predicted.job.architecture.num_parameters, predicted.peak.memory_bytes
+    states = STATE_BYTES * parameters
+    full: dict[str, list[int]] = {}
+    for row in predicted.table[["strategy", "gpus"]].drop_duplicates().itertuples():
+        node = min(row.gpus, predicted.cluster.gpus_per_node)
+        of_a_gpu = {
+            "DDP": states,
+            "ZERO1": states / 2 + states / 2 / row.gpus,
+            "HYBRID_SHARD": states / node,
+        }.get(row.strategy, states / row.gpus)
+        if of_a_gpu > memory:
+            full.setdefault(row.strategy, []).append(row.gpus)
+    return full
+
+
 def one_at_a_time(predicted: ScaleOut, scaling: str, strategy: str, gpus: int) -> pd.DataFrame:
     """Predicts with each assumption alone at an end of its range, which shows what it is worth.
 
