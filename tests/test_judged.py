@@ -58,8 +58,8 @@ def upper_limit(share: float, count: int = PAGES) -> float:
     return float(stats.binom.ppf(0.999, count, share))
 
 
-@pytest.mark.parametrize("arms", [2, 4, 8])
-@pytest.mark.parametrize("rounds", [4, 6, 8])
+@pytest.mark.parametrize("arms", [2, 8, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [4, 8, pytest.param(6, marks=pytest.mark.slow)])
 def test_where_nothing_differs_few_tables_say_that_something_does(rounds: int, arms: int) -> None:
     drawn = pages(rounds, arms)
     best = sum(fastest(times).lead.is_settled for times in drawn)

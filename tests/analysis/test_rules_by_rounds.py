@@ -84,7 +84,7 @@ def test_where_caps_do_not_differ_few_pages_name_one_or_find_a_loss(rounds: int)
     assert alarms([one.error.is_settled for one in judged]) <= MOST_FALSE
 
 
-@pytest.mark.parametrize("rounds", [4, 8])
+@pytest.mark.parametrize("rounds", [8, pytest.param(4, marks=pytest.mark.slow)])
 def test_where_the_default_is_as_fast_few_pages_find_a_gain(rounds: int) -> None:
     gains = [sweep(times).gain_over_default(CAPS[0]) for times in pages(rounds, 8)]
     assert alarms([gain.is_settled for gain in gains]) <= MOST_FALSE
@@ -218,7 +218,7 @@ def changes_of(times: pd.DataFrame) -> Changes:
     return Changes(table, "made up", "a model", pd.DataFrame(speedups))
 
 
-@pytest.mark.parametrize("rounds", [4, 8])
+@pytest.mark.parametrize("rounds", [8, pytest.param(4, marks=pytest.mark.slow)])
 def test_changes_that_do_nothing_are_seldom_told_or_called_the_best(rounds: int) -> None:
     made = [changes_of(times) for times in pages(rounds, 10)]
     told = [told_apart(changes)["told"].eq("settled").any() for changes in made]

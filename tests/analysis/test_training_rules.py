@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +40,7 @@ from common.analysis.show import told_of
 from common.judged import DISTURBED, NOT_WITNESSED, QUIET
 from common.perfmodel.fsdp.schedule import StepPrediction
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 SETTLED = "settled"
 MANY, FEW = 100, 40
 """Pages on which nothing differs, and on which something does."""
@@ -180,13 +181,13 @@ def test_where_nothing_differs_few_pages_say_that_something_does(rule: str) -> N
     ("rule", "faster", "share"),
     [
         ("speedups over one device", 0.2, 0.7),
-        ("what the exchange adds", 0.1, 0.7),
         ("what the exchange adds", 0.2, 0.95),
-        ("over the fastest strategy", 0.2, 0.7),
-        ("options", 0.2, 0.7),
-        ("modes on the same batches", 0.1, 0.9),
-        ("the kind of work that takes most", 0.1, 0.7),
-        ("the kind of work that takes most", 0.2, 0.95),
+        slow("what the exchange adds", 0.1, 0.7),
+        slow("over the fastest strategy", 0.2, 0.7),
+        slow("options", 0.2, 0.7),
+        slow("modes on the same batches", 0.1, 0.9),
+        slow("the kind of work that takes most", 0.1, 0.7),
+        slow("the kind of work that takes most", 0.2, 0.95),
     ],
 )
 def test_a_planted_difference_is_said_of_the_right_arm(
@@ -206,7 +207,7 @@ def test_a_planted_difference_is_said_of_the_right_arm(
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_of_few_rounds_no_table_says_anything(rule: str, rounds: int) -> None:
     says, arms, _ = RULES[rule]
-    assert not any(says(page) for page in drawn(rounds, arms, 1.0)[:20])
+    assert not any(says(page) for page in drawn(rounds, arms, 1.0)[:4])
 
 
 # The first page
@@ -284,8 +285,17 @@ FINDINGS = {
 }
 
 
-@pytest.mark.parametrize("machine", [QUIET, DISTURBED])
-@pytest.mark.parametrize("rounds", [1, 2, 5, 6, 9])
+@pytest.mark.parametrize(
+    ("machine", "rounds"),
+    [
+        (QUIET, 5),
+        (QUIET, 6),
+        (DISTURBED, 6),
+        slow(QUIET, 1),
+        slow(QUIET, 2),
+        slow(QUIET, 9),
+    ],
+)
 @pytest.mark.parametrize("name", FINDINGS)
 def test_the_first_page_says_not_settled_exactly_where_the_section_does(
     name: str, rounds: int, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

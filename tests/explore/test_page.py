@@ -155,6 +155,7 @@ def await_other(page, panel: str, trace: str, old: str, *, same: bool = False) -
     return shown(page, panel, trace)
 
 
+@pytest.mark.slow
 def test_a_slider_moves_the_figures_data(page: tuple) -> None:
     from playwright.sync_api import expect
 
@@ -185,6 +186,7 @@ def test_a_slider_moves_the_figures_data(page: tuple) -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_the_other_tab_and_another_system_are_shown(page: tuple) -> None:
     from playwright.sync_api import expect
 
@@ -212,6 +214,7 @@ def test_the_other_tab_and_another_system_are_shown(page: tuple) -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_in_it(page: tuple) -> None:
     opened, _ = page
     assert axe_violations(opened) == []

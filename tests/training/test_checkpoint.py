@@ -29,8 +29,7 @@ from common.training.trainer import train
 WORKER = Path(__file__).with_name("resume_worker.py")
 slow = partial(pytest.param, marks=pytest.mark.slow)
 STEPS = 6
-QUICK, OTHERS = "FULL_SHARD", ["DDP", "MY_BUCKETS", "MY_ZERO1", "MY_FSDP"]
-RESUMED = [QUICK, *map(slow, OTHERS)]
+RESUMED = ["FULL_SHARD", "DDP", "MY_BUCKETS", "MY_ZERO1", "MY_FSDP"]
 
 
 @pytest.fixture(scope="module")
@@ -370,15 +369,14 @@ def test_where_all_are_damaged_nothing_is_trained_or_deleted(start, cut_off):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(rank_server, start, tokens, slow_chosen, tmp_path_factory) -> Path:
+def two_ranks(rank_server, start, tokens, tmp_path_factory) -> Path:
     """Runs resume_worker.py, and moves runs between it and one device."""
     folder = tmp_path_factory.mktemp("two-ranks")
     exact = {"precision": "float64", "run_id": "one-device"}
     start(folder, **exact, checkpoint_dir=str(folder / "one-device"), output_dir=f"{folder}/runs")
     target = folder / "checkpoints" / "from-one-device" / "step-00000004"
     shutil.copytree(folder / "one-device" / "step-00000004", target)
-    strategies = [QUICK, *(OTHERS if slow_chosen else ())]
-    done = rank_server.run(WORKER, folder, tokens, *strategies, ranks=2, timeout_s=100)
+    done = rank_server.run(WORKER, folder, tokens, *RESUMED, ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     target = folder / "to-one-device" / "step-00000004"
     shutil.copytree(folder / "checkpoints" / "moved" / "step-00000004", target)
@@ -387,6 +385,7 @@ def two_ranks(rank_server, start, tokens, slow_chosen, tmp_path_factory) -> Path
     return folder
 
 
+@pytest.mark.slow  # in kind: test_training_stops.py goes on, on two ranks
 @pytest.mark.two_ranks
 @pytest.mark.parametrize("strategy", [*RESUMED, "float16"])
 def test_two_ranks_go_on_with_the_same_losses(two_ranks, strategy):
@@ -401,6 +400,7 @@ def test_two_ranks_go_on_with_the_same_losses(two_ranks, strategy):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.two_ranks
 @pytest.mark.parametrize("strategy", RESUMED)
 def test_asynchronous_checkpoints_of_two_ranks_hold_the_same(two_ranks, strategy, tmp_path):
@@ -410,6 +410,7 @@ def test_asynchronous_checkpoints_of_two_ranks_hold_the_same(two_ranks, strategy
     assert hold_the_same(saved[0] / step, saved[1] / step, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.two_ranks
 def test_any_strategy_and_number_of_ranks_goes_on_from_any_other(two_ranks):
     """DDP on two ranks, FULL_SHARD on two from step 2, one device from step 4; and one device,
@@ -431,6 +432,7 @@ def test_any_strategy_and_number_of_ranks_goes_on_from_any_other(two_ranks):
     assert abs(expected.iloc[0] - expected.iloc[-1]) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.two_ranks
 def test_sgd_goes_on_under_another_strategy_whose_implementation_is_another(two_ranks):
     """DDP's is fused, for which PyTorch has no kernel where parameters are sharded."""
@@ -441,6 +443,7 @@ def test_sgd_goes_on_under_another_strategy_whose_implementation_is_another(two_
         assert sharded[what].to_numpy() == pytest.approx(expected[what].to_numpy(), abs=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.two_ranks
 def test_a_run_goes_from_exercise_to_exercise(two_ranks):
     """Five strategies, each of which takes up the checkpoint of another and makes a step."""

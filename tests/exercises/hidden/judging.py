@@ -63,7 +63,7 @@ def assert_states_equal(
     if list(states) != list(expected):
         raise AssertionError(f"{where}: names of parameters and buffers have changed")
     for name, value in states.items():
-        tolerance = 1e-6 if value.dtype == torch.float32 else 1e-12
+        tolerance = 1e-6 if value.dtype == torch.float32 else 1e-10
         wanted = expected[name]
         if value.shape != wanted.shape or value.dtype != wanted.dtype:
             raise AssertionError(f"{where}: {name} has another shape or dtype")

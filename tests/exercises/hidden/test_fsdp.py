@@ -52,11 +52,11 @@ def check_training(on_ranks, ranks: int, members: list[int] | None = None) -> No
             assert step["shapes"], f"{moment}: a gradient has another shape than its parameter"
             assert step["norm"].item() == pytest.approx(norm.item()), f"{moment}: the norm"
             for name, expected in state.items():
-                close = torch.allclose(step["whole"][name], expected, rtol=1e-11, atol=1e-12)
+                close = torch.allclose(step["whole"][name], expected, rtol=1e-10, atol=1e-11)
                 assert close, f"{moment}: {name} is not that of one process"
         assert set(moments) <= set(one["moments"])  # one that is not used may have zeros
         for name, expected in moments.items():
-            close = torch.allclose(one["moments"][name], expected, rtol=1e-11, atol=1e-12)
+            close = torch.allclose(one["moments"][name], expected, rtol=1e-10, atol=1e-11)
             assert close, f"{where}: {name} is not that of one process"
         assert one["round_trip"], f"{where}: part() does not undo whole()"
         assert one["kept"] < 1.4 * all_of_it / count + 6 * 7 * 2 + 14, f"{where}: it keeps too much"
@@ -142,7 +142,7 @@ def test_two_ranks_are_the_mean_of_two_halves_to_the_last_bit(on_ranks) -> None:
     values = drawn_values(lambda: stacked_model().float(), 2)
     tokens = drawn_tokens(2, STEPS)
     twin = with_values(stacked_model().float(), values[0])
-    optimizer, states = sgd(twin), []
+    optimizer, states = sgd(twin, lr=0.01), []
     for step in range(STEPS):
         halves = [
             torch.autograd.grad(

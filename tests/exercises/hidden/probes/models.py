@@ -244,9 +244,9 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Returns the optimizer of the checks of DDP; it changes weights whose gradient is zero."""
-    return torch.optim.SGD(trained(model), 0.1, momentum=0.9, weight_decay=0.01)
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    """Returns an optimizer that changes weights whose gradient is zero, too."""
+    return torch.optim.SGD(trained(model), lr, momentum=0.9, weight_decay=0.01)
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
