@@ -20,11 +20,13 @@ STUDIES = {
     "exchange": ("studies.exchange.exchange", "T(b) over an exchange of known duration", 12),
     "steps": ("studies.whole_steps", "whole steps of DDP and FSDP between hosts", 20),
     "tune": ("studies.tune_check", "recommended caps against exhaustive sweeps", 90),
+    "public": ("studies.public.public", "published multi-GPU rows, predicted and scored", 2),
     "cs336": ("course.studies.cs336", "the exercises under another course's tests", 2),
     "grading": ("course.studies.grading", "the same points ten times, mistakes found", 90),
 }
 """Study → its module below common, what it shows, and minutes on two cores. The module has
-``run_study``, and ``SETTINGS``, which makes its settings."""
+``run_study``, and ``SETTINGS``, which makes its settings; one with ``closing_line`` has that said
+last."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Study:
     """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""
     """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
+    table: tuple[str, ...] = ()
+    """Tables of published rows, or folders with training.csv and collectives.csv, for public."""
 
     def run(self) -> None:
         """Runs the study and says where the results are."""
@@ -68,6 +72,7 @@ class Study:
             "rounds": "has no rounds to choose",
             "tests": "has no tests of others",
             "assignments": "is not of assignments",
+            "table": "reads no published rows",
         }
         for option, why_not in refusals.items():
             if not (value := getattr(self, option)):
@@ -78,6 +83,8 @@ class Study:
         progress = StageProgress()
         path = module.run_study(settings, self.output_dir, progress)
         progress.say(f"Done in {progress.elapsed_s:.0f} s: {path}")
+        if hasattr(module, "closing_line"):
+            progress.say(module.closing_line(path))
 
 
 SUBCOMMANDS = Subcommands(

@@ -1,0 +1,1 @@
+"""``ddplab study public``: published multi-GPU measurements, predicted and scored."""

@@ -1,0 +1,169 @@
+"""Scores of predictions held against published rows.
+
+A refusal is an infinite error: it stands above every other in a median or a quantile, so nothing is
+won by answering the easy rows alone. ``of_answered`` is the median without refusals.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from common.samples import middle, resampled
+from common.studies.public.series import LOSSY
+
+SETTINGS = ["precision", "strategy", "act_ckpt", "compile", "network"]
+SAME_PAIR = ["source_repo", "gpu", "gpus", "model", "seq_len", "tp", "pp", "cp", "throughput_unit"]
+TIED = 0.01
+"""Difference of two published throughputs below which they have no order."""
+GIB = 2**30
+
+
+def summary(errors: ArrayLike) -> dict[str, float]:
+    """Summarises absolute errors: their number, how many are finite, median, quantiles.
+
+    Args:
+        errors: [rows or series]; infinite where nothing was predicted.
+
+    Returns:
+        count, answered, value (the median), low and high (its 95 % interval, by the bootstrap over
+        what is given), of_answered, p90 and worst; NaN of nothing.
+    """
+    errors = np.abs(np.asarray(errors, dtype=float))
+    finite = errors[np.isfinite(errors)]
+    counts = {"count": len(errors), "answered": len(finite)}
+    if not len(errors):
+        return counts | dict.fromkeys(
+            ["value", "low", "high", "of_answered", "p90", "worst"], np.nan
+        )
+    # Quantiles that lie on a value, as there is nothing between a number and infinity.
+    low, high = middle(np.median(resampled(errors), axis=1), method="inverted_cdf")
+    return counts | {
+        "value": float(np.median(errors)),
+        "low": float(low),
+        "high": float(high),
+        "of_answered": float(np.median(finite)) if len(finite) else np.nan,
+        "p90": float(np.quantile(errors, 0.9, method="higher")),
+        "worst": float(errors.max()),
+    }
+
+
+def scaling_scores(series: pd.DataFrame) -> pd.DataFrame:
+    """Scores the scaling of series without model parallelism, each by its median error.
+
+    Returns a row per group: series that lose ``LOSSY`` or more, of all, by source, by regime and by
+    the kind of series; then all series. Columns: score, group, those of ``summary``, perfect and
+    constant, the medians of the rivals' errors over the same series.
+    """
+    series = series[~series["model_parallel"].astype(bool)]
+    scores = []
+    lossy = f"scaling, {LOSSY:.0%} lost or more"
+    for score, chosen in ((lossy, series[series["lost"] >= LOSSY]), ("scaling", series)):
+        for group, part in _groups(chosen, ["source_repo", "regime", "scaling"]):
+            rivals = {name: part[f"{name}_error"].median() for name in ("perfect", "constant")}
+            summed = summary(part["scaling_error"]) | {"worst": part["worst_error"].max()}
+            scores.append({"score": score, "group": group} | summed | rivals)
+    return pd.DataFrame(scores)
+
+
+def absolute_scores(rows: pd.DataFrame) -> pd.DataFrame:
+    """Scores throughput per GPU: a row per group (all, source, regime), then intervals and memory.
+
+    Rows whose unit cannot be converted have no published samples/s, and are left out if they were
+    answered.
+
+    Args:
+        rows: published rows without model parallelism, with source_repo, regime, absolute_error,
+            published, predicted, low, high, memory_gib, memory_bytes and fits.
+    """
+    scores = []
+    comparable = rows[rows["absolute_error"].notna()]
+    for group, part in _groups(comparable, ["source_repo", "regime"]):
+        scores.append({"score": "throughput", "group": group} | summary(part["absolute_error"]))
+    answered = comparable[np.isfinite(comparable["absolute_error"])]
+    held = answered["published"].between(answered["low"], answered["high"])
+    half_width = (answered["high"] - answered["low"]) / 2 / answered["predicted"]
+    error = answered["absolute_error"].abs().median()
+    ratio = half_width.median() / error if error else np.inf
+    measured = rows[rows["memory_gib"].notna()]
+    memory = measured["memory_bytes"] / GIB / measured["memory_gib"] - 1
+    fits = rows["fits"].dropna().astype(bool)
+    shares = [
+        ("90 % intervals that hold", len(answered), held.mean()),
+        ("half-width of intervals, median", len(answered), half_width.median()),
+        ("half-width over error, medians", len(answered), ratio),
+        ("ran and said not to fit, rows", len(fits), (~fits).sum()),
+    ]
+    for score, count, value in shares:
+        scores.append({"score": score, "group": "all", "count": count, "value": value})
+    scores.append({"score": "memory", "group": "all"} | summary(memory.fillna(np.inf)))
+    return pd.DataFrame(scores)
+
+
+def pair_scores(rows: pd.DataFrame) -> pd.DataFrame:
+    """Scores the order of pairs: jobs of one source that differ in one setting.
+
+    A pair has one GPU, number of GPUs, model and sequence length, and differs in exactly one of
+    ``SETTINGS``, or in the micro-batch and in none of them. What was measured several times counts
+    once, by its mean. A pair that was refused is wrong; one whose published throughputs differ by
+    less than ``TIED`` is none.
+
+    Returns:
+        A row for all pairs and one for each setting: score, group, count, answered, value (the
+        share in the right order, of all), of_answered.
+    """
+    varied = [*SETTINGS, "micro_batch_per_gpu"]
+    rows = rows.assign(predicted=rows["predicted"].fillna(-np.inf))  # refused, also in a mean
+    measured = rows.groupby([*SAME_PAIR, *varied], dropna=False)[
+        ["per_gpu_throughput", "predicted"]
+    ]
+    pairs = []
+    for _, part in measured.mean().reset_index().groupby(SAME_PAIR, dropna=False):
+        for (_, first), (_, second) in combinations(part.iterrows(), 2):
+            differ = [name for name in SETTINGS if first[name] != second[name]] or varied[-1:]
+            published = np.log(first["per_gpu_throughput"] / second["per_gpu_throughput"])
+            if len(differ) > 1 or abs(published) < TIED:
+                continue
+            answered = np.isfinite(first["predicted"]) and np.isfinite(second["predicted"])
+            right = answered and (first["predicted"] - second["predicted"]) * published > 0
+            pairs.append((differ[0], answered, right))
+    table = pd.DataFrame(pairs, columns=["setting", "answered", "right"])
+    scores = []
+    for group, part in _groups(table, ["setting"]):
+        answered = part["answered"].astype(bool)
+        scores.append(
+            {
+                "score": "order of pairs",
+                "group": group,
+                "count": len(part),
+                "answered": int(answered.sum()),
+                "value": part["right"].mean(),
+                "of_answered": part.loc[answered, "right"].mean(),
+            }
+        )
+    return pd.DataFrame(scores)
+
+
+def collective_scores(tables: pd.DataFrame) -> pd.DataFrame:
+    """Scores collectives, each table by its median error: from hardware alone, from every second.
+
+    Args:
+        tables: a row per table: hardware_error, interpolation_error (NaN of a table too short).
+    """
+    names = {"hardware": "collectives from hardware", "interpolation": "collectives interpolated"}
+    scores = []
+    for column, score in names.items():
+        errors = tables[f"{column}_error"].dropna()
+        scores.append({"score": score, "group": "all"} | summary(errors))
+    return pd.DataFrame(scores)
+
+
+def _groups(table: pd.DataFrame, columns: list[str]) -> list[tuple[str, pd.DataFrame]]:
+    """Returns all rows as ``all``, and those of each value of each column."""
+    groups = [("all", table)]
+    for column in columns:
+        groups += [(str(value), part) for value, part in table.groupby(column)]
+    return groups

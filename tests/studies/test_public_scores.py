@@ -1,0 +1,141 @@
+"""Scores of the study of published rows, on tables whose truth is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from public_support import LOSS, exact, refuses, row, scored, tenth_off, true_rate, written
+
+from common.studies.public.collectives import collective_tables, predict_collectives
+from common.studies.public.jobs import Job, read_published
+from common.studies.public.public import refusals_of, scores_of
+from common.studies.public.scores import pair_scores, summary
+from common.studies.public.series import LOSS_PER_DOUBLING, errors_by_series
+
+GPUS = (1, 2, 4, 8)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return written(tmp_path / "rows.csv", [row(gpus) for gpus in GPUS])
+
+
+def score(rows: pd.DataFrame, name: str, group: str = "all") -> pd.Series:
+    scores = scores_of(rows, errors_by_series(rows))
+    return scores[(scores["score"] == name) & (scores["group"] == group)].iloc[0]
+
+
+def test_an_exact_predictor_has_no_error_and_the_rivals_have_the_loss(table: Path) -> None:
+    rows = scored(table, exact)
+    lossy = score(rows, "scaling, 3% lost or more")
+    assert (lossy["count"], lossy["answered"]) == (1, 1)
+    assert lossy[["value", "worst"]].tolist() == pytest.approx([0, 0], abs=1e-12)
+    efficiency = np.array([1 / (1 + LOSS * (gpus - 1)) for gpus in GPUS[1:]])
+    doublings = np.log2(GPUS[1:])
+    assert lossy["perfect"] == pytest.approx(np.median(1 / efficiency - 1))
+    constant = np.abs((1 - LOSS_PER_DOUBLING) ** doublings / efficiency - 1)
+    assert lossy["constant"] == pytest.approx(np.median(constant))
+    assert score(rows, "throughput")["worst"] == pytest.approx(0, abs=1e-12)
+    assert score(rows, "90 % intervals that hold")["value"] == 1
+    assert score(rows, "half-width of intervals, median")["value"] == pytest.approx(0.1)
+    assert score(rows, "memory")["value"] == pytest.approx(0.1)
+    assert score(rows, "ran and said not to fit, rows")["value"] == 0
+
+
+def test_a_predictor_that_is_a_tenth_off_beside_its_anchor_has_that_error(table: Path) -> None:
+    rows = scored(table, tenth_off)
+    assert score(rows, "scaling")["value"] == pytest.approx(0.1)
+    assert score(rows, "scaling", "one node, NVLink")["worst"] == pytest.approx(0.1)
+    assert rows["absolute_error"].tolist() == pytest.approx([0, 0.1, 0.1, 0.1])
+    assert score(rows, "90 % intervals that hold")["value"] == 0.25
+    assert score(rows, "ran and said not to fit, rows")["value"] == 1
+    assert np.isinf(score(rows, "memory")["value"])
+
+
+def test_a_refusal_is_the_largest_error_and_its_reason_is_counted(table: Path) -> None:
+    rows = scored(table, refuses)
+    scaling = score(rows, "scaling")
+    assert np.isinf(scaling["value"])
+    assert scaling["answered"] == 0
+    throughput = score(rows, "throughput")
+    assert (throughput["count"], throughput["answered"]) == (4, 1)
+    assert np.isinf(throughput["value"])
+    assert throughput["of_answered"] == pytest.approx(0)
+    assert refusals_of(rows).to_numpy().tolist() == [["one GPU only", 3]]
+
+
+def test_a_summary_keeps_refusals_above_every_number() -> None:
+    summed = summary([0.3, -0.1, np.inf, 0.2, 0.1])
+    assert (summed["value"], summed["of_answered"]) == (0.2, pytest.approx(0.15))
+    assert np.isinf([summed["p90"], summed["worst"], summed["high"]]).all()
+    assert summed["low"] in (0.1, 0.2)
+
+
+def test_weak_scaling_is_compared_with_weak_scaling(tmp_path: Path) -> None:
+    half = {"micro_batch_per_gpu": 1, "throughput": 1.0}
+    rows = [row(1), row(8), row(16, global_batch=16, **half), row(64, global_batch=64, **half)]
+    other = {"model": "Llama 3.1 70B"}
+    rows += [row(8, **other), row(16, global_batch=16, **other | half)]
+    rows += [row(8, precision="fp8"), row(2, strategy="DDP")]
+    scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
+    assert scored_rows["series"].tolist()[:4] == [
+        *scored_rows["series"][[1, 1]],
+        *scored_rows["series"][[3, 3]],
+    ]
+    assert scored_rows["series"][0] != scored_rows["series"][2]
+    assert scored_rows["scaling"].tolist() == ["weak"] * 4 + ["changed"] * 2 + ["", ""]
+    assert (scored_rows["series"][6:] == -1).all()
+
+
+def test_machines_that_measured_the_same_have_a_series_each(tmp_path: Path) -> None:
+    rows = [row(gpus, note=f"{host} {gpus}x H100") for host in ("A", "B") for gpus in (1, 8)]
+    scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
+    assert scored_rows["series"].tolist() == [0, 0, 1, 1]
+
+
+def test_model_parallel_rows_are_in_no_score(tmp_path: Path) -> None:
+    rows = [row(8), row(16), row(8, tp=8, global_batch=2), row(16, tp=8, global_batch=4)]
+    scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
+    assert score(scored_rows, "throughput")["count"] == 2
+    assert score(scored_rows, "scaling")["count"] == 1
+    assert Job("H100", 4, strategy="FSDP2 + async TP").is_model_parallel
+
+
+def test_pairs_differ_in_one_setting_and_a_refused_pair_is_wrong(tmp_path: Path) -> None:
+    def faster_compiled(job: Job) -> float:
+        return true_rate(job) * (1.2 if job.compile == "yes" else 1)
+
+    def predict(job: Job):
+        forecast = exact(job)
+        return type(forecast)(faster_compiled(job), forecast.low, forecast.high)
+
+    slow, fast = (8 * true_rate(Job("H100", 8)) * factor for factor in (1, 1.2))
+    rows = [row(8), row(8, compile="yes", throughput=fast), row(8, strategy="DDP", throughput=fast)]
+    rows += [row(8, compile="yes", strategy="DDP", throughput=0.5 * slow)]
+    scored_rows = scored(written(tmp_path / "rows.csv", rows), predict)
+    pairs = pair_scores(scored_rows).set_index("group")
+    # Compile is predicted right once of twice; a strategy is predicted to change nothing: wrong.
+    assert pairs["count"].to_dict() == {"all": 4, "compile": 2, "strategy": 2}
+    assert pairs["value"].to_dict() == {"all": 0.25, "compile": 0.5, "strategy": 0}
+    refused = pair_scores(scored(tmp_path / "rows.csv", refuses))
+    assert (refused["value"] == 0).all()
+    assert (refused["answered"] == 0).all()
+
+
+def test_a_collective_that_is_a_line_is_interpolated_without_error(tmp_path: Path) -> None:
+    sizes = 2 ** np.arange(10, 21)
+    rows = [
+        {"kind": "collective", "gpu": "H200", "gpus": 8, "gpus_per_node": 8, "network": network}
+        | {"model": "all_reduce (nccl-tests)", "size_bytes": size, "time_us": 20 + size / 1e4}
+        for network in ("NVLink 4", "a wire")
+        for size in sizes
+    ]
+    table, _ = read_published(written(tmp_path / "rows.csv", rows))
+    tables = collective_tables(predict_collectives(table)).set_index("network")
+    assert tables["interpolation_error"].tolist() == pytest.approx([0, 0], abs=1e-12)
+    assert np.isfinite(tables["hardware_error"]["NVLink 4"])
+    assert np.isinf(tables["hardware_error"]["a wire"])
+    assert "no cluster of H200 over a wire" in tables["reason"]["a wire"]

@@ -1,0 +1,174 @@
+"""The study of published rows: tables, units, today's predictor, and the whole study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import refused
+from public_support import ROW, row, written
+from rich.console import Console
+
+from common.errors import UserError
+from common.perfmodel.cluster.clusters import load_cluster
+from common.perfmodel.cluster.scale_out import predict_scale_out
+from common.perfmodel.one_device.workload import Workload
+from common.runtime.stage_progress import StageProgress
+from common.studies.public import predictor
+from common.studies.public.hardware import CLUSTERS, NODES, PEAK_NAMES, regime
+from common.studies.public.jobs import Job, published_samples_per_s, read_published
+from common.studies.public.public import PublicStudy, closing_line, run_study
+from common.studies.public.series import LOSS_PER_DOUBLING, LOSSY
+
+PUBLIC = Path(__file__).parents[3] / "shared" / "measured" / "public-gpus"
+GPT2_XL = {
+    "gpu": "H100",
+    "network": "NVLink",
+    "model": "GPT-2 XL",
+    "seq_len": 1024,
+    "strategy": "DDP",
+}
+
+
+def test_units_are_converted_by_what_a_sample_is() -> None:
+    row = pd.Series(
+        {"per_gpu_throughput": 1000.0, "seq_len": 500, "throughput_unit": "tokens/s"}
+        | {"params_m": 8030.0, "layers": 32, "hidden": 4096}
+    )
+    assert published_samples_per_s(row) == 2
+    row["throughput_unit"] = "images/s"
+    assert published_samples_per_s(row) == 1000
+    row["throughput_unit"] = "model TFLOP/s per GPU"
+    per_sample = 6 * 8.03e9 * 500 + 6 * 500**2 * 4096 * 32
+    assert published_samples_per_s(row) * per_sample == pytest.approx(1000e12)
+    row["layers"] = np.nan
+    with pytest.raises(UserError, match="without layers"):
+        published_samples_per_s(row)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"throughput_unit": "words/s"}, "unit 'words/s': legal are tokens/s, images/s"),
+        ({"global_batch": 17}, "micro-batch × accumulation × replicas is 16, global batch 17"),
+        ({"seq_len": "long"}, "seq_len 'long': not a whole number above 0"),
+        ({"gpus": 7.5}, "gpus '7.5': not a whole number above 0"),
+        ({"throughput": -1}, "throughput '-1.0': not a number above 0"),
+        ({"throughput": None}, "no throughput"),
+        ({"kind": "inference"}, "kind: legal are training, collective"),
+    ],
+)
+def test_a_row_that_cannot_be_right_is_said_and_the_others_are_read(
+    tmp_path: Path, changes: dict, problem: str
+) -> None:
+    table, lines = read_published(written(tmp_path / "t.csv", [row(8), row(8) | changes, row(4)]))
+    assert table["problem"][1].startswith(problem)
+    assert (table["problem"][[0, 2]] == "").all()
+    assert table["line"][1] == 3
+    assert len(lines) == 1
+    assert "no column" in lines[0]
+
+
+def test_a_table_that_cannot_be_read_is_said_in_a_line(tmp_path: Path) -> None:
+    def without(column: str) -> Path:
+        rows = pd.DataFrame([row(8)]).drop(columns=column)
+        rows.to_csv(tmp_path / "t.csv", index=False)
+        return tmp_path / "t.csv"
+
+    assert "no column 'gpus'" in refused("study", "public", "--table", str(without("gpus")))
+    assert "throughput_unit" in refused("study", "public", "--table", without("throughput_unit"))
+    assert "--table FILE" in refused("study", "public")
+    assert "no such file" in refused("study", "public", "--table", str(tmp_path / "none.csv"))
+    (tmp_path / "empty").mkdir()
+    assert "neither training.csv" in refused("study", "public", "--table", tmp_path / "empty")
+    assert "reads no published rows" in refused("study", "memory", "--table", "t.csv")
+
+
+def test_the_predictor_is_predict_scale_out() -> None:
+    job = Job(**GPT2_XL, gpus=8, gpus_per_node=8, micro_batch_per_gpu=4, precision="bf16")
+    cluster = load_cluster("h100-ib")
+    workload = Workload("gpt2-xl", 4, 1024, precision="bfloat16")
+    step = predict_scale_out(workload, cluster, [8], strategies=["DDP"]).rows("weak", "DDP")
+    forecast = predictor.predict(job)
+    assert forecast.samples_per_s == pytest.approx(4 / step["step_s"][0])
+    assert forecast.low == pytest.approx(4 / step["step_high_s"][0])
+    assert forecast.low < forecast.samples_per_s < forecast.high
+    assert forecast.memory_bytes > 16 * 1.5e9
+    assert forecast.fits
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": "Llama 3.1 8B"}, "model not known: Llama 3.1 8B"),
+        ({"act_ckpt": "full"}, "checkpointing is not modelled"),
+        ({"precision": "float8"}, "precision not modelled: float8"),
+        ({"strategy": "HSDP"}, "strategy not modelled: HSDP"),
+        ({"tp": 2}, "parallelism is not modelled"),
+        ({"gpu": "TITAN RTX 24GB"}, "GPU not known: TITAN RTX 24GB"),
+        ({"gpus": 16}, "no cluster of H100 over NVLink"),
+        ({"micro_batch_per_gpu": None}, "micro-batch not published"),
+        ({"seq_len": None}, "sequence length not published"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_with_the_reason(changes: dict, reason: str) -> None:
+    job = GPT2_XL | {"gpus": 8, "gpus_per_node": 8, "precision": "bf16"}
+    with pytest.raises(UserError, match=reason):
+        predictor.predict(Job(**job | {"micro_batch_per_gpu": 4} | changes))
+
+
+def test_published_names_lead_to_gpus_and_clusters_that_exist() -> None:
+    for (gpu, _), name in (CLUSTERS | NODES).items():
+        assert gpu in PEAK_NAMES.values()
+        assert load_cluster(name).gpu == gpu
+    assert regime(Job("A10", 4, 4, "PCIe")) == "one node, PCIe"
+    assert regime(Job("H100", 16, 8, "NVLink")) == "nodes"
+    assert regime(Job("V100", 1, 8, "NVLink")) == "one GPU"
+    assert regime(Job("V100", 8, 8, "")) == "not published"
+
+
+def _run(tmp_path: Path, *tables: Path) -> tuple[Path, str]:
+    with (tmp_path / "said").open("w") as file:
+        progress = StageProgress(Console(file=file, width=200))
+        study = PublicStudy(tuple(map(str, tables)))
+        run_dir = run_study(study, str(tmp_path / "out"), progress)
+    return run_dir, (tmp_path / "said").read_text()
+
+
+def test_the_study_scores_the_rest_of_a_table_with_a_bad_row(tmp_path: Path) -> None:
+    gpt2 = GPT2_XL | {"throughput_unit": "tokens/s", "gpus_per_node": 8}
+    rows = [row(2, **gpt2), row(8, **gpt2), row(8, **gpt2) | {"throughput_unit": "words/s"}]
+    run_dir, lines = _run(tmp_path, written(tmp_path / "t.csv", rows))
+    assert "t.csv line 4: unit 'words/s'" in lines
+    assert closing_line(run_dir).endswith("answered 2 of 3")
+    assert len(pd.read_csv(run_dir / "series.csv")) == 1
+    assert pd.read_csv(run_dir / "refusals.csv")["rows"].tolist() == [1]
+
+
+def test_a_table_of_collectives_alone_is_legal(tmp_path: Path) -> None:
+    collective = {"kind": "collective", "size_bytes": 1024, "time_us": 20.0, "model": "all_reduce"}
+    made = {"gpu": ROW["gpu"], "gpus": 8, "network": "NVLink"} | collective
+    run_dir, _ = _run(tmp_path, written(tmp_path / "t.csv", [made]))
+    assert closing_line(run_dir).endswith("answered 0 of 0")
+    assert len(pd.read_csv(run_dir / "collectives.csv")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="no ../shared/measured/public-gpus")
+def test_the_published_rows_are_read_whole_and_no_constant_loss_is_a_stronger_rival(
+    tmp_path: Path,
+) -> None:
+    run_dir, _ = _run(tmp_path, PUBLIC)
+    rows, series = (pd.read_csv(run_dir / f"{name}.csv") for name in ("rows", "series"))
+    assert len(rows) == 694
+    assert rows["problem"].isna().all()
+    lossy = series[(series["lost"] >= LOSSY) & ~series["model_parallel"]]
+    rows = rows[rows["series"].isin(lossy["series"]) & ~rows["is_anchor"]]
+
+    def median_error(loss: float) -> float:
+        errors = ((1 - loss) ** rows["doublings"] / rows["efficiency"] - 1).abs()
+        return errors.groupby(rows["series"]).median().median()
+
+    assert pytest.approx(min(np.arange(0, 0.2, 0.001), key=median_error)) == LOSS_PER_DOUBLING
