@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.errors import UserError
-from common.studies.public.jobs import Forecast, Job, read_published
+from common.studies.public.jobs import Forecast, PublishedJob, read_published
 from common.studies.public.public import predict_rows, score_rows
 
 LOSS = 0.05
@@ -30,7 +30,7 @@ ROW = {
 }
 
 
-def true_rate(job: Job) -> float:
+def true_rate(job: PublishedJob) -> float:
     """Returns the samples per second and GPU that made tables hold: a loss per added GPU."""
     return 3.0 / (1 + LOSS * (job.gpus - 1))
 
@@ -38,7 +38,7 @@ def true_rate(job: Job) -> float:
 def row(gpus: int, **changes: object) -> dict:
     """Returns a published row whose throughput is the true one."""
     made = ROW | {"gpus": gpus, "global_batch": 2 * gpus} | changes
-    return {"throughput": gpus * true_rate(Job("H100", gpus))} | made
+    return {"throughput": gpus * true_rate(PublishedJob("H100", gpus))} | made
 
 
 def written(path: Path, rows: list[dict]) -> Path:
@@ -53,19 +53,19 @@ def scored(path: Path, predict) -> pd.DataFrame:
     return score_rows(predict_rows(table, predict, str))
 
 
-def exact(job: Job) -> Forecast:
+def exact(job: PublishedJob) -> Forecast:
     """Predicts the truth."""
     rate = true_rate(job)
     return Forecast(rate, low=0.9 * rate, high=1.1 * rate, memory_bytes=44 * 2**30, fits=True)
 
 
-def tenth_off(job: Job) -> Forecast:
+def tenth_off(job: PublishedJob) -> Forecast:
     """Predicts a tenth too much on several GPUs, and the truth on one."""
     rate = true_rate(job) * (1.1 if job.gpus > 1 else 1)
     return Forecast(rate, low=0.99 * rate, high=1.01 * rate, fits=job.gpus < 8)
 
 
-def refuses(job: Job) -> Forecast:
+def refuses(job: PublishedJob) -> Forecast:
     """Refuses all but one GPU."""
     if job.gpus > 1:
         raise UserError("one GPU only")

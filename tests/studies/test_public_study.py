@@ -18,7 +18,7 @@ from common.perfmodel.one_device.workload import Workload
 from common.runtime.stage_progress import StageProgress
 from common.studies.public import predictor
 from common.studies.public.hardware import CLUSTERS, NODES, PEAK_NAMES, regime
-from common.studies.public.jobs import Job, published_samples_per_s, read_published
+from common.studies.public.jobs import PublishedJob, published_samples_per_s, read_published
 from common.studies.public.public import PublicStudy, closing_line, run_study
 from common.studies.public.series import LOSS_PER_DOUBLING, LOSSY
 
@@ -87,7 +87,7 @@ def test_a_table_that_cannot_be_read_is_said_in_a_line(tmp_path: Path) -> None:
 
 
 def test_the_predictor_is_predict_scale_out() -> None:
-    job = Job(**GPT2_XL, gpus=8, gpus_per_node=8, micro_batch_per_gpu=4, precision="bf16")
+    job = PublishedJob(**GPT2_XL, gpus=8, gpus_per_node=8, micro_batch_per_gpu=4, precision="bf16")
     cluster = load_cluster("h100-ib")
     workload = Workload("gpt2-xl", 4, 1024, precision="bfloat16")
     step = predict_scale_out(workload, cluster, [8], strategies=["DDP"]).rows("weak", "DDP")
@@ -116,17 +116,17 @@ def test_the_predictor_is_predict_scale_out() -> None:
 def test_what_is_not_modelled_is_refused_with_the_reason(changes: dict, reason: str) -> None:
     job = GPT2_XL | {"gpus": 8, "gpus_per_node": 8, "precision": "bf16"}
     with pytest.raises(UserError, match=reason):
-        predictor.predict(Job(**job | {"micro_batch_per_gpu": 4} | changes))
+        predictor.predict(PublishedJob(**job | {"micro_batch_per_gpu": 4} | changes))
 
 
 def test_published_names_lead_to_gpus_and_clusters_that_exist() -> None:
     for (gpu, _), name in (CLUSTERS | NODES).items():
         assert gpu in PEAK_NAMES.values()
         assert load_cluster(name).gpu == gpu
-    assert regime(Job("A10", 4, 4, "PCIe")) == "one node, PCIe"
-    assert regime(Job("H100", 16, 8, "NVLink")) == "nodes"
-    assert regime(Job("V100", 1, 8, "NVLink")) == "one GPU"
-    assert regime(Job("V100", 8, 8, "")) == "not published"
+    assert regime(PublishedJob("A10", 4, 4, "PCIe")) == "one node, PCIe"
+    assert regime(PublishedJob("H100", 16, 8, "NVLink")) == "nodes"
+    assert regime(PublishedJob("V100", 1, 8, "NVLink")) == "one GPU"
+    assert regime(PublishedJob("V100", 8, 8, "")) == "not published"
 
 
 def _run(tmp_path: Path, *tables: Path) -> tuple[Path, str]:

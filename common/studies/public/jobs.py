@@ -1,6 +1,6 @@
 """Rows of a published table as jobs, and what a predictor answers to one.
 
-A predictor is a function ``Job → Forecast`` that raises UserError where it cannot answer; the
+A predictor is a function ``PublishedJob → Forecast`` that raises UserError where it cannot answer; the
 error's text is the reason that is counted. The study knows nothing else of a predictor.
 """
 
@@ -39,7 +39,7 @@ UNITS = ("tokens/s", *SAMPLE_UNITS, TFLOPS)
 
 
 @dataclass(frozen=True)
-class Job:
+class PublishedJob:
     """A published training job, as a predictor sees it. None and "" are what was not published.
 
     Attributes:
@@ -100,7 +100,7 @@ class Forecast:
     fits: bool | None = None
 
 
-Predictor = Callable[[Job], Forecast]
+Predictor = Callable[[PublishedJob], Forecast]
 
 
 def read_published(path: Path | str) -> tuple[pd.DataFrame, list[str]]:
@@ -188,17 +188,17 @@ def _note(table: pd.DataFrame, where: pd.Series, problem: str) -> None:
     table.loc[where & (table["problem"] == ""), "problem"] = problem
 
 
-def job_of(row: pd.Series) -> Job:
+def job_of(row: pd.Series) -> PublishedJob:
     """Returns the job of a row that ``read_published`` gave and found no problem in."""
     values = {}
-    for field in fields(Job):
+    for field in fields(PublishedJob):
         value = row[field.name]
         if not isinstance(value, str):
             if pd.isna(value):
                 continue
             value = int(value) if field.name in WHOLE else float(value)
         values[field.name] = value
-    return Job(**values)
+    return PublishedJob(**values)
 
 
 def published_samples_per_s(row: pd.Series) -> float:
