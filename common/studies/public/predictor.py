@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from common.errors import UserError
+from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.scale_out import predict_scale_out
 from common.perfmodel.one_device.architecture import CONFIGS, GPT2Config
@@ -121,6 +122,12 @@ def predict(job: Job) -> Forecast:
         memory_bytes=memory,
         fits=memory + GPU_OVERHEAD_BYTES <= capacity,
     )
+
+
+def assumption() -> str:
+    """Returns what throughput assumes beyond hardware and configuration, in a sentence."""
+    mfu = Assumptions().mfu.text("{:.0%}")
+    return f"throughput assumes that every GPU computes at {mfu} of its peak (MFU)"
 
 
 def _sizes(job: Job) -> GPT2Config:
