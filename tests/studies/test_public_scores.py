@@ -96,6 +96,14 @@ def test_machines_that_measured_the_same_have_a_series_each(tmp_path: Path) -> N
     assert scored_rows["series"].tolist() == [0, 0, 1, 1]
 
 
+def test_a_unit_that_cannot_be_converted_is_counted_and_still_scales(tmp_path: Path) -> None:
+    rows = [row(gpus, throughput_unit="tokens/s", seq_len=None) for gpus in GPUS]
+    scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
+    assert score(scored_rows, "answered, unit not converted, rows")["value"] == len(GPUS)
+    assert score(scored_rows, "throughput")["count"] == 0
+    assert score(scored_rows, "scaling")["value"] == pytest.approx(0, abs=1e-12)
+
+
 def test_model_parallel_rows_are_in_no_score(tmp_path: Path) -> None:
     rows = [row(8), row(16), row(8, tp=8, global_batch=2), row(16, tp=8, global_batch=4)]
     scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
