@@ -10,7 +10,7 @@ import pytest
 from public_support import LOSS, exact, refuses, row, scored, tenth_off, true_rate, written
 
 from common.studies.public.collectives import collective_tables, predict_collectives
-from common.studies.public.jobs import Job, read_published
+from common.studies.public.jobs import PublishedJob, read_published
 from common.studies.public.public import refusals_of, scores_of
 from common.studies.public.scores import pair_scores, summary
 from common.studies.public.series import LOSS_PER_DOUBLING, errors_by_series
@@ -96,23 +96,31 @@ def test_machines_that_measured_the_same_have_a_series_each(tmp_path: Path) -> N
     assert scored_rows["series"].tolist() == [0, 0, 1, 1]
 
 
+def test_a_unit_that_cannot_be_converted_is_counted_and_still_scales(tmp_path: Path) -> None:
+    rows = [row(gpus, throughput_unit="tokens/s", seq_len=None) for gpus in GPUS]
+    scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
+    assert score(scored_rows, "answered, unit not converted, rows")["value"] == len(GPUS)
+    assert score(scored_rows, "throughput")["count"] == 0
+    assert score(scored_rows, "scaling")["value"] == pytest.approx(0, abs=1e-12)
+
+
 def test_model_parallel_rows_are_in_no_score(tmp_path: Path) -> None:
     rows = [row(8), row(16), row(8, tp=8, global_batch=2), row(16, tp=8, global_batch=4)]
     scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
     assert score(scored_rows, "throughput")["count"] == 2
     assert score(scored_rows, "scaling")["count"] == 1
-    assert Job("H100", 4, strategy="FSDP2 + async TP").is_model_parallel
+    assert PublishedJob("H100", 4, strategy="FSDP2 + async TP").is_model_parallel
 
 
 def test_pairs_differ_in_one_setting_and_a_refused_pair_is_wrong(tmp_path: Path) -> None:
-    def faster_compiled(job: Job) -> float:
+    def faster_compiled(job: PublishedJob) -> float:
         return true_rate(job) * (1.2 if job.compile == "yes" else 1)
 
-    def predict(job: Job):
+    def predict(job: PublishedJob):
         forecast = exact(job)
         return type(forecast)(faster_compiled(job), forecast.low, forecast.high)
 
-    slow, fast = (8 * true_rate(Job("H100", 8)) * factor for factor in (1, 1.2))
+    slow, fast = (8 * true_rate(PublishedJob("H100", 8)) * factor for factor in (1, 1.2))
     rows = [row(8), row(8, compile="yes", throughput=fast), row(8, strategy="DDP", throughput=fast)]
     rows += [row(8, compile="yes", strategy="DDP", throughput=0.5 * slow)]
     scored_rows = scored(written(tmp_path / "rows.csv", rows), predict)

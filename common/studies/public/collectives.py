@@ -13,6 +13,8 @@ from common.studies.public.hardware import cluster_name
 from common.studies.public.jobs import job_of
 
 TABLE = ["source_repo", "source_path", "gpu", "gpus", "network", "operation", "strategy", "note"]
+NO_NVLS, WITHOUT_NVLS = "NCCL_NVLS_ENABLE=0", ("Ring", "Tree")
+"""Setting of NCCL that a source's note names, and the algorithms that it leaves."""
 LEAST_SIZES = 5
 """Sizes of a table that is interpolated: three are given."""
 
@@ -65,7 +67,8 @@ def _from_hardware(part: pd.DataFrame) -> tuple[np.ndarray, str]:
     try:
         cluster = load_cluster(cluster_name(job))
         if operation == "all_reduce":
-            network = NcclAllReduce(cluster, job.gpus)
+            allowed = WITHOUT_NVLS if NO_NVLS in part["note"].iloc[0] else None
+            network = NcclAllReduce(cluster, job.gpus, algorithms=allowed)
         else:
             network = NcclRing(cluster, job.gpus, operation)
     except UserError as error:

@@ -11,6 +11,7 @@ from functools import cache
 from common.errors import UserError
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.published_sizes import architecture_of
+from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.scale_out import predict_scale_out, without_room
@@ -123,3 +124,8 @@ def _published(size: str, seq_len: int | None, model: str) -> Architecture:
     except UserError as error:
         unknown = str(error).startswith("unknown model")
         raise UserError(f"model not known: {model}" if unknown else str(error)) from None
+
+
+def assumption() -> str:
+    """Returns the assumption that throughput rests on, in words."""
+    return f"throughput assumes an MFU of {Assumptions().mfu.text('{:.0%}')}"

@@ -84,6 +84,7 @@ def run_study(study: PublicStudy, output_dir: str, progress: StageProgress) -> P
         for name, table in (("rows", rows), ("series", series), ("scores", scores)):
             run.write_table(f"{name}.csv", table)
         run.write_table("refusals.csv", refusals)
+    progress.say(predictor.assumption())
     for table in (scores, refusals):
         if len(table):
             progress.say(table.to_string(index=False, float_format="{:.3f}".format, na_rep=""))

@@ -72,8 +72,8 @@ def scaling_scores(series: pd.DataFrame) -> pd.DataFrame:
 def absolute_scores(rows: pd.DataFrame) -> pd.DataFrame:
     """Scores throughput per GPU: a row per group (all, source, regime), then intervals and memory.
 
-    Rows whose unit cannot be converted have no published samples/s, and are left out if they were
-    answered.
+    Answered rows whose unit cannot be converted have no published samples/s: they are counted in a
+    row of their own, and left out of the others.
 
     Args:
         rows: published rows without model parallelism, with source_repo, regime, absolute_error,
@@ -96,6 +96,7 @@ def absolute_scores(rows: pd.DataFrame) -> pd.DataFrame:
         ("half-width of intervals, median", len(answered), half_width.median()),
         ("half-width over error, medians", len(answered), ratio),
         ("ran and said not to fit, rows", len(fits), (~fits).sum()),
+        ("answered, unit not converted, rows", len(rows), len(rows) - len(comparable)),
     ]
     for score, count, value in shares:
         scores.append({"score": score, "group": "all", "count": count, "value": value})
