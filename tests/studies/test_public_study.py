@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from public_support import ROW, row, written
 from rich.console import Console
 
 from common.errors import UserError
+from common.perfmodel.architectures.published_sizes import architecture_of
 from common.perfmodel.cluster.clusters import load_cluster
+from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.scale_out import predict_scale_out
-from common.perfmodel.one_device.workload import Workload
+from common.perfmodel.one_device.peaks import GPUS
 from common.runtime.stage_progress import StageProgress
 from common.studies.public import predictor
 from common.studies.public.hardware import CLUSTERS, NODES, PEAK_NAMES, regime
@@ -89,28 +92,31 @@ def test_a_table_that_cannot_be_read_is_said_in_a_line(tmp_path: Path) -> None:
 def test_the_predictor_is_predict_scale_out() -> None:
     job = PublishedJob(**GPT2_XL, gpus=8, gpus_per_node=8, micro_batch_per_gpu=4, precision="bf16")
     cluster = load_cluster("h100-ib")
-    workload = Workload("gpt2-xl", 4, 1024, precision="bfloat16")
-    step = predict_scale_out(workload, cluster, [8], strategies=["DDP"]).rows("weak", "DDP")
+    work = Job(architecture_of("gpt2-xl", 1024), batch_size=4)
+    step = predict_scale_out(work, cluster, [8], strategies=["DDP"]).rows("weak", "DDP")
     forecast = predictor.predict(job)
     assert forecast.samples_per_s == pytest.approx(4 / step["step_s"][0])
     assert forecast.low == pytest.approx(4 / step["step_high_s"][0])
     assert forecast.low < forecast.samples_per_s < forecast.high
-    assert forecast.memory_bytes > 16 * 1.5e9
     assert forecast.fits
+    small = replace(job, gpu="A10", network="PCIe", gpus=1, model="Llama 3.1 8B")
+    assert not predictor.predict(small).fits
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model": "Llama 3.1 8B"}, "model not known: Llama 3.1 8B"),
-        ({"act_ckpt": "full"}, "checkpointing is not modelled"),
+        ({"model": "Gemini"}, "model not known: Gemini"),
+        ({"model": "LoRA Llama 3.1 8B"}, "adapters and distillation are not modelled"),
+        ({"act_ckpt": "mostly"}, "checkpointing not modelled: mostly"),
         ({"precision": "float8"}, "precision not modelled: float8"),
-        ({"strategy": "HSDP"}, "strategy not modelled: HSDP"),
+        ({"strategy": "DP"}, "strategy not modelled: DP"),
+        ({"strategy": "FSDP2 8 EP 8"}, "expert parallelism is not modelled"),
         ({"tp": 2}, "parallelism is not modelled"),
-        ({"gpu": "TITAN RTX 24GB"}, "GPU not known: TITAN RTX 24GB"),
+        ({"gpu": "TITAN RTX 24GB"}, "no cluster of TITAN RTX 24GB over NVLink"),
+        ({"gpu": "GTX 1080"}, "GPU not known: GTX 1080"),
         ({"gpus": 16}, "no cluster of H100 over NVLink"),
         ({"micro_batch_per_gpu": None}, "micro-batch not published"),
-        ({"seq_len": None}, "sequence length not published"),
     ],
 )
 def test_what_is_not_modelled_is_refused_with_the_reason(changes: dict, reason: str) -> None:
@@ -122,7 +128,7 @@ def test_what_is_not_modelled_is_refused_with_the_reason(changes: dict, reason: 
 def test_published_names_lead_to_gpus_and_clusters_that_exist() -> None:
     for (gpu, _), name in (CLUSTERS | NODES).items():
         assert gpu in PEAK_NAMES.values()
-        assert load_cluster(name).gpu == gpu
+        assert GPUS[load_cluster(name).gpu].flops_per_s == GPUS[gpu].flops_per_s
     assert regime(PublishedJob("A10", 4, 4, "PCIe")) == "one node, PCIe"
     assert regime(PublishedJob("H100", 16, 8, "NVLink")) == "nodes"
     assert regime(PublishedJob("V100", 1, 8, "NVLink")) == "one GPU"

@@ -15,7 +15,7 @@ PEAK_NAMES = {
     "A100 80GB SXM4": "A100-SXM4-80GB",
     "B200": "B200",
     "DGX-H100": "H100 80GB HBM3",
-    "GH200": "GH200 480GB",
+    "GH200": "GH200 120GB",
     "H100 96GB HBM2e 2.4 TB/s, 500 W": "H100 96GB HBM2e",
     "TITAN RTX 24GB": "TITAN RTX",
     "H100": "H100 80GB HBM3",
@@ -31,7 +31,7 @@ PEAK_NAMES = {
 CLUSTERS = {
     ("A100-SXM4-80GB", "1600 Gbit/s per node RoCE"): "a100-roce",
     ("A100-SXM4-80GB", "400 Gbit/s per node"): "a100-400g",
-    ("GH200 480GB", "NVLink; Slingshot 11, 4 x 200 Gbit/s a node"): "gh200-alps",
+    ("GH200 120GB", "NVLink; Slingshot 11, 4 x 200 Gbit/s a node"): "gh200-alps",
     ("H100 80GB HBM3", "NVLink; DGX H100 InfiniBand"): "h100-ib",
     ("H100 80GB HBM3", "800 Gbit/s per node"): "h100-800g",
     ("H100 96GB HBM2e", "NVLink; 400 Gbit/s per GPU RDMA"): "h100-96-roce",

@@ -1,7 +1,7 @@
 """Rows of a published table as jobs, and what a predictor answers to one.
 
-A predictor is a function ``PublishedJob → Forecast`` that raises UserError where it cannot answer; the
-error's text is the reason that is counted. The study knows nothing else of a predictor.
+A predictor is a function ``PublishedJob → Forecast`` that raises UserError where it cannot answer;
+the error's text is the reason that is counted. The study knows nothing else of a predictor.
 """
 
 from __future__ import annotations

@@ -58,6 +58,7 @@ MODELS = {
     "bert_base_squad": ("bert-base-squad", 384),
     "bert_large_squad": ("bert-large-squad", 384),
     "GPT-2 124M": ("gpt2", 1024),
+    "GPT-2 XL": ("gpt2-xl", 1024),
     "GPT-2 XL 1.6B": ("gpt2-xl", 1024),
     "FSDP2 full fine-tuning Llama-3.1-8B": ("llama-3.1-8b", None),
     "Llama 3 8B": ("llama-3-8b", None),
