@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import runpy
 import sys
@@ -13,20 +14,22 @@ from unittest import mock
 
 PROJECT = Path(__file__).resolve().parents[2]
 CLUSTERED = ("gpt2", "gpt2-large")
+OTHER = ("llama-3.1-8b", "a100-roce")
 GPUS = "8..4096"
 
 
 def predict_answers() -> dict[str, str]:
     """Returns what ``ddplab predict`` prints for recorded runs, published tables and clusters."""
+    from common.perfmodel.cluster.clusters import COURSE_CLUSTERS
+
     answers = {}
     for path in sorted(PROJECT.glob("data/*-2-cores/assignment2/**/gradient-ready-times.csv")):
         folder = path.parents[1].relative_to(PROJECT)
         name = "-".join(folder.parts[1:])
         answers[f"{name}.txt"] = printed("predict", "--run-dir", str(folder))
-    for path in sorted(PROJECT.glob("data/clusters/*.yaml")):
-        for model in CLUSTERED:
-            flags = ("--model", model, "--cluster", path.stem, "--gpus", GPUS)
-            answers[f"cluster-{path.stem}-{model}.txt"] = printed("predict", *flags)
+    for model, cluster in (*itertools.product(CLUSTERED, COURSE_CLUSTERS), OTHER):
+        flags = ("--model", model, "--cluster", cluster, "--gpus", GPUS)
+        answers[f"cluster-{cluster}-{model}.txt"] = printed("predict", *flags)
     return answers
 
 

@@ -32,13 +32,13 @@ LOSSES = {
 
 
 WORKLOAD = {
-    "workload.model": "model",
-    ("workload.batch_size", "workload.seq_len"): (
+    "job.architecture.name": "model",
+    ("job.batch_size", "job.tokens_per_sample"): (
         "batch per GPU, weak scaling",
         "{} sequences of {} tokens",
     ),
     "global_batch_size": ("global batch, strong scaling", "{:,} sequences"),
-    "workload.precision": "precision",
+    "job.precision": "precision",
 }
 """Titles of ``ScaleOut``: what every GPU computes in a step."""
 EFFICIENCY = {
