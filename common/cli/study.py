@@ -13,6 +13,7 @@ from common.errors import UserError
 
 STUDIES = {
     "memory": ("studies.memory", "predicted against tracked", 12),
+    "models": ("studies.model_steps", "steps of transformers' models on one device", 2),
     "survival": ("studies.survival", "killed runs, damaged checkpoints", 15),
     "diagnosis": ("diagnose.studies.planted", "planted faults and what is named", 15),
     "scripts": ("diagnose.studies.watched_scripts", "ddplab diagnose on scripts of others", 120),

@@ -286,6 +286,7 @@ def open_study(folder: str | Path) -> JudgedStudy:
     """Reads the study's tables in ``folder``. Raises UserError where one is not there or broken."""
     folder = Path(folder)
     cases = read_table(folder / "cases.csv", ["case", "model", "regime", "hosts"])
+    cases = cases.astype({"regime": str})  # exchanges have names such as 0.5
     names = ["steps.csv", "gradients.csv", "all-reduces.csv", "overlap.csv"]
     if (folder / "predictions.csv").exists():  # not in older studies
         names.append("predictions.csv")

@@ -80,22 +80,10 @@ CPU_MODELS = (Model("gpt2-nano", 4, 64, "float32", ("0.5", "1", "2+1000us", "1-s
 GPU_MODELS = (
     Model(
         "gpt2-medium",
-        4,
+        2,
         1024,
         "float32",
-        (
-            "0.25",
-            "0.5",
-            "1",
-            "2",
-            "0.5+300us",
-            "0.5+1000us",
-            "1x0",
-            "1x8",
-            "1x32",
-            "0.5-stalls",
-            "1-stalls",
-        ),
+        ("0.5", "1", "2", "0.5+300us", "0.5+1000us", "1x0", "1x32", "0.5-stalls", "1-stalls"),
     ),
     Model("gpt2", 16, 1024, "bfloat16", ("0.5",)),
 )
@@ -154,7 +142,7 @@ def study_of_device() -> ExchangeStudy:
     """Returns the study of the GPU where there is one, and of the CPU elsewhere."""
     if choose_device(None) == "cpu":
         return ExchangeStudy()
-    return ExchangeStudy("cuda", GPU_MODELS, judged=8, calibration_rounds=3, rounds=4, max_rounds=4)
+    return ExchangeStudy("cuda", GPU_MODELS, judged=6, rounds=4, max_rounds=4)
 
 
 SETTINGS = study_of_device
