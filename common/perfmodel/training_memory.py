@@ -223,7 +223,7 @@ class _Step:
         for number, extra in enumerate(layer.activations.backward):
             parts = self._kept(place, inside=True)
             _add(parts, self._in_parts(extra))
-            own = self._own_gradients(layer, number, is_last)
+            own = self._own_gradients(place, number)
             waiting = 0 if is_last or is_embedding else self._waiting()
             _add(parts, {"temporary buffers": own + waiting})
             _add(parts, {"autocast copies": self._copies(place, is_last)})
@@ -234,22 +234,26 @@ class _Step:
             elif layer.is_block:
                 name = f"{'attention ' * (number > 0)}backward of {layer.name} {place.block}"
             block = max(place.block, 1)
-            yield self._moment(name, phase, FLOAT32 * made, parts, block)
+            behind = layer.tensors if number > 0 and layer.is_block else ()
+            done = sum(tensor.elements for tensor in behind if not _before_scores(tensor))
+            yield self._moment(name, phase, FLOAT32 * (made + done), parts, block)
 
-    def _own_gradients(self, layer: Layer, number: int, is_last: bool) -> float:
+    def _own_gradients(self, place: _Place, number: int) -> float:
         """Returns bytes of weights' gradients that are made at a moment of a layer's backward pass.
 
-        A block's are one matrix's at the first moment, and at the second those behind attention;
-        a head's come at its second.
+        A block's is one matrix's at the first moment; at the second those behind attention are made.
+        A head's come at its second. A tied embedding's are the head's, its own, and their sum.
         """
+        layer, is_embedding = place.layer, place.group == 0
+        is_last = place.group == len(self.layers) - 1
         numbers = FLOAT32 + (2 if self.casts else 0)
         if is_last:
             return number * numbers * (layer.elements + layer.shared_elements)
         if number > 0:
-            behind = [tensor for tensor in layer.tensors if not _before_scores(tensor)]
-            return FLOAT32 * sum(tensor.elements for tensor in behind)
+            return 0.0
         if not layer.is_block:
-            return FLOAT32 * layer.elements * (3 if self.architecture.ties_head else 1)
+            tied = self.layers[-1].shared_elements if self.architecture.ties_head else 0
+            return FLOAT32 * (layer.elements + (2 * tied if is_embedding else 0))
         matrices = [tensor.elements for tensor in layer.tensors if len(tensor.shape) == 2]
         return self.numerics.compute_bytes * max(matrices, default=0)
 

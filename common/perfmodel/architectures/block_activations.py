@@ -37,6 +37,7 @@ class Style:
         float32_softmax: whether written-out scores go through softmax in float32 under autocast.
         dropout: whether there is dropout behind each part.
         attention_dropout: whether there is dropout on the scores.
+        inner_dropout: whether there is dropout behind the feed-forward part's activation (T5).
         one_input: whether both parts read the block's input (GPT-NeoX's parallel residual).
     """
 
@@ -45,6 +46,7 @@ class Style:
     float32_softmax: bool = False
     dropout: bool = False
     attention_dropout: bool = False
+    inner_dropout: bool = False
     one_input: bool = False
 
 
@@ -138,6 +140,9 @@ def block_activations(
         second = [piece for piece in second if piece.part != "residual stream"]
     second.append(computed("norm outputs", stream, copies=readers))
     second += feed_forward_activations(feed_forward, tokens, width)
+    if style.inner_dropout:
+        inner = tokens * feed_forward.width
+        second += [*dropout(inner), computed("feed-forward", inner)]
     kept += second + (dropout(stream) if style.dropout else [])
     scores = sum(part.heads * tokens * keys for part, keys in attention)
     return Activations(

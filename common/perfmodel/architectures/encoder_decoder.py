@@ -108,7 +108,10 @@ class EncoderDecoder(Settings):
             seq_len,
             self.width,
             Style(
-                "rms", float32_softmax=True, dropout=self.dropout, attention_dropout=self.dropout
+                norm="rms",
+                dropout=self.dropout,
+                attention_dropout=self.dropout,
+                inner_dropout=self.dropout,
             ),
             [tensor for tensor in tensors if len(tensor.shape) == 2],
         )

@@ -18,6 +18,7 @@ from common.perfmodel.architectures.activations import (
     computed,
     dropout,
     norm_input,
+    streamed,
 )
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 from common.perfmodel.architectures.block_activations import (
@@ -142,7 +143,9 @@ class Transformer(Settings):
             tensors += norm("norm", self.width, self.norm)
         kept = norm_input(seq_len, self.width, self.norm) if self.embedding_norm else []
         kept += dropout(seq_len * self.width, in_stream=True) if self.dropout else []
-        embedding = Layer("embedding", tuple(tensors), activations=Activations(tuple(kept)))
+        gradient = streamed("residual stream", seq_len * self.width)
+        activations = Activations(tuple(kept), backward=((gradient,),))
+        embedding = Layer("embedding", tuple(tensors), activations=activations)
         return registered(embedding, self.embedding_registration)
 
     def _blocks(self, seq_len: int) -> list[Layer]:
