@@ -63,6 +63,14 @@ def largest_micro_batch(
     return below
 
 
+def sharding_on(strategy: str, gpus: int, gpus_per_node: int) -> Sharding:
+    """Returns how a strategy shares a model out over a job's GPUs; a single one shares nothing."""
+    if gpus == 1:
+        return Sharding()
+    ranks = min(gpus, gpus_per_node) if strategy == "HYBRID_SHARD" else gpus
+    return Sharding(strategy, ranks)
+
+
 def reserved_bytes(job: Job, prediction: MemoryPrediction) -> float:
     """Estimates what CUDA's caching allocator holds of the driver at the peak.
 
@@ -239,7 +247,7 @@ class _Step:
             yield self._moment(name, phase, FLOAT32 * (made + done), parts, block)
 
     def _own_gradients(self, place: _Place, number: int) -> float:
-        """Returns bytes of weights' gradients that are made at a moment of a layer's backward pass.
+        """Returns bytes of weights' gradients as they are made in a layer's backward pass.
 
         A block's is one matrix's at the first moment; at the second those behind attention are made.
         A head's come at its second. A tied embedding's are the head's, its own, and their sum.

@@ -104,7 +104,8 @@ def predict_rows(
 
     Returns:
         The rows with predicted, low, high (samples per second and GPU), memory_bytes, fits,
-        largest_micro_batch, ``reason`` (of a refusal, or what is wrong with the row, else ""), regime, model_parallel,
+        largest_micro_batch, ``reason`` (of a refusal, or what is wrong with the row, else ""),
+        regime, model_parallel,
         ``published`` (samples per second and GPU, NaN where the unit cannot be converted, for the
         reason in ``unit_reason``).
     """

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.one_device.peaks import known_peak
-from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.training_memory import (
     LIBRARIES_BYTES,
     largest_micro_batch,
     predict_training_memory,
     reserved_bytes,
+    sharding_on,
 )
 from common.studies.public.hardware import PEAK_NAMES
 from common.studies.public.jobs import PublishedJob
@@ -27,6 +27,13 @@ from common.studies.public.jobs import PublishedJob
 FUSED_LOSS = ("mosaicml/llm-foundry",)
 WRITTEN_ATTENTION = ("NVIDIA/DeepLearningExamples", "lambdal/deeplearning-benchmark")
 PUBLISHES_RESERVED = ("pytorch/torchtitan",)
+WHOLE_BLOCKS = {
+    # scripts/train.sh: selective_checkpointing 1, a share of the blocks, is all of them.
+    ("foundation-model-stack/fms-fsdp", "selective"): "block",
+    # benchmark/gpt/train.py: activations are checkpointed unless --no_activation_ckpt is given.
+    ("hpcaitech/ColossalAI-Pytorch-lightning", "none"): "block",
+}
+"""Source and checkpointing as published → what its defaults compute again."""
 LOSS_COMPILED_SINCE = 202504
 """Month since which torchtitan's compiled jobs compile the loss (commit bbb1b61)."""
 
@@ -50,8 +57,9 @@ def memory_of(job: PublishedJob, work: Job, strategy: str) -> Memory:
 
     Raises UserError where the activations of its model are not known.
     """
-    work = replace(work, types=_numerics(job, work, strategy))
-    sharding = sharding_of(strategy, job.gpus, job.gpus_per_node or job.gpus)
+    again = WHOLE_BLOCKS.get((job.source_repo, work.checkpointing), work.checkpointing)
+    work = replace(work, types=_numerics(job, work, strategy), checkpointing=again)
+    sharding = sharding_on(strategy, job.gpus, job.gpus_per_node or job.gpus)
     predicted = predict_training_memory(work, sharding)
     peak = predicted.peak_bytes
     if job.source_repo in PUBLISHES_RESERVED:
@@ -62,14 +70,6 @@ def memory_of(job: PublishedJob, work: Job, strategy: str) -> Memory:
     capacity = gpu.memory_bytes - LIBRARIES_BYTES
     fits = predicted.peak_bytes <= capacity
     return Memory(peak, fits, largest_micro_batch(work, capacity, sharding))
-
-
-def sharding_of(strategy: str, gpus: int, gpus_per_node: int) -> Sharding:
-    """Returns how a strategy shares a model out over a job's GPUs; a single one shares nothing."""
-    if gpus == 1:
-        return Sharding()
-    ranks = min(gpus, gpus_per_node) if strategy == "HYBRID_SHARD" else gpus
-    return Sharding(strategy, ranks)
 
 
 def _numerics(job: PublishedJob, work: Job, strategy: str) -> Numerics:
