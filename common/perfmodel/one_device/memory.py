@@ -28,7 +28,7 @@ COMPONENTS = (
     "feed-forward",
     "dropout",
     "selected",
-    "convolutions and others",
+    "activations",
     "logits and loss",
     "autocast copies",
     "temporary buffers",
