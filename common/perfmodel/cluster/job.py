@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from common.errors import UserError, unknown_name
+from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.one_device.workload import CHOICES, Workload
 
@@ -28,6 +29,7 @@ class Job:
             nobody tells it to wait for the last, which then keeps no gradients whole.
         gradient_bytes: bytes of a gradient's number as it is exchanged: 2 where all of a model is
             in 16 bits.
+        types: types and kernels of the passes; None: those of autocast, with fused attention.
     """
 
     architecture: Architecture
@@ -38,6 +40,7 @@ class Job:
     accumulation: int = 1
     reduces_each: bool = False
     gradient_bytes: int = 4
+    types: Numerics | None = None
 
     def __post_init__(self) -> None:
         if self.checkpointing not in RECOMPUTED:
@@ -70,6 +73,15 @@ class Job:
     def tokens_per_sample(self) -> int:
         """Returns the tokens of a sequence."""
         return self.architecture.tokens_per_sample
+
+    @property
+    def numerics(self) -> Numerics:
+        """Returns the types and kernels of the passes."""
+        return self.types or Numerics("float32" if self.precision == "float32" else "autocast")
+
+    def with_batch(self, samples: int) -> Job:
+        """Returns the same step with micro-batches of ``samples`` samples."""
+        return replace(self, batch_size=samples)
 
     @property
     def gathered_bytes(self) -> int:

@@ -5,7 +5,9 @@ What a published row leaves open is taken from its source's defaults, in the tab
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 from functools import cache
 
 from common.errors import UserError
@@ -14,10 +16,11 @@ from common.perfmodel.architectures.published_sizes import architecture_of
 from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.job import Job
-from common.perfmodel.cluster.scale_out import predict_scale_out, without_room
+from common.perfmodel.cluster.scale_out import predict_scale_out
 from common.perfmodel.one_device.peaks import known_peak
 from common.studies.public.hardware import cluster_name
 from common.studies.public.jobs import Forecast, PublishedJob
+from common.studies.public.published_memory import Memory, memory_of
 
 PRECISIONS = {
     "fp32": "float32",
@@ -51,6 +54,7 @@ NOT_MODELLED = (
     (r"offload", "offloading to the CPU is not modelled"),
 )
 """Words of a model or strategy → reason of a refusal."""
+MODEL_PARALLEL = "tensor, pipeline or context parallelism is not modelled"
 CHECKPOINTING = {"": "none", "none": "none", "full": "block", "selective": "selective"}
 MODELS = {
     "BERT-Large SQuAD": ("bert-large-squad", 384),
@@ -69,38 +73,84 @@ its source trains with by default (BERT for SQuAD: NVIDIA/DeepLearningExamples, 
 
 
 def predict(job: PublishedJob) -> Forecast:
-    """Predicts a published job's throughput, and whether its states fit.
+    """Predicts a published job's throughput and memory.
 
     FSDP is taken to reduce gradients in every micro-batch, as it does unless it is told otherwise.
+    Memory is also said where throughput is not: under context parallelism, which divides a sequence
+    over GPUs that share the weights, and for float8, whose activations are kept in 16 bits.
 
-    Raises UserError with the reason where the job cannot be predicted.
+    Raises UserError with the reason where neither can be predicted.
     """
-    if job.is_model_parallel:
-        raise UserError("tensor, pipeline or context parallelism is not modelled")
     for words, reason in NOT_MODELLED:
         if re.search(words, f"{job.model} {job.strategy}"):
             raise UserError(reason)
-    cluster = load_cluster(cluster_name(job))
+    strategy = _strategy(job)
+    work = _work(job)
+    memory = _memory(job, work, strategy)
+    try:
+        rates = _rates(job, work, strategy)
+        reason = ""
+    except UserError as error:
+        if memory is None:
+            raise
+        rates, reason = (math.nan,) * 3, str(error)
+    if memory is None:
+        return Forecast(*rates)
+    return Forecast(*rates, memory.peak_bytes, memory.fits, memory.largest_micro_batch, reason)
+
+
+def _rates(job: PublishedJob, work: Job, strategy: str) -> tuple[float, ...]:
+    """Returns samples per second and GPU: predicted, and the ends of the interval."""
+    if job.is_model_parallel:
+        raise UserError(MODEL_PARALLEL)
     precision = _named(PRECISIONS, "precision", job.precision)
-    strategy = _named(STRATEGIES, "strategy", job.strategy)
+    cluster = load_cluster(cluster_name(job))
+    has_tf32 = "tf32" in known_peak(cluster.gpu).flops_per_s
+    work = replace(work, tf32=precision == "tf32" and has_tf32)
+    predicted = predict_scale_out(work, cluster, [job.gpus], strategies=[strategy])
+    step = predicted.rows("weak", strategy).iloc[0]
+    samples = work.batch_size * work.accumulation
+    columns = ("step_s", "step_high_s", "step_low_s")
+    return tuple(samples / step[column] for column in columns)
+
+
+def _work(job: PublishedJob) -> Job:
+    """Returns the work of a GPU; a precision that is not known is taken to be 16 bits."""
     if job.micro_batch_per_gpu is None:
         raise UserError("micro-batch not published")
-    has_tf32 = "tf32" in known_peak(cluster.gpu).flops_per_s
-    work = Job(
+    precision = PRECISIONS.get(job.precision, "bfloat16")
+    return Job(
         architecture=_architecture(job),
         batch_size=job.micro_batch_per_gpu,
         precision="float32" if precision == "tf32" else precision,
-        tf32=precision == "tf32" and has_tf32,
-        checkpointing=_named(CHECKPOINTING, "checkpointing", job.act_ckpt.split(" (")[0]),
+        checkpointing=_checkpointing(job),
         accumulation=job.grad_accum or 1,
         reduces_each=True,
         gradient_bytes=2 if job.precision in ALL_IN_16_BITS else 4,
     )
-    predicted = predict_scale_out(work, cluster, [job.gpus], strategies=[strategy])
-    step = predicted.rows("weak", strategy).iloc[0]
-    samples = work.batch_size * work.accumulation
-    rates = [samples / step[column] for column in ("step_s", "step_high_s", "step_low_s")]
-    return Forecast(*rates, fits=not without_room(predicted))
+
+
+def _memory(job: PublishedJob, work: Job, strategy: str) -> Memory | None:
+    """Returns a job's memory; None under tensor and pipeline parallelism, or of unknown layers."""
+    if replace(job, cp=1).is_model_parallel:
+        return None
+    try:
+        return memory_of(job, work, strategy)
+    except UserError:
+        return None
+
+
+def _strategy(job: PublishedJob) -> str:
+    """Returns a strategy; FSDP over so many replicas ("FSDP2 8") is FULL_SHARD."""
+    return _named(STRATEGIES, "strategy", re.sub(r"^(FSDP2) \d+$", r"\1", job.strategy))
+
+
+def _checkpointing(job: PublishedJob) -> str:
+    """Returns what is computed again; torchtitan's default is selective."""
+    published = job.act_ckpt.split(" (")[0]
+    if not published and job.source_repo == "pytorch/torchtitan":
+        published = "selective"
+    return _named(CHECKPOINTING, "checkpointing", published)
 
 
 def _named(names: dict[str, str], kind: str, published: str) -> str:
@@ -113,6 +163,7 @@ def _architecture(job: PublishedJob) -> Architecture:
     name = re.sub(r" \(.*\)| \d-node", "", job.model)
     size, by_default = MODELS.get(name, (name, None))
     seq_len = job.seq_len or by_default
+    seq_len = seq_len and seq_len // job.cp
     if seq_len is None and size in MODELS:
         raise UserError("sequence length not published")
     return _published(size, seq_len, job.model)
