@@ -77,8 +77,11 @@ class ClusterQuestion:
     tf32: bool = False
     """Let float32 products use TensorFloat-32."""
     mfu: tuple[float, ...] = ()
-    """Likeliest, lowest and highest share of the GPU's peak that computation reaches; by default
-    0.4 0.3 0.5. One number is a value that is known."""
+    """Likeliest, lowest and highest share of the GPU's peak that computation reaches, such as 0.4
+    0.3 0.5; one number is a value that is known. By default the time of matrix products and of what
+    moves through memory is computed apart."""
+    compile: bool = False
+    """A compiler joins operators (torch.compile), so that less moves through memory."""
     network_speed: tuple[float, ...] = ()
     """Likeliest, lowest and highest speed of collectives relative to the model of NCCL; by default
     1 0.5 1.1."""
@@ -174,7 +177,9 @@ class ClusterQuestion:
             for name in ("batch_size", "precision", "accumulation", "checkpointing")
             if (value := getattr(self, name)) is not None
         }
-        return Job(architecture=self._architecture(), tf32=self.tf32, **flags)
+        return Job(
+            architecture=self._architecture(), tf32=self.tf32, compile=self.compile, **flags
+        )
 
     def _architecture(self) -> Architecture:
         seq_len = SEQ_LEN if self.seq_len is None else self.seq_len

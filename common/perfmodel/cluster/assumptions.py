@@ -70,9 +70,12 @@ class Range:
 
 
 MFU = Range(0.40, 0.30, 0.50)
-"""Share of a GPU's dense peak that forward and backward pass reach: llm.c trains GPT-2 124M at 40 %
-of eight H100s' peak (468,000 tokens/s per GPU, modded-nanogpt's records), MegaScale a 175B model at
-55 % of an A100's (arXiv 2402.15627), nanoGPT at less."""
+"""Share of a GPU's dense peak that forward and backward pass reach, where one rate is assumed for
+all operations: llm.c trains GPT-2 124M at 40 % of eight H100s' peak (468,000 tokens/s per GPU,
+modded-nanogpt's records), MegaScale a 175B model at 55 % of an A100's (arXiv 2402.15627), nanoGPT
+at less."""
+PASS_RATE = Range(1.0, 0.75, 1.25)
+"""Speed of forward and backward pass relative to ``pass_time``'s."""
 NETWORK_SPEED = Range(1.0, 0.5, 1.1)
 """Speed of collectives relative to the model of NCCL. Downwards there is congestion, and the
 model's own error: without a fit it is a third off, too fast, on the one published table of several
@@ -96,11 +99,11 @@ OVERLAP_SLOWDOWN = Range(1.19, 1.0, 1.4)
 class Draws:
     """Values drawn from the ranges, each an array; the first entry is what the prediction uses.
 
-    ``slowest_quantile`` is a job's luck with its slowest GPU, evenly between 0 and 1; in place of
+    ``pass_rate`` is the MFU where one is assumed. ``slowest_quantile`` is a job's luck with its slowest GPU, evenly between 0 and 1; in place of
     its first entry the prediction uses the mean.
     """
 
-    mfu: NDArray
+    pass_rate: NDArray
     network_speed: NDArray
     straggler_spread: NDArray
     overlap_slowdown: NDArray
@@ -112,7 +115,9 @@ class Assumptions:
     """Everything that is assumed and may be changed.
 
     Attributes:
-        mfu: model FLOPs utilisation of a GPU that computes and does not wait.
+        mfu: model FLOPs utilisation of a GPU that computes and does not wait; None where the time
+            of passes is ``pass_time``'s.
+        pass_rate: speed of passes relative to that time; without effect on an MFU.
         network_speed: speed of collectives, relative to the model of NCCL.
         work: ``equal`` where all ranks have the same work, ``texts`` where they have texts of
             unequal lengths; it chooses the next two, where they are not given.
@@ -123,7 +128,8 @@ class Assumptions:
         seed: seed of the draws.
     """
 
-    mfu: Range = MFU
+    mfu: Range | None = None
+    pass_rate: Range = PASS_RATE
     network_speed: Range = NETWORK_SPEED
     straggler_spread: Range | None = None
     overlap_slowdown: Range = OVERLAP_SLOWDOWN
@@ -151,7 +157,7 @@ class Assumptions:
     def drawn(self) -> Draws:
         """Draws from all ranges: of each its value, then ``draws`` draws spread evenly over it."""
         generator = np.random.default_rng(self.seed)
-        ranges = (self.mfu, self.network_speed, self.straggler_spread, self.overlap_slowdown)
+        ranges = (self.mfu or self.pass_rate, self.network_speed, self.straggler_spread, self.overlap_slowdown)
         # Latin hypercube (McKay, Beckman and Conover 1979): the quantiles of each range are cut
         # into as many equal strata as there are draws, and each stratum gives one draw, in an order
         # of the range's own. So a few draws cover every range, and ranges vary independently.

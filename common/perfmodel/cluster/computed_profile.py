@@ -19,7 +19,7 @@ from common.perfmodel.model import DdpModel
 
 
 def recomputes_nothing(layer: Layer) -> float:
-    """Returns the operations that are repeated in the backward pass of a layer: none."""
+    """Returns the share of a layer's forward pass that its backward pass repeats: none."""
     return 0.0
 
 
@@ -27,7 +27,6 @@ def computed_profile(
     architecture: Architecture,
     samples: float,
     flops_per_s: float,
-    recomputed_flops: Callable[[Layer], float] = recomputes_nothing,
 ) -> BackwardProfile:
     """Computes the ready times of a model's gradients (float32) from its operations alone.
 
@@ -35,15 +34,29 @@ def computed_profile(
         architecture: the model.
         samples: sequences, or images, of one backward pass.
         flops_per_s: the rate that the GPU reaches; a peak times an MFU.
-        recomputed_flops: operations of a sample that checkpointing repeats in a layer.
     """
-    timed = [
-        (layer, (2 * layer.forward_flops + recomputed_flops(layer)) * samples / flops_per_s)
-        for layer in architecture.one_by_one()
-    ]
-    profile = profile_of_layers(timed)
+    profile = timed_profile(
+        architecture, lambda layer: layer.forward_flops * samples / flops_per_s
+    )
     work = "all matrix products run at one rate, and nothing else takes time"
     return replace(profile, assumptions=(work, *profile.assumptions))
+
+
+def timed_profile(
+    architecture: Architecture,
+    forward_s: Callable[[Layer], float],
+    recomputed: Callable[[Layer], float] = recomputes_nothing,
+) -> BackwardProfile:
+    """Computes the ready times of a model's gradients (float32) from its layers' forward passes.
+
+    Args:
+        architecture: the model.
+        forward_s: seconds of a layer's forward pass; its backward pass takes twice as long.
+        recomputed: share of a layer's forward pass that checkpointing repeats.
+    """
+    return profile_of_layers(
+        [(layer, (2 + recomputed(layer)) * forward_s(layer)) for layer in architecture.one_by_one()]
+    )
 
 
 def computed_model(

@@ -30,6 +30,7 @@ class Job:
         gradient_bytes: bytes of a gradient's number as it is exchanged: 2 where all of a model is
             in 16 bits.
         types: types and kernels of the passes; None: those of autocast, with fused attention.
+        compile: whether a compiler joins operators (torch.compile).
     """
 
     architecture: Architecture
@@ -41,6 +42,7 @@ class Job:
     reduces_each: bool = False
     gradient_bytes: int = 4
     types: Numerics | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.checkpointing not in RECOMPUTED:
@@ -67,6 +69,7 @@ class Job:
             tf32=workload.tf32,
             checkpointing="block" if workload.activation_checkpointing else "none",
             accumulation=workload.gradient_accumulation,
+            compile=workload.compile,
         )
 
     @property
@@ -88,7 +91,6 @@ class Job:
         """Returns the bytes of a parameter's number as FSDP gathers it in a block."""
         return 4 if self.precision == "float32" else 2
 
-    def recomputed_flops(self, layer: Layer) -> float:
-        """Returns the operations of a sample that the backward pass of a layer repeats."""
-        share = RECOMPUTED[self.checkpointing] if layer.is_block else 0.0
-        return share * layer.forward_flops
+    def recomputed(self, layer: Layer) -> float:
+        """Returns the share of a layer's forward pass that its backward pass repeats."""
+        return RECOMPUTED[self.checkpointing] if layer.is_block else 0.0

@@ -22,6 +22,12 @@ from common.errors import UserError, unknown_name
 from common.perfmodel.cluster.assumptions import LEAST_DRAWS, Assumptions, Range
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.job import Job
+from common.perfmodel.cluster.pass_time import (
+    FUSED_MOVES,
+    MOVES,
+    PRODUCT_SHARES,
+    kind_of_products,
+)
 from common.perfmodel.cluster.steps import BAND, ClusterSteps
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
 from common.perfmodel.training_memory import (
@@ -160,9 +166,9 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
     return [
         f"weak scaling: {sizes} per GPU and step; strong: {predicted.global_batch_size} sequences "
         f"per step on all GPUs, in micro-batches of at most {work.batch_size}",
-        f"MFU: forward and backward pass reach {assumed.mfu.text('{:.0%}')} of "
-        f"{rate:.0f} TFLOP/s ({peak.device}, {work.precision}, {peak.source}), whatever the size "
-        "of a micro-batch; the backward pass takes twice the forward pass",
+        f"{_of_passes(assumed, work)} {rate:.0f} TFLOP/s ({peak.device}, {work.precision}, "
+        f"{peak.source}), whatever the size of a micro-batch; the backward pass takes twice the "
+        "forward pass",
         f"AdamW and all copies run at the memory's {peak.memory_bytes_per_s / 1e12:.2f} TB/s; "
         f"gradients are sent in {sent}",
         f"overlap slowdown: computation beside communication takes "
@@ -180,6 +186,18 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
         f"the ranges in brackets vary together (triangles; seed {assumed.seed})",
         *predicted.cluster.assumptions,
     ]
+
+
+def _of_passes(assumed: Assumptions, work: Job) -> str:
+    """Returns what the time of passes rests on; the words end where a peak is named."""
+    if assumed.mfu:
+        return f"MFU: forward and backward pass reach {assumed.mfu.text('{:.0%}')} of"
+    moves = FUSED_MOVES if work.compile else MOVES
+    return (
+        f"passes: {assumed.pass_rate.text()} times as fast as the sum of two times: each kept byte "
+        f"goes {moves:g} times through memory (fitted on an H200, --mfu assumes one rate), and "
+        f"matrix products run at {PRODUCT_SHARES[kind_of_products(work)]:.0%} of"
+    )
 
 
 def without_room(predicted: ScaleOut) -> dict[str, dict[int, float]]:
@@ -207,7 +225,8 @@ def one_at_a_time(predicted: ScaleOut, scaling: str, strategy: str, gpus: int) -
     Columns: assumption, step_s, efficiency; the first row changes nothing.
     """
     changes: list[tuple[str, Assumptions]] = [("as assumed", predicted.assumptions)]
-    for name in ("mfu", "network_speed", "straggler_spread", "overlap_slowdown"):
+    computation = "mfu" if predicted.assumptions.mfu else "pass_rate"
+    for name in (computation, "network_speed", "straggler_spread", "overlap_slowdown"):
         assumed: Range = getattr(predicted.assumptions, name)
         for end in dict.fromkeys((assumed.low, assumed.high)):
             if not assumed.is_certain:

@@ -25,9 +25,10 @@ from common.perfmodel.cluster.cap_grid import (
     simulate_grid,
 )
 from common.perfmodel.cluster.clusters import Cluster
-from common.perfmodel.cluster.computed_profile import computed_profile
+from common.perfmodel.cluster.computed_profile import timed_profile
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing, between_nodes
+from common.perfmodel.cluster.pass_time import forward_s
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import FLOAT32_BYTES, padded_elements
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
@@ -82,7 +83,7 @@ class ClusterSteps:
     ) -> None:
         self.job, self.cluster, self.gpus = job, cluster, gpus
         self.networks = [NcclAllReduce(cluster, n) for n in gpus]
-        self.flops_per_s = peak.flops(job.precision, job.tf32)
+        flops_per_s = peak.flops(job.precision, job.tf32)
         self.memory_bytes_per_s = peak.memory_bytes_per_s
         a_step = job.batch_size * job.accumulation
         weak = [Base("weak", index, n, a_step, n * a_step) for index, n in enumerate(gpus)]
@@ -93,26 +94,34 @@ class ClusterSteps:
         ]
         self.bases = weak + strong
         draws = assumptions.drawn()
-        self.width = len(draws.mfu)
+        self.width = len(draws.pass_rate)
         self.index = self._of_bases([base.network for base in self.bases])
         self.gpus_of_case = self._of_bases([base.gpus for base in self.bases])
         self.samples = self._of_bases([base.samples for base in self.bases])
         self.micro_batches = -(-self.samples // job.batch_size)
-        self.mfu = np.tile(draws.mfu, len(self.bases))
+        self.pass_rate = np.tile(draws.pass_rate, len(self.bases))
         self.network_scale = 1 / np.tile(draws.network_speed, len(self.bases))
         self.slowdown = np.tile(draws.overlap_slowdown, len(self.bases))
         slowest = [assumptions.slowest(n, draws) for n in gpus]
         self.straggler = np.concatenate([slowest[base.network] for base in self.bases])
-        # Times of one sample at the whole peak; a case takes ``of_samples`` times them.
-        self.profile = computed_profile(
+        # Times of one sample at the whole peak, or as ``pass_time`` has them; a case takes
+        # ``of_samples`` times them.
+        layers = job.architecture.layers
+        self.layer_forward_s = [
+            layer.forward_flops / flops_per_s if assumptions.mfu else forward_s(job, layer, peak)
+            for layer in layers
+        ]
+        by_layer = {id(layer): s for layer, s in zip(layers, self.layer_forward_s, strict=True)}
+        self.profile = timed_profile(
             architecture=job.architecture,
-            samples=1,
-            flops_per_s=self.flops_per_s,
-            recomputed_flops=job.recomputed_flops,
+            forward_s=lambda layer: by_layer[id(layer)],
+            recomputed=job.recomputed,
         )
-        self.forward_s = job.architecture.forward_flops / self.flops_per_s
+        self.forward_s = sum(
+            layer.count * s for layer, s in zip(layers, self.layer_forward_s, strict=True)
+        )
         self.passes_s = self.forward_s + self.profile.backward_s
-        self.of_samples = self.samples / self.mfu
+        self.of_samples = self.samples / self.pass_rate
         self.of_micro_batch = self.of_samples / self.micro_batches
         self.update_s = ADAMW_BYTES * job.architecture.num_parameters / self.memory_bytes_per_s
 
@@ -123,7 +132,7 @@ class ClusterSteps:
         """Computes the seconds of one GPU's step without exchange; if strong, divided by n."""
         step = self.passes_s * self.of_samples + self.update_s
         shares = self._of_bases([base.global_samples for base in self.bases]) / self.gpus_of_case
-        strong = self.passes_s * shares / self.mfu + self.update_s / self.gpus_of_case
+        strong = self.passes_s * shares / self.pass_rate + self.update_s / self.gpus_of_case
         is_strong = self._of_bases([base.scaling == "strong" for base in self.bases])
         return np.where(is_strong, strong, step)
 
@@ -203,12 +212,12 @@ class ClusterSteps:
         """Predicts the steps of FSDP under one strategy: a row per base."""
         collective_s, copy_s, shards_s = self._collectives(strategy)
         blocks = [layer for layer in self.job.architecture.one_by_one() if layer.is_block]
-        pace = self.of_micro_batch * self.straggler / self.flops_per_s
-        forward, backward = self._unit_flops()
+        pace = self.of_micro_batch * self.straggler
+        forward, backward = self._unit_times()
         model = ShardedModel(
             blocks=tuple(block.name for block in blocks),
-            forward_s={unit: flops * pace for unit, flops in forward.items()},
-            backward_s={unit: flops * pace for unit, flops in backward.items()},
+            forward_s={unit: seconds * pace for unit, seconds in forward.items()},
+            backward_s={unit: seconds * pace for unit, seconds in backward.items()},
             collective_s=collective_s,
             copy_s=copy_s,
         )
@@ -241,15 +250,16 @@ class ClusterSteps:
             rows.append(row)
         return rows
 
-    def _unit_flops(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns operations of a sample's forward and backward pass, by FSDP's unit."""
+    def _unit_times(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns the seconds of a sample's forward and backward pass, by FSDP's unit."""
         forward, backward = {"root": 0.0}, {"root": 0.0}
-        for layer in self.job.architecture.layers:
-            again = 2 * layer.forward_flops + self.job.recomputed_flops(layer)
+        layers = self.job.architecture.layers
+        for layer, seconds in zip(layers, self.layer_forward_s, strict=True):
+            again = (2 + self.job.recomputed(layer)) * seconds
             if layer.is_block:
-                forward[layer.name], backward[layer.name] = layer.forward_flops, again
+                forward[layer.name], backward[layer.name] = seconds, again
             else:
-                forward["root"] += layer.count * layer.forward_flops
+                forward["root"] += layer.count * seconds
                 backward["root"] += layer.count * again
         return forward, backward
 

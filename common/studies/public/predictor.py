@@ -125,6 +125,7 @@ def _work(job: PublishedJob) -> Job:
         precision="float32" if precision == "tf32" else precision,
         checkpointing=_checkpointing(job),
         accumulation=job.grad_accum or 1,
+        compile=job.compile == "yes",
         reduces_each=True,
         gradient_bytes=2 if job.precision in ALL_IN_16_BITS else 4,
     )
@@ -180,4 +181,4 @@ def _published(size: str, seq_len: int | None, model: str) -> Architecture:
 
 def assumption() -> str:
     """Returns the assumption that throughput rests on, in words."""
-    return f"throughput assumes an MFU of {Assumptions().mfu.text('{:.0%}')}"
+    return f"throughput assumes passes {Assumptions().pass_rate.text()} times as fast as pass_time's"
