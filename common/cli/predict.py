@@ -18,10 +18,11 @@ class Predict(TableQuestion):
 
     Gradients come from --layer-sizes and --layer-times (the course's CSVs) or, exactly, from
     --ready-times; --run-dir takes all tables of one run. With --measured the prediction is held
-    against ddp-times.csv. With --cluster, --model and --gpus, and no table, a step on up to
-    thousands of GPUs is predicted; with --model alone the memory of a step. There, what takes three numbers has a likeliest value, a lowest
-    and a highest one, from which the bands come; a single number is taken as certain. With
-    --gradient-mib it says whether the cap matters at all for gradients of this size.
+    against ddp-times.csv. With --model the memory of a training step is predicted, and with
+    --cluster and --gpus beside it a step on up to thousands of GPUs, from no table. There, what
+    takes three numbers has a likeliest value, a lowest and a highest one, from which the bands
+    come; a single number is taken as certain. With --gradient-mib it says whether the cap matters
+    at all for gradients of this size.
     """
 
     gradient_mib: tuple[float, ...] = ()

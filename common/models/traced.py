@@ -2,7 +2,8 @@
 
 Fake tensors have shapes and no data, so a model larger than any memory is followed in seconds.
 Operations are counted by ``torch.utils.flop_counter``, the order of gradients is that in which
-autograd hands them over, activations those that it saves. Equal neighbours in a list of modules are blocks.
+autograd hands them over, activations those that it saves. Equal
+neighbours in a list of modules are blocks.
 """
 
 from __future__ import annotations

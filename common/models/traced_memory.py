@@ -21,9 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from common.perfmodel.architectures.activations import Activations, Numerics, Piece
 from common.perfmodel.architectures.architecture import Architecture, Layer
-from common.perfmodel.cluster.job import Job
 from common.perfmodel.one_device.memory import STATE
-from common.perfmodel.training_memory import predict_training_memory
+from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
 
 PART = "activations"
 PRODUCTS = (
@@ -36,10 +35,10 @@ CASTS = ("float32", "autocast")
 
 @dataclass
 class _Bytes:
-    """Bytes of floating-point tensors and of others."""
+    """Bytes of floating-point tensors and of the others."""
 
     floats: float = 0
-    others: float = 0
+    integers: float = 0
 
     def add(self, tensor: Tensor) -> None:
         """Adds a tensor's storage."""
@@ -47,7 +46,7 @@ class _Bytes:
         if tensor.is_floating_point():
             self.floats += size
         else:
-            self.others += size
+            self.integers += size
 
 
 @dataclass
@@ -78,14 +77,14 @@ def with_activations(
         samples: samples of the batch.
     """
     paths = [layer.name for layer in architecture.layers]
-    seen = {casts: _step(module, loss, paths, casts == "autocast") for casts in CASTS}
+    watched = {casts: _step(module, loss, paths, casts == "autocast") for casts in CASTS}
     batch_bytes = sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
     sized = replace(
         architecture,
         sample_bytes=batch_bytes / samples,
-        layers=tuple(_with_kept(layer, seen, samples) for layer in architecture.layers),
+        layers=tuple(_with_kept(layer, watched, samples) for layer in architecture.layers),
     )
-    extras = {casts: _extras(sized, seen[casts], casts, samples) for casts in CASTS}
+    extras = {casts: _extras(sized, watched[casts], casts, samples) for casts in CASTS}
     layers = []
     for index, layer in enumerate(sized.layers):
         forward, backward = (
@@ -102,48 +101,48 @@ def joined_activations(layers: Sequence[Layer]) -> Activations:
     every = [layer.activations for layer in layers]
 
     def mean(pieces: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
-        columns = zip(*(piece.sizes for one in pieces for piece in one), strict=True)
+        columns = zip(*(piece.sizes for layer in pieces for piece in layer), strict=True)
         sizes = tuple(sum(column) / len(layers) for column in columns)
         return (replace(pieces[0][0], sizes=sizes),) if sizes else ()
 
     def most(pieces: list[Piece]) -> Piece:
-        return replace(pieces[0], sizes=tuple(map(max, zip(*(p.sizes for p in pieces)))))
+        return replace(
+            pieces[0], sizes=tuple(map(max, zip(*(piece.sizes for piece in pieces), strict=True)))
+        )
 
     if not every[0].kept:
         return every[0]
     return Activations(
-        kept=mean([one.kept for one in every]),
-        entering=mean([one.entering for one in every]),
-        selected=mean([one.selected for one in every]),
-        forward=(most([one.forward[0] for one in every]),),
-        backward=((most([one.backward[0][0] for one in every]),),),
+        kept=mean([held.kept for held in every]),
+        entering=mean([held.entering for held in every]),
+        selected=mean([held.selected for held in every]),
+        forward=(most([held.forward[0] for held in every]),),
+        backward=((most([held.backward[0][0] for held in every]),),),
     )
 
 
-def _piece(part: str, float32: float, autocast: float, others: float = 0) -> Piece:
+def _piece(part: str, float32: float, autocast: float, integers: float = 0) -> Piece:
     """Makes a piece; in 16 bits throughout, floating-point numbers take half."""
-    return Piece(part, (float32, autocast, (float32 - others) / 2 + others))
+    return Piece(part, (float32, autocast, (float32 - integers) / 2 + integers))
 
 
-def _with_kept(layer: Layer, seen: Mapping[str, Mapping[str, _Unit]], samples: int) -> Layer:
-    units = [seen[casts].get(layer.name, _Unit()) for casts in CASTS]
+def _with_kept(layer: Layer, watched: Mapping[str, Mapping[str, _Unit]], samples: int) -> Layer:
+    units = [watched[casts].get(layer.name, _Unit()) for casts in CASTS]
 
     def pieces(name: str) -> tuple[Piece, ...]:
         sizes = [getattr(unit, name) for unit in units]
-        totals = ((size.floats + size.others) / samples for size in sizes)
-        return (_piece(PART, *totals, others=sizes[0].others / samples),)
+        totals = ((size.floats + size.integers) / samples for size in sizes)
+        return (_piece(PART, *totals, integers=sizes[0].integers / samples),)
 
     activations = Activations(pieces("kept"), pieces("entering"), pieces("selected"))
     return replace(layer, activations=activations)
 
 
 def _extras(
-    architecture: Architecture, seen: Mapping[str, _Unit], casts: str, samples: int
+    architecture: Architecture, watched: Mapping[str, _Unit], casts: str, samples: int
 ) -> list[tuple[float, float]]:
     """Returns what was alive in each layer's passes beyond what its moments add up to, a sample."""
-    precision = "float32" if casts == "float32" else "bfloat16"
-    job = Job(architecture, samples, precision, types=Numerics(casts))
-    moments = predict_training_memory(job).moments
+    moments = predict_training_memory(Passes(architecture, samples, Numerics(casts))).moments
     before = {"batch", *STATE} - {"gradients"}
     sizes = [
         sum(size for part, size in moment.components.items() if part not in before)
@@ -152,7 +151,7 @@ def _extras(
     count = len(architecture.layers)
     extras = []
     for index, layer in enumerate(architecture.layers):
-        unit = seen.get(layer.name, _Unit())
+        unit = watched.get(layer.name, _Unit())
         beside = (
             unit.forward_peak - sizes[index],
             unit.backward_peak - sizes[2 * count - 1 - index],
@@ -171,9 +170,9 @@ def _step(
     units = {path: _Unit() for path in paths}
     watch = _Watch(module, units)
     with watch.hooks(module), watch, _Kernels():
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            with torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda tensor: tensor):
-                value = loss()
+        saved = torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda tensor: tensor)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), saved:
+            value = loss()
         watch.close_forward()
         value.backward()
     return units
@@ -205,7 +204,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.units = units
         self.parameters = {p.untyped_storage()._cdata for p in module.parameters()}
-        self.known = {b.untyped_storage()._cdata for b in module.buffers()} | self.parameters
+        self.counted = {b.untyped_storage()._cdata for b in module.buffers()} | self.parameters
         self.kept: set[int] = set()
         self.alive: list[Tensor] = []
         self.live = self.peak = 0.0
@@ -215,27 +214,27 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> object:
         """Runs an operator, and counts storages that it made."""
         out = func(*args, **(kwargs or {}))
-        given = {
+        inputs = {
             leaf.untyped_storage()._cdata
             for leaf in tree_leaves((args, kwargs))
             if isinstance(leaf, Tensor)
         }
-        copies = func is torch.ops.aten._to_copy.default and given <= self.parameters
+        copies = func is torch.ops.aten._to_copy.default and inputs <= self.parameters
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
-                self._count(leaf, given, copies)
+                self._count(leaf, inputs, copies)
         if func in PRODUCTS and not torch._C._current_autograd_node():
             self.products += 1
             if self.products % 2 and isinstance(out, Tensor):
                 self.unit.selected.add(out)
         return out
 
-    def _count(self, tensor: Tensor, given: set[int], is_copy: bool) -> None:
+    def _count(self, tensor: Tensor, inputs: set[int], is_copy: bool) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.known or key in given:
+        if key in self.counted or key in inputs:
             return
-        self.known.add(key)
+        self.counted.add(key)
         if is_copy:
             self.parameters.add(key)
         size = storage.nbytes()
@@ -245,13 +244,13 @@ class _Watch(TorchDispatchMode):
 
     def _free(self, key: int, size: int) -> None:
         self.live -= size
-        for keys in (self.known, self.parameters, self.kept):
+        for keys in (self.counted, self.parameters, self.kept):
             keys.discard(key)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Counts a tensor that autograd saves."""
         key = tensor.untyped_storage()._cdata
-        if key in self.known - self.parameters and key not in self.kept:
+        if key in self.counted - self.parameters and key not in self.kept:
             self.kept.add(key)
             self.unit.kept.add(tensor)
         return tensor

@@ -38,7 +38,7 @@ def print_memory(
 
     Raises UserError for capacities that are not positive, and as ``predict_training_memory``.
     """
-    from common.perfmodel.training_memory import predict_training_memory, sharding_on
+    from common.perfmodel.one_device.training_memory import predict_training_memory, sharding_on
 
     for capacity in capacities_gb:
         if capacity <= 0:
@@ -48,7 +48,7 @@ def print_memory(
         for strategy in strategies if number > 1 else ("",):
             name = f"{strategy} on {number:,}" if strategy else "one GPU"
             cases[name] = sharding_on(strategy, number, GPUS_PER_NODE)
-    predicted = {name: predict_training_memory(job, case) for name, case in cases.items()}
+    predicted = {name: predict_training_memory(job.passes, case) for name, case in cases.items()}
     sizes = f"{job.batch_size} × {job.tokens_per_sample} tokens"
     if job.tokens_per_sample == 1:
         sizes = f"{job.batch_size} samples"
@@ -92,7 +92,7 @@ def _print_largest(
     from rich import box
     from rich.table import Table
 
-    from common.perfmodel.training_memory import LIBRARIES_BYTES, largest_micro_batch
+    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, largest_micro_batch
 
     title = "Largest micro-batch (samples)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
@@ -101,16 +101,16 @@ def _print_largest(
         table.add_column(name, justify="right", no_wrap=True)
     for capacity in capacities_gb:
         usable = capacity * GB - LIBRARIES_BYTES
-        most = [largest_micro_batch(job, usable, sharding) for sharding in cases.values()]
+        most = [largest_micro_batch(job.passes, usable, sharding) for sharding in cases.values()]
         table.add_row(f"{capacity:g} GB", *(f"{samples:,}" if samples else "-" for samples in most))
     console.print(table)
 
 
 def _notes(job: Job, predicted: dict[str, MemoryPrediction]) -> list[str]:
-    from common.perfmodel.training_memory import LIBRARIES_BYTES, reserved_bytes
+    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, reserved_bytes
 
     name, first = next(iter(predicted.items()))
-    reserved = reserved_bytes(job, first)
+    reserved = reserved_bytes(job.passes, first)
     casts = "float32" if job.precision == "float32" else "autocast beside float32 weights"
     return [
         f"{name}: CUDA's allocator may hold up to {reserved / GB:.1f} GB of the driver for "

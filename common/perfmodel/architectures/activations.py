@@ -55,6 +55,9 @@ class Numerics:
         return frozenset((attention, FUSED_LOSS if self.fused_loss else PLAIN_LOSS, self.device))
 
 
+FLOAT32_NUMERICS = Numerics()
+
+
 @dataclass(frozen=True)
 class Piece:
     """A tensor, or several of one use.

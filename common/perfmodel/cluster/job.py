@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from common.errors import UserError, unknown_name
 from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.architectures.architecture import Architecture, Layer
+from common.perfmodel.one_device.training_memory import Passes
 from common.perfmodel.one_device.workload import CHOICES, Workload
 
 RECOMPUTED = {"none": 0.0, "selective": 0.5, "block": 1.0}
@@ -78,13 +79,17 @@ class Job:
         return self.architecture.tokens_per_sample
 
     @property
-    def numerics(self) -> Numerics:
-        """Returns the types and kernels of the passes."""
-        return self.types or Numerics("float32" if self.precision == "float32" else "autocast")
-
-    def with_batch(self, samples: int) -> Job:
-        """Returns the same step with micro-batches of ``samples`` samples."""
-        return replace(self, batch_size=samples)
+    def passes(self) -> Passes:
+        """Returns the passes whose memory ``predict_training_memory`` predicts."""
+        by_precision = Numerics("float32" if self.precision == "float32" else "autocast")
+        return Passes(
+            architecture=self.architecture,
+            batch_size=self.batch_size,
+            numerics=self.types or by_precision,
+            checkpointing=self.checkpointing,
+            accumulation=self.accumulation,
+            reduces_each=self.reduces_each,
+        )
 
     @property
     def gathered_bytes(self) -> int:

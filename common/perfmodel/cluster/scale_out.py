@@ -30,7 +30,7 @@ from common.perfmodel.cluster.pass_time import (
 )
 from common.perfmodel.cluster.steps import BAND, ClusterSteps
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
-from common.perfmodel.training_memory import (
+from common.perfmodel.one_device.training_memory import (
     LIBRARIES_BYTES,
     predict_training_memory,
     sharding_on,
@@ -211,7 +211,7 @@ def without_room(predicted: ScaleOut) -> dict[str, dict[int, float]]:
     for row in predicted.table[["strategy", "gpus"]].drop_duplicates().itertuples():
         sharding = sharding_on(row.strategy, row.gpus, predicted.cluster.gpus_per_node)
         try:
-            peak = predict_training_memory(predicted.job, sharding).peak_bytes
+            peak = predict_training_memory(predicted.job.passes, sharding).peak_bytes
         except UserError:
             return {}
         if peak > capacity:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.one_device.peaks import known_peak
-from common.perfmodel.training_memory import (
+from common.perfmodel.one_device.training_memory import (
     LIBRARIES_BYTES,
     largest_micro_batch,
     predict_training_memory,
@@ -60,16 +60,16 @@ def memory_of(job: PublishedJob, work: Job, strategy: str) -> Memory:
     again = WHOLE_BLOCKS.get((job.source_repo, work.checkpointing), work.checkpointing)
     work = replace(work, types=_numerics(job, work, strategy), checkpointing=again)
     sharding = sharding_on(strategy, job.gpus, job.gpus_per_node or job.gpus)
-    predicted = predict_training_memory(work, sharding)
+    predicted = predict_training_memory(work.passes, sharding)
     peak = predicted.peak_bytes
     if job.source_repo in PUBLISHES_RESERVED:
-        peak = reserved_bytes(work, predicted)
+        peak = reserved_bytes(work.passes, predicted)
     gpu = known_peak(PEAK_NAMES.get(job.gpu, job.gpu))
     if gpu is None or gpu.memory_bytes is None:
         return Memory(peak, None, None)
     capacity = gpu.memory_bytes - LIBRARIES_BYTES
     fits = predicted.peak_bytes <= capacity
-    return Memory(peak, fits, largest_micro_batch(work, capacity, sharding))
+    return Memory(peak, fits, largest_micro_batch(work.passes, capacity, sharding))
 
 
 def _numerics(job: PublishedJob, work: Job, strategy: str) -> Numerics:
