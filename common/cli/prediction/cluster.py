@@ -177,9 +177,7 @@ class ClusterQuestion:
             for name in ("batch_size", "precision", "accumulation", "checkpointing")
             if (value := getattr(self, name)) is not None
         }
-        return Job(
-            architecture=self._architecture(), tf32=self.tf32, compile=self.compile, **flags
-        )
+        return Job(architecture=self._architecture(), tf32=self.tf32, compile=self.compile, **flags)
 
     def _architecture(self) -> Architecture:
         seq_len = SEQ_LEN if self.seq_len is None else self.seq_len

@@ -41,6 +41,7 @@ class Layer:
         tensors: parameters of one layer in the order in which PyTorch registers them. A layer that
             shares another's weight (a tied head) does not list it.
         forward_flops: operations of one layer in the forward pass of one sample.
+        attention_flops: those of them that are scores and their products with values.
         count: number of such layers.
         is_block: whether FSDP gathers each layer by itself and checkpointing computes it again.
             What is no block is one unit of FSDP, the root.
@@ -63,6 +64,7 @@ class Layer:
     observed: tuple[int, ...] = ()
     activations: Activations = NO_ACTIVATIONS
     shared_elements: int = 0
+    attention_flops: float = 0
 
     @cached_property
     def elements(self) -> int:

@@ -94,14 +94,14 @@ class EncoderDecoder(Settings):
 
     def _block(self, side: str, seq_len: int, first: bool) -> Layer:
         parts = ("attention", "cross_attention") if side == "decoder" else ("attention",)
-        tensors, flops = [], 0
+        tensors = []
         for part in parts:
             projections = self.attention.tensors(self.width, part)
             tensors += [*norm(f"{part}_norm", self.width, "rms"), *projections]
-            flops += self.attention.product_flops(seq_len, seq_len)
+        scores = len(parts) * self.attention.product_flops(seq_len, seq_len)
         tensors += norm("feed_forward_norm", self.width, "rms")
         tensors += self.feed_forward.tensors(self.width)
-        flops += linear_flops(tensors, seq_len)
+        flops = linear_flops(tensors, seq_len) + scores
         activations = block_activations(
             [(self.attention, seq_len)] * len(parts),
             self.feed_forward,
@@ -119,5 +119,5 @@ class EncoderDecoder(Settings):
             shape = (self.position_buckets, self.attention.heads)
             before_output = [tensor.name for tensor in tensors].index("attention.output.weight")
             tensors.insert(before_output, Tensor("attention.positions.weight", shape))
-        block = Layer(f"{side}_block", tuple(tensors), flops, is_block=True)
+        block = Layer(f"{side}_block", tuple(tensors), flops, is_block=True, attention_flops=scores)
         return registered(replace(block, activations=activations), REGISTRATION)

@@ -169,7 +169,8 @@ class Transformer(Settings):
             tensors = [*attention, *norms[0], *feed_forward, *norms[1]]
         else:
             tensors = [*norms[0], *attention, *norms[1], *feed_forward]
-        flops = linear_flops(tensors, seq_len) + self.attention.product_flops(seq_len, seq_len)
+        scores = self.attention.product_flops(seq_len, seq_len)
+        flops = linear_flops(tensors, seq_len) + scores
         activations = block_activations(
             [(self.attention, seq_len)],
             experts or self.feed_forward,
@@ -185,6 +186,7 @@ class Transformer(Settings):
             tensors=tuple(tensors),
             forward_flops=flops + (experts.expert_flops(self.width, seq_len) if experts else 0),
             is_block=True,
+            attention_flops=scores,
             idle_elements=experts.idle_elements(self.width) if experts else 0,
             activations=activations,
         )

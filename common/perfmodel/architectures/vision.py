@@ -119,7 +119,8 @@ class VisionTransformer(Settings):
             *norm("feed_forward_norm", self.width, "layer"),
             *self.feed_forward.tensors(self.width),
         )
-        flops = linear_flops(tensors, tokens) + self.attention.product_flops(tokens, tokens)
+        scores = self.attention.product_flops(tokens, tokens)
+        flops = linear_flops(tensors, tokens) + scores
         activations = block_activations(
             [(self.attention, tokens)],
             self.feed_forward,
@@ -129,4 +130,4 @@ class VisionTransformer(Settings):
             [tensor for tensor in tensors if len(tensor.shape) == 2],
         )
         block = Layer("block", tensors, flops, count=self.layers, is_block=True)
-        return replace(block, activations=activations)
+        return replace(block, activations=activations, attention_flops=scores)

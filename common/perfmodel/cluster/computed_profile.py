@@ -35,9 +35,7 @@ def computed_profile(
         samples: sequences, or images, of one backward pass.
         flops_per_s: the rate that the GPU reaches; a peak times an MFU.
     """
-    profile = timed_profile(
-        architecture, lambda layer: layer.forward_flops * samples / flops_per_s
-    )
+    profile = timed_profile(architecture, lambda layer: layer.forward_flops * samples / flops_per_s)
     work = "all matrix products run at one rate, and nothing else takes time"
     return replace(profile, assumptions=(work, *profile.assumptions))
 

@@ -15,31 +15,37 @@ from common.perfmodel.architectures.architecture import Layer
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.one_device.peaks import DevicePeak
 
-PRODUCT_SHARES = {"16 bits": 0.70, "tf32": 0.41, "float32": 0.68}
+PRODUCT_SHARES = {"16 bits": 0.70, "tf32": 0.42, "float32": 0.71}
 """Kind of products → share of its peak that they reach."""
-MOVES, FUSED_MOVES = 17.7, 8.2
+OF_AN_A100 = {"16 bits": 0.77}
+"""The same, where it is another of an A100, which power holds back less."""
+ATTENTION = 1.5
+"""Time of an operation of attention, counted whole, over one of another product."""
+MOVES, FUSED_MOVES = 17.1, 7.3
 """Times that a kept byte goes through memory in both passes: operator by operator, and where a
 compiler joins operators."""
 FORWARD_SHARE = 1 / 3
 """Share of both passes that the forward pass takes: the backward pass takes twice as long."""
 
 
-def kind_of_products(job: Job) -> str:
-    """Returns the key of ``PRODUCT_SHARES`` for a job."""
-    if job.precision != "float32":
-        return "16 bits"
-    return "tf32" if job.tf32 else "float32"
+def product_share(job: Job, peak: DevicePeak) -> float:
+    """Returns the share of a GPU's peak that a job's matrix products reach."""
+    kind = "16 bits"
+    if job.precision == "float32":
+        kind = "tf32" if job.tf32 else "float32"
+    shares = PRODUCT_SHARES | (OF_AN_A100 if "A100" in peak.device else {})
+    return shares[kind]
 
 
-def kept_bytes(job: Job, layer: Layer) -> float:
-    """Returns the bytes that one layer keeps of a sample where nothing is computed again."""
-    return sum(in_parts(layer.activations.kept, job.numerics).values())
+def moves(job: Job) -> float:
+    """Returns how often a kept byte goes through memory in both passes."""
+    return FUSED_MOVES if job.compile else MOVES
 
 
 def forward_s(job: Job, layer: Layer, peak: DevicePeak) -> float:
     """Returns the seconds of a sample in the forward pass of one layer."""
-    flops_per_s = PRODUCT_SHARES[kind_of_products(job)] * peak.flops(job.precision, job.tf32)
-    moves = FORWARD_SHARE * (FUSED_MOVES if job.compile else MOVES)
-    return (
-        layer.forward_flops / flops_per_s + moves * kept_bytes(job, layer) / peak.memory_bytes_per_s
-    )
+    flops_per_s = product_share(job, peak) * peak.flops(job.precision, job.tf32)
+    flops = layer.forward_flops + (ATTENTION - 1) * layer.attention_flops
+    kept_bytes = sum(in_parts(layer.activations.kept, job.passes.numerics).values())
+    moved_bytes = FORWARD_SHARE * moves(job) * kept_bytes
+    return flops / flops_per_s + moved_bytes / peak.memory_bytes_per_s

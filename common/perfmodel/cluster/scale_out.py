@@ -22,12 +22,7 @@ from common.errors import UserError, unknown_name
 from common.perfmodel.cluster.assumptions import LEAST_DRAWS, Assumptions, Range
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.job import Job
-from common.perfmodel.cluster.pass_time import (
-    FUSED_MOVES,
-    MOVES,
-    PRODUCT_SHARES,
-    kind_of_products,
-)
+from common.perfmodel.cluster.pass_time import moves, product_share
 from common.perfmodel.cluster.steps import BAND, ClusterSteps
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
 from common.perfmodel.one_device.training_memory import (
@@ -166,7 +161,7 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
     return [
         f"weak scaling: {sizes} per GPU and step; strong: {predicted.global_batch_size} sequences "
         f"per step on all GPUs, in micro-batches of at most {work.batch_size}",
-        f"{_of_passes(assumed, work)} {rate:.0f} TFLOP/s ({peak.device}, {work.precision}, "
+        f"{_of_passes(predicted)} {rate:.0f} TFLOP/s ({peak.device}, {work.precision}, "
         f"{peak.source}), whatever the size of a micro-batch; the backward pass takes twice the "
         "forward pass",
         f"AdamW and all copies run at the memory's {peak.memory_bytes_per_s / 1e12:.2f} TB/s; "
@@ -188,15 +183,15 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
     ]
 
 
-def _of_passes(assumed: Assumptions, work: Job) -> str:
+def _of_passes(predicted: ScaleOut) -> str:
     """Returns what the time of passes rests on; the words end where a peak is named."""
+    assumed, work = predicted.assumptions, predicted.job
     if assumed.mfu:
         return f"MFU: forward and backward pass reach {assumed.mfu.text('{:.0%}')} of"
-    moves = FUSED_MOVES if work.compile else MOVES
     return (
-        f"passes: {assumed.pass_rate.text()} times as fast as the sum of two times: each kept byte "
-        f"goes {moves:g} times through memory (fitted on an H200, --mfu assumes one rate), and "
-        f"matrix products run at {PRODUCT_SHARES[kind_of_products(work)]:.0%} of"
+        f"passes: {assumed.pass_rate.text()} times as fast as the sum of two times (--mfu assumes "
+        f"one rate): each kept byte goes {moves(work):g} times through memory, and matrix products "
+        f"run at {product_share(work, predicted.peak):.0%} of"
     )
 
 

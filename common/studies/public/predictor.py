@@ -33,6 +33,8 @@ PRECISIONS = {
     "amp fp16": "float16",
 }
 """Published precision → precision of a job; tf32 is float32 on GPUs without it."""
+FUSED_BY_HAND = ("mosaicml/llm-foundry",)
+"""Sources whose own kernels join operators: attention, norms in 16 bits, cross-entropy."""
 ALL_IN_16_BITS = ("bf16 PURE",)
 """Precisions in which gradients are exchanged in 16 bits, too."""
 STRATEGIES = {
@@ -125,7 +127,7 @@ def _work(job: PublishedJob) -> Job:
         precision="float32" if precision == "tf32" else precision,
         checkpointing=_checkpointing(job),
         accumulation=job.grad_accum or 1,
-        compile=job.compile == "yes",
+        compile=job.compile == "yes" or job.source_repo in FUSED_BY_HAND,
         reduces_each=True,
         gradient_bytes=2 if job.precision in ALL_IN_16_BITS else 4,
     )
@@ -181,4 +183,6 @@ def _published(size: str, seq_len: int | None, model: str) -> Architecture:
 
 def assumption() -> str:
     """Returns the assumption that throughput rests on, in words."""
-    return f"throughput assumes passes {Assumptions().pass_rate.text()} times as fast as pass_time's"
+    return (
+        f"throughput assumes passes {Assumptions().pass_rate.text()} times as fast as pass_time's"
+    )
