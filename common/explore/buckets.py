@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from common.errors import NotYetWritten, UserError
 from common.explore.systems import ClusterCommand, Placed, RunCommand, System, as_curve
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.cluster.assumptions import MFU, OVERLAP_SLOWDOWN
+from common.perfmodel.cluster.assumptions import OVERLAP_SLOWDOWN, PASS_RATE
 from common.perfmodel.collectives import scaled
 from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize
@@ -282,9 +282,8 @@ def _of_cluster(
     covered = {"ranks"}
     if not command.is_this:
         return flags, covered
-    mfu = MFU.value / now.compute
-    if "compute" in moved and 0.001 <= mfu <= 1:
-        flags += ["--mfu", f"{mfu:.12g}"]
+    if "compute" in moved:
+        flags += ["--pass-rate", f"{PASS_RATE.value / now.compute:.12g}"]
         covered.add("compute")
     if "contention" in moved:
         slowdown = 1 + (OVERLAP_SLOWDOWN.value - 1) * now.contention

@@ -18,9 +18,10 @@ from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.explore.systems import ClusterCommand, Placed, RunCommand, System, on_a_ring
 from common.perfmodel.calibration import calibrated_model
-from common.perfmodel.cluster.assumptions import MFU, STRAGGLER_SPREAD
+from common.perfmodel.cluster.assumptions import STRAGGLER_SPREAD
 from common.perfmodel.cluster.clusters import COURSE_CLUSTERS, load_cluster
-from common.perfmodel.cluster.computed_profile import computed_model, computed_profile
+from common.perfmodel.cluster.computed_profile import computed_model, predicted_profile
+from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import ADAMW_BYTES, default_caps_mib
 from common.perfmodel.cluster.stragglers import slowest_of
@@ -170,11 +171,7 @@ def on_cluster(name: str) -> System:
     workload = Workload(model=CLUSTER_MODEL, precision="bfloat16")
     peak = known_peak(cluster.gpu)
     config = workload.config
-    profile = computed_profile(
-        architecture=config.architecture(workload.seq_len),
-        samples=workload.batch_size,
-        flops_per_s=peak.flops(workload.precision) * MFU.value,
-    )
+    profile = predicted_profile(Job.of(workload), peak, workload.batch_size)
     alone = StepParts(
         forward_s=profile.backward_s / 2,
         update_s=ADAMW_BYTES * config.num_parameters() / peak.memory_bytes_per_s,
@@ -192,7 +189,7 @@ def on_cluster(name: str) -> System:
         name=f"computed: {CLUSTER_MODEL} on {name}",
         caption=f"{CLUSTER_MODEL}, {workload.batch_size} sequences a GPU, {workload.precision}, on "
         f"{cluster.gpus_per_node} × {cluster.gpu} a node over {cluster.network}; computed, not "
-        f"measured: MFU {MFU.value:.0%}, all-reduces by a model of NCCL",
+        "measured: passes by pass_time, all-reduces by a model of NCCL",
         ranks=CLUSTER_GPUS,
         on=cache(on),
         alone=alone,

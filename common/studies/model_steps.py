@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,11 +21,18 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from common.csv_tables import read_table
 from common.errors import UserError
+from common.perfmodel.architectures.hugging_face import model_of
+from common.perfmodel.cluster.job import Job
+from common.perfmodel.cluster.pass_time import step_s
+from common.perfmodel.one_device.peaks import DevicePeak, known_peak
+from common.perfmodel.one_device.training_memory import predict_training_memory
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.device import choose_device
 from common.runtime.machine.environment import describe_environment
 from common.runtime.machine.memory_limit import is_out_of_memory
+from common.runtime.records.run_directory import read_environment
 from common.runtime.records.study import study_run
 from common.runtime.seeding import seed_everything
 from common.runtime.stage_progress import StageProgress
@@ -235,7 +243,58 @@ def run_study(study: ModelsStudy, output_dir: str, progress: StageProgress) -> P
                         keys | {"iteration": index, "step_time_ms": seconds * 1e3}
                         for index, seconds in enumerate(steps_s)
                     )
+    judged = by_case(run.path)
+    run.write_table("by-case.csv", judged)
+    progress.say(judged.to_string(index=False, float_format="%.3g"))
     return run.path
+
+
+def by_case(run_dir: Path) -> pd.DataFrame:
+    """Tabulates each case of a study's run: measured and predicted, from hardware alone.
+
+    Columns: case, held_out, rounds, step_ms (median over rounds of a round's median) with the range
+    of rounds, predicted_step_ms and step_error; peak_bytes, predicted_peak_bytes and peak_error.
+    What is not known of the device or of the model's family is NaN.
+    """
+    gpus = read_environment(run_dir).get("gpus") or [{"name": ""}]
+    peak = known_peak(gpus[0]["name"])
+    times = read_table(run_dir / "step-times.csv", TIME_COLUMNS)
+    peaks = read_table(run_dir / "peaks.csv", PEAK_COLUMNS).groupby("case")["allocated_bytes"].max()
+    by_round = times.groupby(["case", "round"])["step_time_ms"].median()
+    rows = []
+    for described_case in read_table(run_dir / "cases.csv", ["name", "config"]).to_dict("records"):
+        case = ModelCase(**described_case | {"config": json.loads(described_case["config"])})
+        rounds = by_round[case.name]
+        row = {"case": case.name, "held_out": case.held_out, "rounds": len(rounds)}
+        row |= {"step_ms": rounds.median(), "low_ms": rounds.min(), "high_ms": rounds.max()}
+        step_ms, peak_bytes = predicted(case, peak)
+        row |= {"predicted_step_ms": step_ms, "step_error": step_ms / row["step_ms"] - 1}
+        row |= {"peak_bytes": peaks[case.name], "predicted_peak_bytes": peak_bytes}
+        rows.append(row | {"peak_error": peak_bytes / peaks[case.name] - 1})
+    return pd.DataFrame(rows)
+
+
+def predicted(case: ModelCase, peak: DevicePeak | None) -> tuple[float, float]:
+    """Returns the predicted ms of a case's step, and its peak in bytes; NaN where not known."""
+    from transformers import AutoConfig
+
+    try:
+        values = AutoConfig.for_model(**case.config).to_dict()
+        if values["model_type"] == "bert":  # which is trained in many ways, here as ``build`` does
+            values["architectures"] = ["BertForMaskedLM"]
+        model = model_of(values, case.name)
+    except UserError:
+        return math.nan, math.nan
+    job = Job(
+        architecture=model.architecture(case.seq_len or None),
+        batch_size=case.batch_size,
+        precision=case.precision,
+        tf32=case.tf32,
+        checkpointing="block" if case.checkpointing else "none",
+        compile=case.compile,
+    )
+    step_ms = step_s(job, peak) * 1e3 if peak else math.nan
+    return step_ms, predict_training_memory(job.passes).peak_bytes
 
 
 def described(case: ModelCase) -> dict:

@@ -30,7 +30,7 @@ def test_the_command_of_the_handout_answers_within_seconds() -> None:
     assert done.returncode == 0, done.stderr
     for word in ("DDP at b*, weak", "DDP at b*, strong", "FSDP, weak", "FSDP, strong", "16,384"):
         assert word in done.stdout
-    for word in ("predicted, not measured", "assumed: MFU", "no congestion", "straggler"):
+    for word in ("predicted, not measured", "assumed: passes", "no congestion", "straggler"):
         assert word in done.stdout
     # Of the processor, so that whatever else runs on it adds nothing: 2 s, and twice that where
     # Python has to compile.
@@ -75,6 +75,7 @@ def test_a_cluster_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
         (("--gpus", "8"), ["--gpus", "--cluster"]),
         ((*QUESTION, "--mfu", "1.4"), ["--mfu", "0.001 to 1"]),
         ((*QUESTION, "--mfu", "0.4", "0.5"), ["--mfu", "three"]),
+        ((*QUESTION, "--mfu", "0.4", "--pass-rate", "1"), ["--pass-rate", "--mfu"]),
         ((*QUESTION, "--overlap-slowdown", "0.9"), ["--overlap-slowdown"]),
         ((*QUESTION, "--straggler-distribution", "cauchy"), ["cauchy", "lognormal"]),
         ((*QUESTION, "--draws", "1"), ["1 draws"]),

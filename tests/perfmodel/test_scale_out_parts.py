@@ -238,23 +238,23 @@ def test_equal_work_draws_a_slowest_rank_for_each_job_and_texts_do_not():
 
 def test_draws_follow_the_triangle_and_begin_with_its_peak():
     draws = Assumptions(mfu=Range(0.4, 0.3, 0.6), draws=2000).drawn()
-    assert draws.mfu[0] == 0.4
-    assert draws.mfu.min() >= 0.3
-    assert draws.mfu.max() <= 0.6
+    assert draws.pass_rate[0] == 0.4
+    assert draws.pass_rate.min() >= 0.3
+    assert draws.pass_rate.max() <= 0.6
     # mean and variance of a triangular distribution
-    assert draws.mfu[1:].mean() == pytest.approx((0.3 + 0.4 + 0.6) / 3, abs=1e-4)
+    assert draws.pass_rate[1:].mean() == pytest.approx((0.3 + 0.4 + 0.6) / 3, abs=1e-4)
     a, b, c = 0.3, 0.6, 0.4
     variance = (a * a + b * b + c * c - a * b - a * c - b * c) / 18
-    assert draws.mfu[1:].var() == pytest.approx(variance, rel=0.01)
+    assert draws.pass_rate[1:].var() == pytest.approx(variance, rel=0.01)
     again = Assumptions(mfu=Range(0.4, 0.3, 0.6), draws=2000).drawn()
-    assert (again.mfu == draws.mfu).all()
+    assert (again.pass_rate == draws.pass_rate).all()
     other = Assumptions(mfu=Range(0.4, 0.3, 0.6), draws=2000, seed=1).drawn()
-    assert (other.mfu != draws.mfu)[1:].all()
+    assert (other.pass_rate != draws.pass_rate)[1:].all()
 
 
 def test_a_single_number_is_certain():
     assert Range.of("--mfu", [0.4], 0, 1) == Range(0.4, 0.4, 0.4)
-    assert (Assumptions(mfu=Range(0.4, 0.4, 0.4)).drawn().mfu == 0.4).all()
+    assert (Assumptions(mfu=Range(0.4, 0.4, 0.4)).drawn().pass_rate == 0.4).all()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 DDP's default is a first bucket of 1 MiB and others of 25. Of gradients that fit into two buckets it
 leaves nothing to overlap, and another cap gains much; of large ones it makes many buckets. So a
 gain that was measured on a small model says nothing of a large one. Everything here is predicted:
-passes are those of GPT-2s of several sizes, computed from their operations (``computed_profile``).
+passes are those of GPT-2s of several sizes, computed as ``predict --cluster`` computes them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -18,13 +19,15 @@ import pandas as pd
 from common.analysis.buckets.measurements import Assignment2Run, open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.errors import UserError
+from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.buckets import MIB, DdpOptions
-from common.perfmodel.cluster.assumptions import MFU
 from common.perfmodel.cluster.clusters import COURSE_CLUSTERS, Cluster, load_cluster
 from common.perfmodel.cluster.computed_profile import (
     computed_model,
     computed_profile,
+    predicted_profile,
 )
+from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import default_caps_mib
 from common.perfmodel.ddp.bucketings import distinct_bucketings, profile_buckets
@@ -62,21 +65,21 @@ class Passes:
         network: name of the network, or of the cluster.
         seq_len: tokens of a sequence.
         tokens: tokens of one backward pass.
-        flops_per_s: the rate at which it computes.
+        profile_of: returns the backward pass of a model and a number of samples.
         model_of: returns what predicts a profile's passes there.
     """
 
     network: str
     seq_len: int
     tokens: int
-    flops_per_s: float
+    profile_of: Callable[[Architecture, float], BackwardProfile]
     model_of: Callable[[BackwardProfile], DdpModel]
 
     def profile(self, config: GPT2Config) -> BackwardProfile:
         """Computes when the gradients of a GPT-2 of this size are ready."""
         seq_len = min(self.seq_len, config.n_positions)
         samples = self.tokens / seq_len
-        return computed_profile(config.architecture(seq_len), samples, self.flops_per_s)
+        return self.profile_of(config.architecture(seq_len), samples)
 
 
 def on_clusters(gpus: int = GPUS) -> list[Passes]:
@@ -170,7 +173,9 @@ def _on_cluster(cluster: Cluster, gpus: int) -> Passes:
         network=cluster.name,
         seq_len=WORKLOAD.seq_len,
         tokens=WORKLOAD.seq_len * WORKLOAD.batch_size,
-        flops_per_s=peak.flops(WORKLOAD.precision) * MFU.value,
+        profile_of=lambda architecture, samples: predicted_profile(
+            Job(architecture, precision=WORKLOAD.precision), peak, samples
+        ),
         model_of=lambda profile: computed_model(profile, network, peak.memory_bytes_per_s),
     )
 
@@ -184,6 +189,6 @@ def _on_network(network: NetworkRun, run: Assignment2Run) -> Passes:
         network=network.link,
         seq_len=seq_len,
         tokens=tokens,
-        flops_per_s=operations / run.profile.backward_s,
+        profile_of=partial(computed_profile, flops_per_s=operations / run.profile.backward_s),
         model_of=lambda profile: replace(network.model, profile=profile),
     )

@@ -80,6 +80,9 @@ class ClusterQuestion:
     """Likeliest, lowest and highest share of the GPU's peak that computation reaches, such as 0.4
     0.3 0.5; one number is a value that is known. By default the time of matrix products and of what
     moves through memory is computed apart."""
+    pass_rate: tuple[float, ...] = ()
+    """Likeliest, lowest and highest speed of the passes relative to that time, by default 1 0.72
+    1.36."""
     compile: bool = False
     """A compiler joins operators (torch.compile), so that less moves through memory."""
     network_speed: tuple[float, ...] = ()
@@ -196,6 +199,7 @@ class ClusterQuestion:
 
         bounds = {
             "mfu": (0.001, 1.0),
+            "pass_rate": (0.01, 100.0),
             "network_speed": (0.01, 10.0),
             "straggler_spread": (0.0, 0.5),
             "overlap_slowdown": (1.0, 10.0),
@@ -208,6 +212,8 @@ class ClusterQuestion:
         for name in ("work", "straggler_distribution", "draws", "seed"):
             if getattr(self, name) is not None:
                 changed[name] = getattr(self, name)
+        if self.mfu and self.pass_rate:
+            raise UserError("--pass-rate has no effect with --mfu, which is a rate of its own")
         return Assumptions(**changed)
 
 

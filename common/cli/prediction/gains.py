@@ -35,7 +35,6 @@ def print_gains(
         on_networks,
     )
     from common.analysis.show import show
-    from common.perfmodel.cluster.assumptions import MFU
     from common.perfmodel.cluster.scale_out import parse_gpus
 
     if csv is not None:
@@ -57,7 +56,7 @@ def print_gains(
     print_grid(show(matrix, GRADIENTS | networks))
     lines = [
         f"clusters: {numbers[0]:,} GPUs, {WORKLOAD.batch_size} sequences of {WORKLOAD.seq_len:,} "
-        f"tokens a GPU, {WORKLOAD.precision}, MFU {MFU.value:.0%}, all-reduces by a model of NCCL; "
+        f"tokens a GPU, {WORKLOAD.precision}, all-reduces by a model of NCCL; "
         "ddplab predict --cluster has bands",
         "of a step it is about two thirds of that, as the forward pass and the update have no cap",
     ]

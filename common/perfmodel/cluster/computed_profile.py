@@ -1,7 +1,6 @@
-"""A model on GPUs that nobody has timed: its operations at a stated rate.
+"""A model on GPUs that nobody has timed: its passes by ``pass_time``, or at a stated rate.
 
-The backward pass takes twice the forward pass's operations, and those that checkpointing repeats.
-Matrix products, attention and convolutions take time; norms and look-ups take none.
+The backward pass takes twice as long as the forward pass, and what checkpointing repeats.
 """
 
 from __future__ import annotations
@@ -12,10 +11,13 @@ from dataclasses import replace
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.cluster.assumptions import OVERLAP_SLOWDOWN
+from common.perfmodel.cluster.job import Job
+from common.perfmodel.cluster.pass_time import forward_s
 from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.layer_tables import profile_of_layers
 from common.perfmodel.model import DdpModel
+from common.perfmodel.one_device.peaks import DevicePeak
 
 
 def recomputes_nothing(layer: Layer) -> float:
@@ -54,6 +56,21 @@ def timed_profile(
     """
     return profile_of_layers(
         [(layer, (2 + recomputed(layer)) * forward_s(layer)) for layer in architecture.one_by_one()]
+    )
+
+
+def predicted_profile(job: Job, peak: DevicePeak, samples: float) -> BackwardProfile:
+    """Computes the ready times of a job's gradients on a GPU, as ``pass_time`` has its passes.
+
+    Args:
+        job: model, types and checkpointing; its micro-batch is not used.
+        peak: rates of the GPU.
+        samples: sequences, or images, of one backward pass.
+    """
+    return timed_profile(
+        architecture=job.architecture,
+        forward_s=lambda layer: samples * forward_s(job, layer, peak),
+        recomputed=job.recomputed,
     )
 
 

@@ -28,16 +28,13 @@ from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.computed_profile import timed_profile
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing, between_nodes
-from common.perfmodel.cluster.pass_time import forward_s
+from common.perfmodel.cluster.pass_time import ADAMW_BYTES, forward_s
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import FLOAT32_BYTES, padded_elements
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.samples import middle
 
-ADAMW_BYTES = 28
-"""Bytes that AdamW moves per parameter: weight, gradient and both moments are read, all but the
-gradient written, float32 each."""
 BAND = 0.9
 SMALLEST_CAP_MIB, CAPS = 0.25, 200
 
