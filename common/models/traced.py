@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby, pairwise
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,20 @@ def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
         raise UserError(f"{name} cannot be followed on fake tensors: {first[0]}") from error
 
 
+def lstm_flops(inputs: tuple, of_inputs: tuple, of_states: tuple, *_: object, **__: object) -> int:
+    """Returns the operations of one direction of an LSTM's layer, which torch does not count.
+
+    Args:
+        inputs: shape of its input, [tokens, samples, width].
+        of_inputs, of_states: shapes of the weights of inputs and of hidden states.
+    """
+    return 2 * prod(inputs[:2]) * (prod(of_inputs) + prod(of_states))
+
+
+COUNTED = {torch.ops.aten.mkldnn_rnn_layer: lstm_flops}
+"""Operations beyond those of ``torch.utils.flop_counter``: the LSTM of a CPU is one operation."""
+
+
 class _Zeros(TorchDispatchMode):
     """Answers 0 where an initialisation asks for a value, as a draw that is repeated does."""
 
@@ -68,20 +83,20 @@ def _followed(
     for key, parameter in trained.items():
         parameter.register_post_accumulate_grad_hook(lambda _, key=key: ready.append(key))
     units = _units(module)
-    entered: list[str] = []
-    for path in units:
-        unit = module.get_submodule(path)
-        unit.register_forward_pre_hook(lambda *_, path=path: entered.append(path))
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
         out = loss()
     out.backward()
     flops = _by_unit(module, counter, units)
     outside = flops.pop("", 0) / samples  # such as a head that is the embedding
     parameters = {key: _unit_of(key, units) for key in trained}
+    # A unit's place is that of its last gradient: what is used again earlier, such as a bias that
+    # blocks share, is ready behind them. Units without gradients come last.
+    finished = {parameters[key]: place for place, key in enumerate(ready)}
     layers = []
-    for path in dict.fromkeys((*entered, *units)):
+    for path in sorted(units, key=lambda path: finished.get(path, -1), reverse=True):
         keys = [key for key in trained if parameters[key] == path]
-        by_time = sorted((key for key in keys if key in ready), key=ready.index)
+        # DDP takes parameters that a pass does not use for ready before it (find_unused_parameters).
+        by_time = sorted(keys, key=lambda key: ready.index(key) if key in ready else -1)
         layer = Layer(
             name=path,
             tensors=tuple(
