@@ -91,11 +91,11 @@ def _followed(
     parameters = {key: _unit_of(key, units) for key in trained}
     # A unit's place is that of its last gradient: what is used again earlier, such as a bias that
     # blocks share, is ready behind them. Units without gradients come last.
-    finished = {parameters[key]: place for place, key in enumerate(ready)}
+    finished = {parameters[key]: number for number, key in enumerate(ready)}
     layers = []
     for path in sorted(units, key=lambda path: finished.get(path, -1), reverse=True):
         keys = [key for key in trained if parameters[key] == path]
-        # DDP takes parameters that a pass does not use for ready before it (find_unused_parameters).
+        # What a pass does not use is ready before it, as under DDP's find_unused_parameters.
         by_time = sorted(keys, key=lambda key: ready.index(key) if key in ready else -1)
         layer = Layer(
             name=path,

@@ -59,8 +59,8 @@ def backbone(stages: tuple[tuple[int, int, int], ...]) -> nn.Sequential:
     for width, blocks, stride in stages:
         first = Bottleneck(inputs, width, stride)
         inputs = EXPANSION * width
-        rest = (Bottleneck(inputs, width, 1) for _ in range(blocks - 1))
-        layers.append(nn.Sequential(first, *rest))
+        following = (Bottleneck(inputs, width, 1) for _ in range(blocks - 1))
+        layers.append(nn.Sequential(first, *following))
     return nn.Sequential(*layers)
 
 

@@ -61,11 +61,11 @@ class Ssd300(nn.Module):
         maps = [self.backbone(images)]
         for layer in self.further:
             maps.append(layer(maps[-1]))
-        found = [
-            (places(one).flatten(1), classes(one).flatten(1))
-            for one, places, classes in zip(maps, self.places, self.classes, strict=True)
+        outputs = [
+            (places(features).flatten(1), classes(features).flatten(1))
+            for features, places, classes in zip(maps, self.places, self.classes, strict=True)
         ]
-        places, classes = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        places, classes = (torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
         return places.unflatten(1, (4, -1)), classes.unflatten(1, (CLASSES, -1))
 
 

@@ -38,7 +38,7 @@ class Transformer(nn.Module):
         return functional.linear(x, self.embedding.weight)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        """Returns scaled embeddings, and the waves that tell positions (the paper's section 3.5)."""
+        """Returns scaled embeddings and the waves of their positions (the paper's section 3.5)."""
         places = torch.arange(tokens.shape[1], device=tokens.device)[:, None]
         steps = torch.arange(0, WIDTH, 2, device=tokens.device)
         angles = places / 10_000 ** (steps / WIDTH)

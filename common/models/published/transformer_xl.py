@@ -57,6 +57,13 @@ BASE = Sizes(layers=16, width=512, heads=8, head_width=64, wide=2048, segment=19
 LARGE = Sizes(layers=18, width=1024, heads=16, head_width=64, wide=4096, segment=384, narrower=4)
 
 
+def waves(tokens: int, width: int) -> Tensor:
+    """Returns sines and cosines of distances, the largest first: [tokens, width]."""
+    distances = torch.arange(tokens - 1, -1, -1)[:, None]
+    angles = distances / 10_000 ** (torch.arange(0, width, 2) / width)
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
 class Block(nn.Module):
     """Attention by relative positions, and a feed-forward part, with the norms behind each."""
 
@@ -81,7 +88,7 @@ class Block(nn.Module):
             x: hidden states of the segment.
             memory: hidden states of the segment before it.
             positions: [tokens of both, width], waves from the most distant token to none.
-            content_bias, place_bias: [heads, head width], which all blocks share (the paper's u, v).
+            content_bias, place_bias: [heads, head width], the paper's u and v, shared by blocks.
         """
         tokens = x.shape[1]
         mapped = self.query_key_value(torch.cat((memory, x), dim=1)).unflatten(-1, (3, *self.heads))
@@ -139,16 +146,10 @@ class TransformerXl(nn.Module):
             inside, predicted: places of the tokens and of the targets, as ``places_of`` has them.
         """
         x = self._embedded(tokens.flatten(), inside).reshape(*tokens.shape, -1)
-        positions = self._positions(x, memory.shape[2] + x.shape[1])
+        positions = waves(memory.shape[2] + x.shape[1], self.sizes.width).to(x.device)
         for number, block in enumerate(self.blocks):
             x = block(x, memory[:, number], positions, self.content_bias, self.place_bias)
-        return self._loss(x.flatten(0, 1), targets.flatten(), predicted)
-
-    def _positions(self, x: Tensor, count: int) -> Tensor:
-        distances = torch.arange(count - 1, -1, -1, device=x.device)[:, None]
-        steps = torch.arange(0, self.sizes.width, 2, device=x.device)
-        angles = distances / 10_000 ** (steps / self.sizes.width)
-        return torch.cat((angles.sin(), angles.cos()), dim=1)
+        return self.loss(x.flatten(0, 1), targets.flatten(), predicted)
 
     def _embedded(self, words: Tensor, inside: Places) -> Tensor:
         scale = self.sizes.width**0.5
@@ -165,8 +166,9 @@ class TransformerXl(nn.Module):
     def _in_cluster(self, words: Tensor, places: Tensor, number: int) -> Tensor:
         return words[places] - (0, *self.sizes.ends)[number]
 
-    def _loss(self, x: Tensor, targets: Tensor, predicted: Places) -> Tensor:
-        logits = torch.cat((self._logits(x, 0), self.cluster_words(x)), dim=1)
+    def loss(self, x: Tensor, targets: Tensor, predicted: Places) -> Tensor:
+        """Returns the mean cross-entropy of hidden states [tokens, width] and targets [tokens]."""
+        logits = torch.cat((self.logits(x, 0), self.cluster_words(x)), dim=1)
         first = self.sizes.clusters[0][0]
         loss = x.new_zeros(())
         for number, places in enumerate(predicted):
@@ -175,12 +177,12 @@ class TransformerXl(nn.Module):
             word = inside if number == 0 else torch.full_like(inside, first - 1 + number)
             loss = loss + functional.cross_entropy(logits[places], word, reduction="sum")
             if number:
-                rare = self._logits(x[places], number)
+                rare = self.logits(x[places], number)
                 loss = loss + functional.cross_entropy(rare, inside, reduction="sum")
         return loss / len(targets)
 
-    def _logits(self, x: Tensor, number: int) -> Tensor:
-        """Returns the logits of a cluster's words."""
+    def logits(self, x: Tensor, number: int) -> Tensor:
+        """Maps hidden states [tokens, width] to logits [tokens, words] of a cluster's words."""
         if not self.projections:
             first, end = (0, *self.sizes.ends)[number : number + 2]
             return functional.linear(x, self.embeddings[0][first:end], self.biases[number])
