@@ -14,8 +14,8 @@ from torch.nn import functional
 from common.models.traced import Made
 
 UNITS, WORDS, LAYERS = 1024, 32_320, 4
-SENTENCES, TOKENS = 8, 25
-"""A sentence has 50 tokens at most; half of it is assumed as the mean of either language."""
+SENTENCES, TOKENS = 8, 50
+"""A sentence has 50 tokens at most. Half of it is assumed as the mean of either language."""
 
 
 class Attention(nn.Module):
@@ -68,10 +68,10 @@ class Gnmt(nn.Module):
         return self.head(x)
 
 
-def gnmt() -> Made:
-    """Makes GNMT on sentences of 25 tokens in each language: 160,671,297 parameters."""
-    tokens = {name: torch.zeros(SENTENCES, TOKENS, dtype=torch.long) for name in ("from", "to")}
-    return Gnmt(), tokens, loss_of
+def gnmt(tokens: int = TOKENS) -> Made:
+    """Makes GNMT on sentences that have ``tokens`` in both languages: 160,671,297 parameters."""
+    sentences = torch.zeros(SENTENCES, tokens // 2, dtype=torch.long)
+    return Gnmt(), {"from": sentences, "to": sentences}, loss_of
 
 
 def loss_of(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:

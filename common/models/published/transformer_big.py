@@ -45,10 +45,10 @@ class Transformer(nn.Module):
         return WIDTH**0.5 * self.embedding(tokens) + torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
-def transformer_big() -> Made:
-    """Makes the big Transformer on sentences of 32 tokens in each language."""
-    tokens = {name: torch.zeros(SENTENCES, TOKENS, dtype=torch.long) for name in ("from", "to")}
-    return Transformer(), tokens, loss_of
+def transformer_big(tokens: int = TOKENS) -> Made:
+    """Makes the big Transformer on sentences that have ``tokens`` in each language."""
+    sentences = torch.zeros(SENTENCES, tokens, dtype=torch.long)
+    return Transformer(), {"from": sentences, "to": sentences}, loss_of
 
 
 def loss_of(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL, wt103_base
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -213,11 +213,11 @@ def transformer_xl(sizes: Sizes) -> Made:
     return TransformerXl(sizes), batch, lambda module, batch: module(**batch)
 
 
-def transformer_xl_base() -> Made:
-    """Makes NVIDIA's base Transformer-XL: 192 million parameters, 192 tokens a segment."""
-    return transformer_xl(BASE)
+def transformer_xl_base(tokens: int = BASE.segment) -> Made:
+    """Makes NVIDIA's base Transformer-XL on segments of ``tokens``: 192 million parameters."""
+    return transformer_xl(replace(BASE, segment=tokens))
 
 
-def transformer_xl_large() -> Made:
-    """Makes NVIDIA's large Transformer-XL: 285 million parameters, 384 tokens a segment."""
-    return transformer_xl(LARGE)
+def transformer_xl_large(tokens: int = LARGE.segment) -> Made:
+    """Makes NVIDIA's large Transformer-XL on segments of ``tokens``: 285 million parameters."""
+    return transformer_xl(replace(LARGE, segment=tokens))

@@ -1,21 +1,29 @@
 """The predictor that is judged: ``predict_scale_out``, asked as ``predict --cluster`` asks it.
 
-What a published row leaves open is taken from its source's defaults, in the tables below.
+What a published row leaves open is taken from its source, in ``defaults`` and the tables below.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 
 from common.errors import UserError
+from common.models.published.gnmt import gnmt
+from common.models.published.resnet import resnet_50
+from common.models.published.ssd import ssd_300
+from common.models.published.transformer_big import transformer_big
+from common.models.published.transformer_xl import transformer_xl_base, transformer_xl_large
+from common.models.traced import traced_architecture
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.published_sizes import architecture_of
+from common.perfmodel.architectures.variants import in_float8, with_adapters
 from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.scale_out import predict_scale_out, without_room
-from common.perfmodel.one_device.peaks import known_peak
+from common.perfmodel.one_device.peaks import has_float8, known_peak
+from common.studies.public.defaults import bare_name
 from common.studies.public.hardware import cluster_name
 from common.studies.public.jobs import Forecast, PublishedJob
 
@@ -46,26 +54,38 @@ STRATEGIES = {
     "HSDP": "HYBRID_SHARD",
 }
 NOT_MODELLED = (
-    (r"LoRA|DoRA|distillation", "adapters and distillation are not modelled"),
+    (r"DoRA|DPO|distillation", "weight-decomposed adapters, DPO and distillation are not modelled"),
     (r"\bEP \d", "expert parallelism is not modelled"),
     (r"offload", "offloading to the CPU is not modelled"),
 )
 """Words of a model or strategy → reason of a refusal."""
+ADAPTER_RANK = 8
+"""Rank of LoRA's adapters: NVIDIA-NeMo/Automodel, recipes of its examples."""
 CHECKPOINTING = {"": "none", "none": "none", "full": "block", "selective": "selective"}
-MODELS = {
-    "BERT-Large SQuAD": ("bert-large-squad", 384),
-    "BERT-Large pretraining": ("bert-large-pretraining", None),
-    "bert_base_squad": ("bert-base-squad", 384),
-    "bert_large_squad": ("bert-large-squad", 384),
-    "GPT-2 124M": ("gpt2", 1024),
-    "GPT-2 XL": ("gpt2-xl", 1024),
-    "GPT-2 XL 1.6B": ("gpt2-xl", 1024),
-    "FSDP2 full fine-tuning Llama-3.1-8B": ("llama-3.1-8b", None),
-    "Llama 3 8B": ("llama-3-8b", None),
-    "Llama3 8B": ("llama-3-8b", None),
+SIZES = {
+    "BERT-Large SQuAD": "bert-large-squad",
+    "BERT-Large pretraining": "bert-large-pretraining",
+    "bert_base_squad": "bert-base-squad",
+    "bert_large_squad": "bert-large-squad",
+    "GPT-2 124M": "gpt2",
+    "GPT-2 XL": "gpt2-xl",
+    "GPT-2 XL 1.6B": "gpt2-xl",
+    "FSDP2 full fine-tuning Llama-3.1-8B": "llama-3.1-8b",
+    "Llama 3 8B": "llama-3-8b",
+    "Llama3 8B": "llama-3-8b",
 }
-"""Published name, without what is in brackets → name of a size, and the tokens of a sample that
-its source trains with by default (BERT for SQuAD: NVIDIA/DeepLearningExamples, scripts)."""
+"""Published name, without what is in brackets → name of a size."""
+FOLLOWED = {
+    "ResNet-50 v1.5": resnet_50,
+    "resnet50": resnet_50,
+    "SSD300 ResNet-50": ssd_300,
+    "ssd": ssd_300,
+    "gnmt": gnmt,
+    "Transformer big": transformer_big,
+    "Transformer-XL base": transformer_xl_base,
+    "Transformer-XL large": transformer_xl_large,
+}
+"""The same → maker of a module that is followed on fake tensors."""
 
 
 def predict(job: PublishedJob) -> Forecast:
@@ -81,13 +101,23 @@ def predict(job: PublishedJob) -> Forecast:
         if re.search(words, f"{job.model} {job.strategy}"):
             raise UserError(reason)
     cluster = load_cluster(cluster_name(job))
-    precision = _named(PRECISIONS, "precision", job.precision)
-    strategy = _named(STRATEGIES, "strategy", job.strategy)
+    strategy = _named(STRATEGIES, "strategy", re.sub(r" \d+( EP -)?$", "", job.strategy))
     if job.micro_batch_per_gpu is None:
         raise UserError("micro-batch not published")
+    architecture = _architecture(job)
+    if has_adapters := "LoRA" in job.model:
+        if strategy != "DDP" and job.gpus > 1:
+            raise UserError("adapters whose frozen weights are sharded are not modelled")
+        architecture = with_adapters(architecture, ADAPTER_RANK)
+    published = job.precision
+    if published.startswith("float8"):
+        if not has_float8(cluster.gpu):
+            raise UserError(f"precision not modelled: {published} on {job.gpu}")
+        architecture, published = in_float8(architecture), "bf16"
+    precision = _named(PRECISIONS, "precision", published)
     has_tf32 = "tf32" in known_peak(cluster.gpu).flops_per_s
     work = Job(
-        architecture=_architecture(job),
+        architecture=architecture,
         batch_size=job.micro_batch_per_gpu,
         precision="float32" if precision == "tf32" else precision,
         tf32=precision == "tf32" and has_tf32,
@@ -100,7 +130,8 @@ def predict(job: PublishedJob) -> Forecast:
     step = predicted.rows("weak", strategy).iloc[0]
     samples = work.batch_size * work.accumulation
     rates = [samples / step[column] for column in ("step_s", "step_high_s", "step_low_s")]
-    return Forecast(*rates, fits=not without_room(predicted))
+    # Frozen weights are in no state that is counted.
+    return Forecast(*rates, fits=None if has_adapters else not without_room(predicted))
 
 
 def _named(names: dict[str, str], kind: str, published: str) -> str:
@@ -110,16 +141,18 @@ def _named(names: dict[str, str], kind: str, published: str) -> str:
 
 
 def _architecture(job: PublishedJob) -> Architecture:
-    name = re.sub(r" \(.*\)| \d-node", "", job.model)
-    size, by_default = MODELS.get(name, (name, None))
-    seq_len = job.seq_len or by_default
-    if seq_len is None and size in MODELS:
+    name = bare_name(job.model).removeprefix("LoRA ")
+    size = SIZES.get(name, name)
+    if job.seq_len is None and name in SIZES:
         raise UserError("sequence length not published")
-    return _published(size, seq_len, job.model)
+    return _published(size, job.seq_len, job.model)
 
 
 @cache
 def _published(size: str, seq_len: int | None, model: str) -> Architecture:
+    if size in FOLLOWED:
+        make = FOLLOWED[size]
+        return traced_architecture(partial(make, seq_len) if seq_len else make, size)
     try:
         return architecture_of(size, seq_len)
     except UserError as error:
