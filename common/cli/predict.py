@@ -18,10 +18,11 @@ class Predict(TableQuestion):
 
     Gradients come from --layer-sizes and --layer-times (the course's CSVs) or, exactly, from
     --ready-times; --run-dir takes all tables of one run. With --measured the prediction is held
-    against ddp-times.csv. With --cluster, --model and --gpus, and no table, a step on up to
-    thousands of GPUs is predicted. There, what takes three numbers has a likeliest value, a lowest
-    and a highest one, from which the bands come; a single number is taken as certain. With
-    --gradient-mib it says whether the cap matters at all for gradients of this size.
+    against ddp-times.csv. With --model the memory of a training step is predicted, and with
+    --cluster and --gpus beside it a step on up to thousands of GPUs, from no table. There, what
+    takes three numbers has a likeliest value, a lowest and a highest one, from which the bands
+    come; a single number is taken as certain. With --gradient-mib it says whether the cap matters
+    at all for gradients of this size.
     """
 
     gradient_mib: tuple[float, ...] = ()
@@ -45,6 +46,11 @@ class Predict(TableQuestion):
             return
         if self.gradient_mib:
             self._print_gains()
+            return
+        if self.on_cluster.model is not None:
+            if tables := given_flags(self, leave_out=("on_cluster",)):
+                raise UserError(f"{tables[0]} has no effect with --model, which takes no tables")
+            self.on_cluster.print_memory()
             return
         if flags := given_flags(self.on_cluster):
             raise UserError(f"{flags[0]} has an effect with --cluster only")

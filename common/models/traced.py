@@ -2,12 +2,13 @@
 
 Fake tensors have shapes and no data, so a model larger than any memory is followed in seconds.
 Operations are counted by ``torch.utils.flop_counter``, the order of gradients is that in which
-autograd hands them over. Equal neighbours in a list of modules are blocks.
+autograd hands them over, activations those that it saves. Equal
+neighbours in a list of modules are blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from math import prod
@@ -20,6 +21,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
+from common.models.traced_memory import joined_activations, with_activations
+from common.perfmodel.architectures.activations import NO_ACTIVATIONS
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.architectures.architecture import Tensor as Parameter
 
@@ -42,7 +45,11 @@ def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
             with _Zeros():
                 module, batch, loss = make()
             samples = next(len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-            return _followed(module, lambda: loss(module, batch), samples, name)
+            architecture = _followed(module, lambda: loss(module, batch), samples, name)
+            sized = with_activations(
+                architecture, module, lambda: loss(module, batch), batch, samples
+            )
+            return replace(sized, layers=tuple(_joined(sized.layers)))
     except UserError:
         raise
     except Exception as error:
@@ -110,7 +117,7 @@ def _followed(
         layers.append(layer)
     if outside:
         layers.append(Layer("rest", forward_flops=outside))
-    return Architecture(name=name, layers=tuple(_joined(layers)))
+    return Architecture(name=name, layers=tuple(layers))
 
 
 def _units(module: nn.Module) -> dict[str, bool]:
@@ -165,8 +172,11 @@ def _by_unit(
     return flops
 
 
-def _joined(layers: list[Layer]) -> Iterator[Layer]:
+def _joined(layers: Sequence[Layer]) -> Iterator[Layer]:
     """Yields layers with equal neighbours counted as one, under the name of the first."""
-    for _, equal in groupby(layers, key=lambda layer: replace(layer, name="")):
-        first, *copies = equal
-        yield replace(first, count=1 + len(copies))
+    for _, equal in groupby(
+        layers, key=lambda layer: replace(layer, name="", activations=NO_ACTIVATIONS)
+    ):
+        group = list(equal)
+        activations = joined_activations(group)
+        yield replace(group[0], count=len(group), activations=activations)

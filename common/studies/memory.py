@@ -2,14 +2,15 @@
 
 Two oracles that know nothing of the formulas: an operator-level tracker on fake tensors, for the
 published sizes of GPT-2 (``memory-tracked.csv``), and PyTorch's CPU allocator under a real step,
-for small ones and every option (``memory-allocator.csv``). ``largest-batch.csv`` is what follows.
+for small ones and every option (``memory-allocator.csv``) and for other models
+(``memory-models.csv``). ``largest-batch.csv`` is what follows.
 """
 
 from __future__ import annotations
 
 import itertools
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,10 @@ from common.runtime.machine.environment import describe_environment
 from common.runtime.records.study import study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.settings import AtLeast, Settings
+from common.studies import model_memory
+from common.studies.model_steps import ModelCase
 
+Case = Workload | ModelCase
 GB = 10**9
 GPU_OVERHEAD_GB = 1.0
 """Memory that is left to the CUDA context and the libraries."""
@@ -123,18 +127,23 @@ def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> P
         with progress.stage(f"allocator, {len(small)} real steps of gpt2-nano") as update:
             allocated = _compared(_each(_allocated, small, study.processes), small, update)
         run.write_table("memory-allocator.csv", allocated)
+        cases = model_memory.CASES
+        with progress.stage(f"allocator, {len(cases)} real steps of other models") as update:
+            measured = _each(model_memory.allocated, cases, study.processes)
+            models = model_memory.compared(measured, update)
+        run.write_table("memory-models.csv", models)
         workloads = study.workloads()
         with progress.stage(f"tracker, {len(workloads)} steps on fake tensors") as update:
             tracked = _compared(_each(_tracked, workloads, study.processes), workloads, update)
         run.write_table("memory-tracked.csv", tracked)
         run.write_table("largest-batch.csv", largest_batches(study))
-        verdicts = judge(tracked, allocated)
+        verdicts = judge(tracked, allocated, models)
         run.write_table("verdicts.csv", verdicts)
     progress.say(verdicts.to_string(index=False, float_format="%.4f"))
     return run.path
 
 
-def judge(tracked: pd.DataFrame, allocated: pd.DataFrame) -> pd.DataFrame:
+def judge(tracked: pd.DataFrame, allocated: pd.DataFrame, models: pd.DataFrame) -> pd.DataFrame:
     """Compares the prediction errors with what was promised; returns a row per promise.
 
     Columns: promise, at_most, found and held.
@@ -144,6 +153,9 @@ def judge(tracked: pd.DataFrame, allocated: pd.DataFrame) -> pd.DataFrame:
         error = (table["predicted_bytes"] / table["measured_bytes"] - 1).abs()
         rows.append((f"median error against the {oracle}", 0.03, error.median()))
         rows.append((f"largest error against the {oracle}", 0.08, error.max()))
+    held_out = models[models["held_out"]]
+    error = (held_out["predicted_bytes"] / held_out["measured_bytes"] - 1).abs()
+    rows.append(("largest error of other models, held out", 0.03, error.max()))
     return with_verdicts(pd.DataFrame(rows, columns=["promise", "at_most", "found"]))
 
 
@@ -172,7 +184,7 @@ def largest_batches(study: MemoryStudy) -> pd.DataFrame:
 
 
 def _each(
-    measure: Callable[[Workload], int], workloads: list[Workload], processes: int
+    measure: Callable[[Case], int], workloads: Sequence[Case], processes: int
 ) -> Iterator[int]:
     """Yields ``measure`` of every workload, in order, from fresh processes that each do a few."""
     spawn = multiprocessing.get_context("spawn")

@@ -109,13 +109,9 @@ def test_the_predictor_is_predict_scale_out() -> None:
         ({"model": "Gemini"}, "model not known: Gemini"),
         ({"model": "LoRA Llama 3.1 8B"}, "adapters and distillation are not modelled"),
         ({"act_ckpt": "mostly"}, "checkpointing not modelled: mostly"),
-        ({"precision": "float8"}, "precision not modelled: float8"),
         ({"strategy": "DP"}, "strategy not modelled: DP"),
         ({"strategy": "FSDP2 8 EP 8"}, "expert parallelism is not modelled"),
         ({"tp": 2}, "parallelism is not modelled"),
-        ({"gpu": "TITAN RTX 24GB"}, "no cluster of TITAN RTX 24GB over NVLink"),
-        ({"gpu": "GTX 1080"}, "GPU not known: GTX 1080"),
-        ({"gpus": 16}, "no cluster of H100 over NVLink"),
         ({"micro_batch_per_gpu": None}, "micro-batch not published"),
     ],
 )
@@ -123,6 +119,24 @@ def test_what_is_not_modelled_is_refused_with_the_reason(changes: dict, reason: 
     job = GPT2_XL | {"gpus": 8, "gpus_per_node": 8, "precision": "bf16"}
     with pytest.raises(UserError, match=reason):
         predictor.predict(PublishedJob(**job | {"micro_batch_per_gpu": 4} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"precision": "float8"}, "precision not modelled: float8"),
+        ({"cp": 2}, "parallelism is not modelled"),
+        ({"gpu": "TITAN RTX 24GB"}, "no cluster of TITAN RTX 24GB over NVLink"),
+        ({"gpu": "GTX 1080"}, "GPU not known: GTX 1080"),
+        ({"gpus": 16}, "no cluster of H100 over NVLink"),
+    ],
+)
+def test_memory_is_said_where_throughput_is_not(changes: dict, reason: str) -> None:
+    job = GPT2_XL | {"gpus": 8, "gpus_per_node": 8, "precision": "bf16", "micro_batch_per_gpu": 4}
+    forecast = predictor.predict(PublishedJob(**job | changes))
+    assert reason in forecast.reason
+    assert np.isnan(forecast.samples_per_s)
+    assert forecast.memory_bytes > 12 * 1.5e9 / 16
 
 
 def test_published_names_lead_to_gpus_and_clusters_that_exist() -> None:

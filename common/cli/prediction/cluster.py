@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 WIDTH = 140
 SEQ_LEN = 1024
 TIMES = {" s": 1.0, " ms": 1e-3}
+MEMORY_FLAGS = (
+    *("model", "batch_size", "seq_len", "precision", "checkpointing", "accumulation"),
+    *("gpus", "strategies", "capacity_gb"),
+)
+"""Fields of ``ClusterQuestion`` that have an effect without a cluster."""
 COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
@@ -37,6 +42,9 @@ def given_flags(settings: object, leave_out: tuple[str, ...] = ()) -> list[str]:
 @dataclass(frozen=True)
 class ClusterQuestion:
     """With --cluster: a training step of any model on many GPUs. Nothing has to be measured.
+
+    With --model and no cluster: the memory of a training step, part by part, and the largest
+    micro-batch that fits.
 
     A quantity that takes three numbers has a likeliest value, a lowest and a highest one, from
     which the bands come; a single number is taken as certain.
@@ -91,11 +99,16 @@ class ClusterQuestion:
     """Seed of the draws, by default 0."""
     csv: str | None = None
     """Write every column of the prediction to this file."""
+    capacity_gb: tuple[float, ...] = ()
+    """Without --cluster: memories whose largest micro-batch is said, in 10⁹ bytes, by default 24 40
+    80 141."""
 
     def run(self) -> None:
         """Predicts and prints. Raises UserError for what the cluster, or the model, has not."""
         from rich.console import Console
 
+        if self.capacity_gb:
+            raise UserError("--capacity-gb has no effect with --cluster, whose GPU has a memory")
         if self.csv is not None:
             check_csv(self.csv)
         predicted = self.predict()
@@ -106,6 +119,26 @@ class ClusterQuestion:
         print_prediction(predicted, console)
         if self.csv is not None:
             console.print(f"- all columns: {self.csv}", highlight=False)
+
+    def print_memory(self) -> None:
+        """Prints the memory of a step of the model, on one GPU or on --gpus. Raises UserError."""
+        from rich.console import Console
+
+        from common.cli.prediction.memory import CAPACITIES_GB, print_memory
+        from common.perfmodel.cluster.scale_out import STRATEGIES, parse_gpus
+
+        if flags := given_flags(self, leave_out=MEMORY_FLAGS):
+            raise UserError(f"{flags[0]} has an effect with --cluster only")
+        gpus = parse_gpus(self.gpus) if self.gpus else [1]
+        if self.strategies and max(gpus) == 1:
+            raise UserError("--strategies has an effect on several --gpus only")
+        print_memory(
+            job=self._job(),
+            gpus=gpus,
+            strategies=self.strategies or STRATEGIES,
+            capacities_gb=self.capacity_gb or CAPACITIES_GB,
+            console=Console(),
+        )
 
     def predict(self) -> ScaleOut:
         """Computes the prediction that these flags ask for."""
@@ -284,12 +317,12 @@ def _notes(predicted: ScaleOut) -> list[str]:
     }
     shares = ", ".join(f"{name} {part / last.step_s:.1%}" for name, part in parts.items())
     notes = [f"{strategy}, weak, {last.gpus:,} GPUs: {shares}"]
-    for strategy, gpus in without_room(predicted).items():
+    for strategy, peaks in without_room(predicted).items():
         gigabytes = predicted.peak.memory_bytes / 1e9
         notes.append(
-            f"{strategy} on {_listed(gpus)} GPUs does not fit: weights, gradients and moments "
-            f"alone take more than a GPU's {gigabytes:.0f} GB; its times are those of a GPU with "
-            "more memory"
+            f"{strategy} on {_listed(list(peaks))} GPUs does not fit: a step takes "
+            f"{min(peaks.values()) / 1e9:.0f} GB or more of a GPU's {gigabytes:.0f} GB; its times "
+            "are those of a GPU with more memory"
         )
     left_out = set(weak["gpus"]) - set(predicted.rows("strong", strategy)["gpus"])
     if left_out:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from common.perfmodel.architectures.activations import NO_ACTIVATIONS, Activations
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -47,6 +49,8 @@ class Layer:
         forward_modules: names of the tensors' modules in the order of the forward pass; empty where
             they are registered in it.
         observed: places of ``tensors`` in the order in which their gradients were seen to be ready.
+        activations: what its passes hold, a sample.
+        shared_elements: elements of another layer's weight that it multiplies by (a tied head).
     """
 
     name: str
@@ -57,6 +61,8 @@ class Layer:
     idle_elements: int = 0
     forward_modules: tuple[str, ...] = ()
     observed: tuple[int, ...] = ()
+    activations: Activations = NO_ACTIVATIONS
+    shared_elements: int = 0
 
     @cached_property
     def elements(self) -> int:
@@ -97,6 +103,7 @@ class Architecture:
         name: name of the model, for messages and tables.
         layers: layers in the order of the forward pass.
         tokens_per_sample: tokens of a sequence; 1 where a sample is an image.
+        sample_bytes: bytes of a sample in the batch, its target included.
         ties_head: whether the head's weight is the token embedding's, whose gradient is then
             complete at the end of the backward pass.
     """
@@ -105,6 +112,7 @@ class Architecture:
     layers: tuple[Layer, ...]
     tokens_per_sample: int = 1
     ties_head: bool = False
+    sample_bytes: float = 0
 
     @cached_property
     def num_parameters(self) -> int:

@@ -45,6 +45,15 @@ class Sizes:
             raise UserError(f"{key} is {value!r}; it must be true or false")
         return value
 
+    def share(self, key: str, default: float) -> float:
+        """Returns a probability; the default where it is missing or null."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise UserError(f"{key} is {value!r}; it must be a number from 0 to below 1")
+        return value
+
     def part(self, key: str) -> Sizes:
         """Returns the values of an object inside; none where it is missing or null."""
         values = self.values.get(key) or {}

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from common.perfmodel.architectures.activations import Activations, dropout, norm_input
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
+from common.perfmodel.architectures.block_activations import (
+    Style,
+    block_activations,
+    head_activations,
+)
 from common.perfmodel.architectures.parts import (
     Attention,
     FeedForward,
@@ -39,6 +45,7 @@ class EncoderDecoder(Settings):
         position_buckets: distances that are told apart; the first block of each stack has a weight
             for each, and for each head, which all blocks use.
         ties_head: whether the head's weight is the token embedding's.
+        dropout: whether it is trained with dropout.
     """
 
     name: str
@@ -50,6 +57,7 @@ class EncoderDecoder(Settings):
     feed_forward: FeedForward
     position_buckets: Annotated[int, Whole]
     ties_head: bool = True
+    dropout: bool = True
 
     def architecture(self, seq_len: int) -> Architecture:
         """Returns the layers for samples of ``seq_len`` tokens on either side; they count once.
@@ -62,13 +70,22 @@ class EncoderDecoder(Settings):
             Layer("embedding", (Tensor("token.weight", (self.vocabulary, self.width)),)),
             *self._stack("encoder", self.encoder_layers, seq_len),
             *self._stack("decoder", self.decoder_layers, seq_len),
-            Layer("head", () if self.ties_head else tuple(head), linear_flops(head, seq_len)),
+            Layer(
+                "head",
+                () if self.ties_head else tuple(head),
+                linear_flops(head, seq_len),
+                activations=head_activations(seq_len, self.width, self.vocabulary, ()),
+                shared_elements=self.width * self.vocabulary if self.ties_head else 0,
+            ),
         )
-        return Architecture(self.name, layers, seq_len, self.ties_head)
+        return Architecture(self.name, layers, seq_len, self.ties_head, sample_bytes=24 * seq_len)
 
     def _stack(self, side: str, count: int, seq_len: int) -> list[Layer]:
         later = replace(self._block(side, seq_len, first=False), count=count - 1)
-        last_norm = Layer(f"{side}_norm", tuple(norm("norm", self.width, "rms")))
+        kept = norm_input(seq_len, self.width, "rms")
+        kept += dropout(2 * seq_len * self.width, in_stream=True) if self.dropout else []
+        norms = tuple(norm("norm", self.width, "rms"))
+        last_norm = Layer(f"{side}_norm", norms, activations=Activations(tuple(kept)))
         return [
             self._block(side, seq_len, first=True),
             *([later] if later.count else []),
@@ -85,10 +102,22 @@ class EncoderDecoder(Settings):
         tensors += norm("feed_forward_norm", self.width, "rms")
         tensors += self.feed_forward.tensors(self.width)
         flops += linear_flops(tensors, seq_len)
+        activations = block_activations(
+            [(self.attention, seq_len)] * len(parts),
+            self.feed_forward,
+            seq_len,
+            self.width,
+            Style(
+                norm="rms",
+                dropout=self.dropout,
+                attention_dropout=self.dropout,
+                inner_dropout=self.dropout,
+            ),
+            [tensor for tensor in tensors if len(tensor.shape) == 2],
+        )
         if first:
             shape = (self.position_buckets, self.attention.heads)
             before_output = [tensor.name for tensor in tensors].index("attention.output.weight")
             tensors.insert(before_output, Tensor("attention.positions.weight", shape))
-        return registered(
-            Layer(f"{side}_block", tuple(tensors), flops, is_block=True), REGISTRATION
-        )
+        block = Layer(f"{side}_block", tuple(tensors), flops, is_block=True)
+        return registered(replace(block, activations=activations), REGISTRATION)

@@ -50,6 +50,7 @@ def _gpt_neox(sizes: Sizes) -> Transformer:
         sizes.feed_forward(bias=True),
         norm="layer",
         registration=("attention_norm", "feed_forward_norm"),
+        one_input=sizes.flag("use_parallel_residual", True),
     )
 
 
@@ -63,7 +64,7 @@ def _opt(sizes: Sizes) -> Transformer:
     return decoders.decoder(
         sizes,
         sizes.attention(input_bias=bias, output_bias=bias),
-        sizes.feed_forward("ffn_dim", bias=bias),
+        sizes.feed_forward("ffn_dim", bias=bias, relu=True),
         tied=True,
         norm="layer",
         post_norm=not norm_before,
@@ -145,6 +146,8 @@ def _encoder(sizes: Sizes, heads: Mapping[str, str], **overrides: object) -> Tra
         pooler=heads[trained] in ("none", "pretraining"),
         head=heads[trained],
         registration=(),
+        dropout=sizes.share("hidden_dropout_prob", 0.1) > 0,
+        attention_dropout=sizes.share("attention_probs_dropout_prob", 0.1) > 0,
         **overrides,
     )
 
@@ -159,9 +162,10 @@ def _t5(sizes: Sizes) -> EncoderDecoder:
         width=sizes.whole("d_model"),
         vocabulary=sizes.whole("vocab_size"),
         attention=Attention(heads=heads, key_value_heads=heads, head_width=sizes.whole("d_kv")),
-        feed_forward=sizes.feed_forward("d_ff", gated=gated),
+        feed_forward=sizes.feed_forward("d_ff", gated=gated, relu=not gated),
         position_buckets=sizes.whole("relative_attention_num_buckets", 32),
         ties_head=sizes.flag("tie_word_embeddings", True),
+        dropout=sizes.share("dropout_rate", 0.1) > 0,
     )
 
 

@@ -166,12 +166,14 @@ class FeedForward(Settings):
         gated: whether a third layer's output multiplies the first's (SwiGLU, GEGLU).
         bias: whether the layers have biases.
         fused: whether the gate and the layer that it multiplies are one.
+        relu: whether the activation is ReLU, whose backward pass needs its output alone.
     """
 
     width: Annotated[int, Whole]
     gated: bool = False
     bias: bool = False
     fused: bool = False
+    relu: bool = False
 
     def tensors(self, width: int, name: str = "feed_forward") -> list[Tensor]:
         """Returns the parameters in a block of ``width``; their names begin with ``name``."""

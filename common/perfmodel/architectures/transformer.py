@@ -12,7 +12,20 @@ from itertools import groupby
 from typing import Annotated
 
 from common.errors import UserError
+from common.perfmodel.architectures.activations import (
+    Activations,
+    Piece,
+    computed,
+    dropout,
+    norm_input,
+    streamed,
+)
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
+from common.perfmodel.architectures.block_activations import (
+    Style,
+    block_activations,
+    head_activations,
+)
 from common.perfmodel.architectures.parts import (
     Attention,
     Count,
@@ -61,6 +74,9 @@ class Transformer(Settings):
         registration: modules of a block, or what their names begin with, in the order in which
             they are registered; empty where that is the order of the forward pass.
         embedding_registration: the same for the embeddings.
+        dropout: whether it is trained with dropout behind the embeddings and all parts.
+        attention_dropout: whether it is trained with dropout on the scores.
+        one_input: whether both parts of a block read its input.
     """
 
     name: str
@@ -84,6 +100,9 @@ class Transformer(Settings):
     transposed: bool = False
     registration: tuple[str, ...] = ()
     embedding_registration: tuple[str, ...] = ("token", "position")
+    dropout: bool = False
+    attention_dropout: bool = False
+    one_input: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,18 +120,20 @@ class Transformer(Settings):
         longest = self.position_rows - self.position_offset
         if self.positions == "learned" and seq_len > longest:
             raise UserError(f"{self.name} has {longest} learned positions, fewer than {seq_len}")
-        layers = [self._embedding(), *self._blocks(seq_len)]
+        layers = [self._embedding(seq_len), *self._blocks(seq_len)]
         if self.final_norm:
-            layers.append(Layer("final_norm", tuple(norm("norm", self.width, self.norm))))
+            norms = tuple(norm("norm", self.width, self.norm))
+            kept = Activations(tuple(norm_input(seq_len, self.width, self.norm)))
+            layers.append(Layer("final_norm", norms, activations=kept))
         if self.pooler:
             pooler = linear("pooler", self.width, self.width, bias=True)
             layers.append(Layer("pooler", tuple(pooler), linear_flops(pooler, 1)))
         if self.head != "none":
             layers.append(self._head(seq_len))
         tied = self.head in ("tied", "masked", "pretraining")
-        return Architecture(self.name, tuple(layers), seq_len, ties_head=tied)
+        return Architecture(self.name, tuple(layers), seq_len, tied, sample_bytes=16 * seq_len)
 
-    def _embedding(self) -> Layer:
+    def _embedding(self, seq_len: int) -> Layer:
         tensors = [Tensor("token.weight", (self.vocabulary, self.width))]
         if self.segments:
             tensors.append(Tensor("segment.weight", (self.segments, self.width)))
@@ -120,7 +141,12 @@ class Transformer(Settings):
             tensors.append(Tensor("position.weight", (self.position_rows, self.width)))
         if self.embedding_norm:
             tensors += norm("norm", self.width, self.norm)
-        return registered(Layer("embedding", tuple(tensors)), self.embedding_registration)
+        kept = norm_input(seq_len, self.width, self.norm) if self.embedding_norm else []
+        kept += dropout(seq_len * self.width, in_stream=True) if self.dropout else []
+        gradient = streamed("residual stream", seq_len * self.width)
+        activations = Activations(tuple(kept), backward=((gradient,),))
+        embedding = Layer("embedding", tuple(tensors), activations=activations)
+        return registered(embedding, self.embedding_registration)
 
     def _blocks(self, seq_len: int) -> list[Layer]:
         """Returns equal blocks in a row as one layer."""
@@ -144,6 +170,14 @@ class Transformer(Settings):
         else:
             tensors = [*norms[0], *attention, *norms[1], *feed_forward]
         flops = linear_flops(tensors, seq_len) + self.attention.product_flops(seq_len, seq_len)
+        activations = block_activations(
+            [(self.attention, seq_len)],
+            experts or self.feed_forward,
+            seq_len,
+            self.width,
+            self._style(),
+            [tensor for tensor in tensors if len(tensor.shape) == 2],
+        )
         if self.transposed:
             tensors = [replace(tensor, shape=tensor.shape[::-1]) for tensor in tensors]
         block = Layer(
@@ -152,18 +186,41 @@ class Transformer(Settings):
             forward_flops=flops + (experts.expert_flops(self.width, seq_len) if experts else 0),
             is_block=True,
             idle_elements=experts.idle_elements(self.width) if experts else 0,
+            activations=activations,
         )
         return registered(block, self.registration)
+
+    def _style(self) -> Style:
+        return Style(
+            norm=self.norm,
+            rotates=self.positions == "rotary",
+            float32_softmax=self.positions == "rotary",
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            one_input=self.one_input,
+        )
+
+    def _head_activations(self, seq_len: int) -> Activations:
+        if self.head == "span":
+            return head_activations(seq_len, self.width, 2, ())
+        before: list[Piece] = []
+        if self.head in ("masked", "pretraining"):  # a linear layer, a GELU and a norm
+            stream = seq_len * self.width
+            before = [computed("logits and loss", 3 * stream)]
+        return head_activations(seq_len, self.width, self.vocabulary, before)
 
     def _head(self, seq_len: int) -> Layer:
         """Returns the head. Each token of a sample is scored, also where few are masked."""
         scores = linear_flops(linear("", self.width, self.vocabulary), seq_len)
+        activations, weight = self._head_activations(seq_len), self.vocabulary * self.width
         if self.head == "tied":
-            return Layer("head", (), scores)
+            layer = Layer("head", (), scores, activations=activations)
+            return replace(layer, shared_elements=weight)
         if self.head in ("own", "span"):
             span = self.head == "span"
             tensors = linear("head", self.width, 2 if span else self.vocabulary, bias=span)
-            return Layer("head", tuple(tensors), linear_flops(tensors, seq_len))
+            flops = linear_flops(tensors, seq_len)
+            return Layer("head", tuple(tensors), flops, activations=activations)
         transform = linear("transform", self.width, self.width, bias=True)
         flops = linear_flops(transform, seq_len) + scores
         tensors = [*transform, *norm("norm", self.width, self.norm)]
@@ -172,7 +229,8 @@ class Transformer(Settings):
             next_sentence = linear("next_sentence", self.width, 2, bias=True)
             flops += linear_flops(next_sentence, 1)
             tensors += next_sentence
-        return registered(Layer("head", tuple(tensors), flops), ("scores",))
+        layer = Layer("head", tuple(tensors), flops, activations=activations)
+        return registered(replace(layer, shared_elements=weight), ("scores",))
 
 
 def registered(layer: Layer, order: Sequence[str]) -> Layer:

@@ -47,6 +47,7 @@ def _adapted(layer: Layer, rank: int, tokens: int) -> Layer:
         forward_flops=OF_FROZEN * layer.forward_flops + linear_flops(adapters, tokens),
         count=layer.count,
         is_block=layer.is_block,
+        activations=layer.activations,
     )
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from common.errors import UserError
+from common.perfmodel.architectures.activations import (
+    Activations,
+    Piece,
+    norm_input,
+)
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
+from common.perfmodel.architectures.block_activations import (
+    Style,
+    block_activations,
+    head_activations,
+)
 from common.perfmodel.architectures.parts import (
     Attention,
     FeedForward,
@@ -72,10 +82,20 @@ class VisionTransformer(Settings):
         layers = (
             self._embedding(patches),
             block,
-            Layer("final_norm", tuple(norm("norm", self.width, "layer"))),
-            Layer("head", tuple(head), linear_flops(head, 1)),
+            Layer(
+                "final_norm",
+                tuple(norm("norm", self.width, "layer")),
+                activations=Activations(tuple(norm_input(tokens, self.width, "layer"))),
+            ),
+            Layer(
+                "head",
+                tuple(head),
+                linear_flops(head, 1),
+                activations=head_activations(1, self.width, self.classes, ()),
+            ),
         )
-        return Architecture(self.name, layers)
+        pixels = self.channels * self.image_width**2
+        return Architecture(self.name, layers, sample_bytes=4 * pixels + 8)
 
     def _embedding(self, patches: int) -> Layer:
         weight = (self.width, self.channels, self.patch_width, self.patch_width)
@@ -85,7 +105,11 @@ class VisionTransformer(Settings):
             Tensor("class_token.weight", (1, 1, self.width)),
             Tensor("position.weight", (1, patches + 1, self.width)),
         )
-        embedding = Layer("embedding", tensors, 2 * patches * tensors[0].elements)
+        pixels = self.channels * self.image_width**2
+        # The image is the batch's; autocast and the casts of FSDP make a copy.
+        kept = Activations((Piece("batch", (0, 2 * pixels, 2 * pixels)),))
+        flops = 2 * patches * tensors[0].elements
+        embedding = Layer("embedding", tensors, flops, activations=kept)
         return registered(embedding, ("class_token", "position"))
 
     def _block(self, tokens: int) -> Layer:
@@ -96,4 +120,13 @@ class VisionTransformer(Settings):
             *self.feed_forward.tensors(self.width),
         )
         flops = linear_flops(tensors, tokens) + self.attention.product_flops(tokens, tokens)
-        return Layer("block", tensors, flops, count=self.layers, is_block=True)
+        activations = block_activations(
+            [(self.attention, tokens)],
+            self.feed_forward,
+            tokens,
+            self.width,
+            Style(norm="layer"),
+            [tensor for tensor in tensors if len(tensor.shape) == 2],
+        )
+        block = Layer("block", tensors, flops, count=self.layers, is_block=True)
+        return replace(block, activations=activations)

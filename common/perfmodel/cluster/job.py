@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from common.errors import UserError, unknown_name
+from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.architectures.architecture import Architecture, Layer
+from common.perfmodel.one_device.training_memory import Passes
 from common.perfmodel.one_device.workload import CHOICES, Workload
 
 RECOMPUTED = {"none": 0.0, "selective": 0.5, "block": 1.0}
@@ -28,6 +30,7 @@ class Job:
             nobody tells it to wait for the last, which then keeps no gradients whole.
         gradient_bytes: bytes of a gradient's number as it is exchanged: 2 where all of a model is
             in 16 bits.
+        types: types and kernels of the passes; None: those of autocast, with fused attention.
     """
 
     architecture: Architecture
@@ -38,6 +41,7 @@ class Job:
     accumulation: int = 1
     reduces_each: bool = False
     gradient_bytes: int = 4
+    types: Numerics | None = None
 
     def __post_init__(self) -> None:
         if self.checkpointing not in RECOMPUTED:
@@ -70,6 +74,19 @@ class Job:
     def tokens_per_sample(self) -> int:
         """Returns the tokens of a sequence."""
         return self.architecture.tokens_per_sample
+
+    @property
+    def passes(self) -> Passes:
+        """Returns the passes whose memory ``predict_training_memory`` predicts."""
+        by_precision = Numerics("float32" if self.precision == "float32" else "autocast")
+        return Passes(
+            architecture=self.architecture,
+            batch_size=self.batch_size,
+            numerics=self.types or by_precision,
+            checkpointing=self.checkpointing,
+            accumulation=self.accumulation,
+            reduces_each=self.reduces_each,
+        )
 
     @property
     def gathered_bytes(self) -> int:

@@ -12,6 +12,7 @@ same batch per GPU (weak), or for the whole batch divided by the number of GPUs 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,11 @@ from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.steps import BAND, ClusterSteps
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
+from common.perfmodel.one_device.training_memory import (
+    LIBRARIES_BYTES,
+    predict_training_memory,
+    sharding_on,
+)
 
 STRATEGIES = ("DDP", "SHARD_GRAD_OP", "FULL_SHARD")
 """Strategies that are predicted where none are asked for."""
@@ -176,27 +182,22 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
     ]
 
 
-STATE_BYTES = 16
-"""Bytes of a parameter's float32 weight, gradient and AdamW's two moments."""
+def without_room(predicted: ScaleOut) -> dict[str, dict[int, float]]:
+    """Returns the peak of a step in bytes where it exceeds a GPU's memory: by strategy and GPUs.
 
-
-def without_room(predicted: ScaleOut) -> dict[str, list[int]]:
-    """Returns the numbers of GPUs, by strategy, on which the states alone exceed a GPU's memory.
-
-    States are weights, gradients and moments; activations come on top.
+    It is the whole peak under weak scaling; of a model whose activations are not known, nothing is
+    said.
     """
-    parameters, memory = predicted.job.architecture.num_parameters, predicted.peak.memory_bytes
-    states = STATE_BYTES * parameters
-    full: dict[str, list[int]] = {}
+    capacity = (predicted.peak.memory_bytes or math.inf) - LIBRARIES_BYTES
+    full: dict[str, dict[int, float]] = {}
     for row in predicted.table[["strategy", "gpus"]].drop_duplicates().itertuples():
-        node = min(row.gpus, predicted.cluster.gpus_per_node)
-        of_a_gpu = {
-            "DDP": states,
-            "ZERO1": states / 2 + states / 2 / row.gpus,
-            "HYBRID_SHARD": states / node,
-        }.get(row.strategy, states / row.gpus)
-        if of_a_gpu > memory:
-            full.setdefault(row.strategy, []).append(row.gpus)
+        sharding = sharding_on(row.strategy, row.gpus, predicted.cluster.gpus_per_node)
+        try:
+            peak = predict_training_memory(predicted.job.passes, sharding).peak_bytes
+        except UserError:
+            return {}
+        if peak > capacity:
+            full.setdefault(row.strategy, {})[row.gpus] = peak
     return full
 
 

@@ -26,6 +26,9 @@ COMPONENTS = (
     "attention",
     "attention scores",
     "feed-forward",
+    "dropout",
+    "selected",
+    "activations",
     "logits and loss",
     "autocast copies",
     "temporary buffers",
@@ -56,7 +59,6 @@ class Moment:
 class MemoryPrediction:
     """The moments of a step; ``peak`` is the one that decides whether it fits."""
 
-    workload: Workload
     moments: tuple[Moment, ...]
 
     @property
@@ -93,6 +95,7 @@ class _Step:
     def __init__(self, workload: Workload, sharding: Sharding) -> None:
         self.workload, self.sharding = workload, sharding
         config = self.config = workload.config
+        self.architecture = config.architecture(workload.seq_len)
         self.size = compute_size(workload)
         self.mixed = self.size < FLOAT32
         self.tokens = workload.batch_size * workload.seq_len
@@ -114,7 +117,7 @@ class _Step:
         if self.workload.attention == "eager":
             moments += [self.attention_backward(layers, kept), self.attention_backward(1, kept)]
         moments += [self.embedding_backward(kept), self.update()]
-        return MemoryPrediction(self.workload, tuple(moments))
+        return MemoryPrediction(tuple(moments))
 
     def moment(self, name: str, phase: str, block: int = 1, **parts: int) -> Moment:
         """Makes a moment of the states and of ``parts``, whose names have _ for spaces.
@@ -126,11 +129,13 @@ class _Step:
         base = {
             "parameters": self.sharding.of_parameters(states["parameters"]),
             "gradients": self.held_gradients(named.pop("gradients", 0), phase, block),
-            "optimizer states": self.sharding.of_states(states["optimizer states"], self.config),
+            "optimizer states": self.sharding.of_states(
+                states["optimizer states"], self.architecture
+            ),
         }
         base["batch"] = 16 * self.tokens  # tokens and targets
         base["communication"] = self.sharding.communication_bytes(
-            self.config, phase, block, item_bytes=self.size
+            self.architecture, phase, block, item_bytes=self.size
         )
         sizes = base | named
         return Moment(name, {key: sizes[key] for key in COMPONENTS if sizes.get(key)})
@@ -356,7 +361,7 @@ class _Step:
         if self.workload.optimizer == "adamw":
             temporary = {
                 "fused": 0,
-                "foreach": self.sharding.of_states(self.all_gradients, self.config),
+                "foreach": self.sharding.of_states(self.all_gradients, self.architecture),
                 "for-loop": self.sharding.of_parameters(2 * FLOAT32 * self.head),
             }[self.workload.optimizer_implementation]
         return self.moment(

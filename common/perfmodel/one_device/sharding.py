@@ -1,6 +1,7 @@
 """The parameters, gradients and optimizer states that one of N ranks holds.
 
-DDP keeps all of them on every rank. ``ZERO1`` is DDP whose optimizer states are divided, each
+DDP keeps all of them on every rank. ``HYBRID_SHARD`` shards among ``ranks`` ranks, and copies of
+those reduce between them. ``ZERO1`` is DDP whose optimizer states are divided, each
 parameter's as a whole, as the sharded optimizer of exercise A1.4 does. ``SHARD_GRAD_OP`` and
 ``FULL_SHARD`` are stages 2 and 3 of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) in PyTorch's
 words, as ``fully_shard`` does them with one unit per block and one for the rest (embeddings and
@@ -15,10 +16,10 @@ from typing import Annotated
 
 from common.errors import UserError
 from common.exercises.step_memory import FLOAT32
-from common.perfmodel.one_device.architecture import GPT2Config
+from common.perfmodel.architectures.architecture import Architecture
 from common.settings import AtLeast, OneOf, Settings
 
-STRATEGIES = ("none", "DDP", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD")
+STRATEGIES = ("none", "DDP", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Sharding(Settings):
     @property
     def shards(self) -> bool:
         """Returns True if parameters, gradients and states are spread over the ranks."""
-        return self.strategy in ("SHARD_GRAD_OP", "FULL_SHARD")
+        return self.strategy in ("SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 
     @property
     def has_buckets(self) -> bool:
@@ -57,15 +58,20 @@ class Sharding(Settings):
         """Returns the bytes of a rank's own part of the gradients."""
         return -(-size_bytes // self.ranks) if self.shards else size_bytes
 
-    def of_states(self, size_bytes: int, config: GPT2Config) -> int:
+    def of_states(self, size_bytes: int, architecture: Architecture) -> int:
         """Returns the bytes of the optimizer's states on the rank that has most of them."""
         if self.strategy == "ZERO1":
-            shares = whole_tensors(config.parameter_sizes(), self.ranks)
+            shares = whole_tensors(architecture.parameter_sizes(), self.ranks)
             return size_bytes * max(shares) // sum(shares)
         return -(-size_bytes // self.ranks) if self.shards else size_bytes
 
     def communication_bytes(
-        self, config: GPT2Config, phase: str, block: int = 1, item_bytes: int = FLOAT32
+        self,
+        architecture: Architecture,
+        phase: str,
+        block: int = 1,
+        item_bytes: int = FLOAT32,
+        root_bytes: int = FLOAT32,
     ) -> int:
         """Computes the bytes of buffers for communication in ``phase`` of a step.
 
@@ -77,29 +83,30 @@ class Sharding(Settings):
         (tests/perfmodel/test_sharding.py).
 
         Args:
-            config: the model's sizes.
+            architecture: the model.
             phase: ``forward``, ``loss``, ``backward`` (of ``block``, counted from 1),
                 ``embedding`` (its backward pass) or ``update``.
             block: the block whose backward pass it is.
-            item_bytes: bytes of a number in a gathered block. Numbers of the embeddings' unit and
-                of gradients take 4.
+            item_bytes: bytes of a number in a gathered block. Numbers of gradients take 4.
+            root_bytes: bytes of a number in the embeddings' unit.
         """
-        everything = FLOAT32 * config.num_parameters()
         if self.has_buckets:
-            return everything
+            return FLOAT32 * architecture.num_parameters
         if not self.shards or phase == "update":
             return 0
-        per_block = config.parameters_per_layer()
-        if self.strategy == "FULL_SHARD":
-            gathered = {"forward": 2, "loss": 1, "backward": 1, "embedding": 0}[phase]
+        blocks = [layer.elements for layer in architecture.one_by_one() if layer.is_block]
+        largest = max(blocks, default=0)
+        if self.strategy == "SHARD_GRAD_OP":
+            every = len(blocks)
+            units = {"forward": every, "loss": every, "backward": block, "embedding": 1}[phase]
+            gathered = sum(blocks[:units])
         else:
-            every = config.n_layer
-            gathered = {"forward": every, "loss": every, "backward": block, "embedding": 1}[phase]
+            gathered = {"forward": 2, "loss": 1, "backward": 1, "embedding": 0}[phase] * largest
         gradients = 0 if phase in ("forward", "loss") else 2
         if self.strategy == "SHARD_GRAD_OP" and phase == "backward":
             gradients = 1
-        embeddings = everything - FLOAT32 * config.n_layer * per_block
-        return embeddings + (gathered * item_bytes + gradients * FLOAT32) * per_block
+        root = architecture.num_parameters - sum(blocks)
+        return root_bytes * root + item_bytes * gathered + FLOAT32 * gradients * largest
 
 
 def whole_tensors(sizes: Sequence[int], ranks: int) -> list[int]:

@@ -56,6 +56,7 @@ class PublishedJob:
         tp, pp, cp: degrees of tensor, pipeline and context parallelism.
         act_ckpt: activation checkpointing: none, full, selective.
         compile: yes or no.
+        source_repo, source_path: where it was published.
     """
 
     gpu: str
@@ -75,6 +76,8 @@ class PublishedJob:
     cp: int = 1
     act_ckpt: str = ""
     compile: str = ""
+    source_repo: str = ""
+    source_path: str = ""
 
     @property
     def is_model_parallel(self) -> bool:
@@ -87,10 +90,13 @@ class Forecast:
     """A prediction for a job.
 
     Attributes:
-        samples_per_s: sequences or images per second and GPU.
+        samples_per_s: sequences or images per second and GPU; NaN where ``reason`` says why not.
         low, high: ends of the 90 % interval of ``samples_per_s``.
-        memory_bytes: peak of a GPU's allocated memory; None where it is not predicted.
+        memory_bytes: a GPU's peak, allocated or reserved as the source publishes it; None where it
+            is not predicted.
         fits: whether the job fits in the GPU's memory; None where that is not predicted.
+        largest_micro_batch: most samples of a micro-batch that fit; None where not predicted.
+        reason: why the throughput is not predicted, where the memory still is.
     """
 
     samples_per_s: float
@@ -98,6 +104,8 @@ class Forecast:
     high: float
     memory_bytes: float | None = None
     fits: bool | None = None
+    largest_micro_batch: int | None = None
+    reason: str = ""
 
 
 Predictor = Callable[[PublishedJob], Forecast]

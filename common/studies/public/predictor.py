@@ -5,7 +5,9 @@ What a published row leaves open is taken from its source, in ``defaults`` and t
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 from functools import cache, partial
 
 from common.errors import UserError
@@ -21,11 +23,12 @@ from common.perfmodel.architectures.variants import in_float8, with_adapters
 from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.job import Job
-from common.perfmodel.cluster.scale_out import predict_scale_out, without_room
+from common.perfmodel.cluster.scale_out import predict_scale_out
 from common.perfmodel.one_device.peaks import has_float8, known_peak
 from common.studies.public.defaults import bare_name
 from common.studies.public.hardware import cluster_name
 from common.studies.public.jobs import Forecast, PublishedJob
+from common.studies.public.published_memory import Memory, memory_of
 
 PRECISIONS = {
     "fp32": "float32",
@@ -61,6 +64,7 @@ NOT_MODELLED = (
 """Words of a model or strategy → reason of a refusal."""
 ADAPTER_RANK = 8
 """Rank of LoRA's adapters: NVIDIA-NeMo/Automodel, recipes of its examples."""
+MODEL_PARALLEL = "tensor, pipeline or context parallelism is not modelled"
 CHECKPOINTING = {"": "none", "none": "none", "full": "block", "selective": "selective"}
 SIZES = {
     "BERT-Large SQuAD": "bert-large-squad",
@@ -89,49 +93,101 @@ FOLLOWED = {
 
 
 def predict(job: PublishedJob) -> Forecast:
-    """Predicts a published job's throughput, and whether its states fit.
+    """Predicts a published job's throughput and memory.
 
     FSDP is taken to reduce gradients in every micro-batch, as it does unless it is told otherwise.
+    Memory is also said where throughput is not: under context parallelism, which divides a sequence
+    over GPUs that share the weights, and for float8, whose activations are kept in 16 bits.
 
-    Raises UserError with the reason where the job cannot be predicted.
+    Raises UserError with the reason where neither can be predicted.
     """
-    if job.is_model_parallel:
-        raise UserError("tensor, pipeline or context parallelism is not modelled")
     for words, reason in NOT_MODELLED:
         if re.search(words, f"{job.model} {job.strategy}"):
             raise UserError(reason)
+    strategy = _strategy(job)
+    work = _work(job)
+    memory = _memory(job, work, strategy)
+    try:
+        rates = _rates(job, work, strategy)
+        reason = ""
+    except UserError as error:
+        if memory is None:
+            raise
+        rates, reason = (math.nan,) * 3, str(error)
+    if memory is None:
+        return Forecast(*rates)
+    return Forecast(*rates, memory.peak_bytes, memory.fits, memory.largest_micro_batch, reason)
+
+
+def _rates(job: PublishedJob, work: Job, strategy: str) -> tuple[float, ...]:
+    """Returns samples per second and GPU: predicted, and the ends of the interval."""
+    if job.is_model_parallel:
+        raise UserError(MODEL_PARALLEL)
     cluster = load_cluster(cluster_name(job))
-    strategy = _named(STRATEGIES, "strategy", re.sub(r" \d+( EP -)?$", "", job.strategy))
-    if job.micro_batch_per_gpu is None:
-        raise UserError("micro-batch not published")
-    architecture = _architecture(job)
-    if has_adapters := "LoRA" in job.model:
-        if strategy != "DDP" and job.gpus > 1:
-            raise UserError("adapters whose frozen weights are sharded are not modelled")
-        architecture = with_adapters(architecture, ADAPTER_RANK)
     published = job.precision
     if published.startswith("float8"):
         if not has_float8(cluster.gpu):
             raise UserError(f"precision not modelled: {published} on {job.gpu}")
-        architecture, published = in_float8(architecture), "bf16"
+        work, published = replace(work, architecture=in_float8(work.architecture)), "bf16"
+    if _has_adapters(job) and strategy != "DDP" and job.gpus > 1:
+        raise UserError("adapters whose frozen weights are sharded are not modelled")
     precision = _named(PRECISIONS, "precision", published)
     has_tf32 = "tf32" in known_peak(cluster.gpu).flops_per_s
-    work = Job(
+    work = replace(work, tf32=precision == "tf32" and has_tf32)
+    predicted = predict_scale_out(work, cluster, [job.gpus], strategies=[strategy])
+    step = predicted.rows("weak", strategy).iloc[0]
+    samples = work.batch_size * work.accumulation
+    columns = ("step_s", "step_high_s", "step_low_s")
+    return tuple(samples / step[column] for column in columns)
+
+
+def _work(job: PublishedJob) -> Job:
+    """Returns the work of a GPU; a precision that is not known is taken to be 16 bits."""
+    if job.micro_batch_per_gpu is None:
+        raise UserError("micro-batch not published")
+    precision = PRECISIONS.get(job.precision, "bfloat16")
+    architecture = _architecture(job)
+    if _has_adapters(job):
+        architecture = with_adapters(architecture, ADAPTER_RANK)
+    return Job(
         architecture=architecture,
         batch_size=job.micro_batch_per_gpu,
         precision="float32" if precision == "tf32" else precision,
-        tf32=precision == "tf32" and has_tf32,
-        checkpointing=_named(CHECKPOINTING, "checkpointing", job.act_ckpt.split(" (")[0]),
+        checkpointing=_checkpointing(job),
         accumulation=job.grad_accum or 1,
         reduces_each=True,
         gradient_bytes=2 if job.precision in ALL_IN_16_BITS else 4,
     )
-    predicted = predict_scale_out(work, cluster, [job.gpus], strategies=[strategy])
-    step = predicted.rows("weak", strategy).iloc[0]
-    samples = work.batch_size * work.accumulation
-    rates = [samples / step[column] for column in ("step_s", "step_high_s", "step_low_s")]
-    # Frozen weights are in no state that is counted.
-    return Forecast(*rates, fits=None if has_adapters else not without_room(predicted))
+
+
+def _memory(job: PublishedJob, work: Job, strategy: str) -> Memory | None:
+    """Returns a job's memory; None under tensor and pipeline parallelism, or of unknown layers.
+
+    With adapters it is None too, as frozen weights are not among an architecture's tensors.
+    """
+    if replace(job, cp=1).is_model_parallel or _has_adapters(job):
+        return None
+    try:
+        return memory_of(job, work, strategy)
+    except UserError:
+        return None
+
+
+def _strategy(job: PublishedJob) -> str:
+    """Returns a strategy; FSDP over so many replicas ("FSDP2 8", "FSDP2 8 EP -") is FULL_SHARD."""
+    return _named(STRATEGIES, "strategy", re.sub(r"^(FSDP2) \d+( EP -)?$", r"\1", job.strategy))
+
+
+def _has_adapters(job: PublishedJob) -> bool:
+    return "LoRA" in job.model
+
+
+def _checkpointing(job: PublishedJob) -> str:
+    """Returns what is computed again; torchtitan's default is selective."""
+    published = job.act_ckpt.split(" (")[0]
+    if not published and job.source_repo == "pytorch/torchtitan":
+        published = "selective"
+    return _named(CHECKPOINTING, "checkpointing", published)
 
 
 def _named(names: dict[str, str], kind: str, published: str) -> str:
@@ -145,7 +201,7 @@ def _architecture(job: PublishedJob) -> Architecture:
     size = SIZES.get(name, name)
     if job.seq_len is None and name in SIZES:
         raise UserError("sequence length not published")
-    return _published(size, job.seq_len, job.model)
+    return _published(size, job.seq_len and job.seq_len // job.cp, job.model)
 
 
 @cache

@@ -35,6 +35,7 @@ from common.studies.public.jobs import (
 from common.studies.public.scores import (
     absolute_scores,
     collective_scores,
+    memory_scores,
     pair_scores,
     scaling_scores,
 )
@@ -104,7 +105,8 @@ def predict_rows(
 
     Returns:
         The rows with predicted, low, high (samples per second and GPU), memory_bytes, fits,
-        ``reason`` (of a refusal, or what is wrong with the row, else ""), regime, model_parallel,
+        largest_micro_batch, ``reason`` (of a refusal, or what is wrong with the row, else ""),
+        regime, model_parallel,
         ``published`` (samples per second and GPU, NaN where the unit cannot be converted, for the
         reason in ``unit_reason``).
     """
@@ -112,10 +114,10 @@ def predict_rows(
     for number, (_, row) in enumerate(training.iterrows()):
         update(f"row {number + 1}")
         answers.append(_predicted(row, predict))
-    columns = ["predicted", *[field.name for field in fields(Forecast)][1:], "reason", "regime"]
+    columns = ["predicted", *[field.name for field in fields(Forecast)][1:], "regime"]
     columns += ["model_parallel", "published", "unit_reason"]
     added = pd.DataFrame(answers, index=training.index, columns=columns)
-    numbers = ["predicted", "low", "high", "memory_bytes", "published"]
+    numbers = ["predicted", "low", "high", "memory_bytes", "largest_micro_batch", "published"]
     types = dict.fromkeys(numbers, float) | {"model_parallel": bool}
     return training.join(added.astype(types))
 
@@ -152,7 +154,9 @@ def score_rows(rows: pd.DataFrame) -> pd.DataFrame:
 def scores_of(rows: pd.DataFrame, series: pd.DataFrame) -> pd.DataFrame:
     """Returns all scores of training rows, as ``scores`` describes them."""
     chosen = rows[(rows["problem"] == "") & ~rows["model_parallel"]]
-    parts = [scaling_scores(series), absolute_scores(chosen), pair_scores(chosen)]
+    usable = rows[rows["problem"] == ""]
+    parts = [scaling_scores(series), absolute_scores(chosen), memory_scores(usable)]
+    parts.append(pair_scores(chosen))
     return pd.concat(parts, ignore_index=True)
 
 

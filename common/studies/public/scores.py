@@ -70,14 +70,14 @@ def scaling_scores(series: pd.DataFrame) -> pd.DataFrame:
 
 
 def absolute_scores(rows: pd.DataFrame) -> pd.DataFrame:
-    """Scores throughput per GPU: a row per group (all, source, regime), then intervals and memory.
+    """Scores throughput per GPU: a row per group (all, source, regime), then intervals.
 
     Answered rows whose unit cannot be converted have no published samples/s: they are counted in a
     row of their own, and left out of the others.
 
     Args:
         rows: published rows without model parallelism, with source_repo, regime, absolute_error,
-            published, predicted, low, high, memory_gib, memory_bytes and fits.
+            published, predicted, low and high.
     """
     scores = []
     comparable = rows[rows["absolute_error"].notna()]
@@ -88,19 +88,44 @@ def absolute_scores(rows: pd.DataFrame) -> pd.DataFrame:
     half_width = (answered["high"] - answered["low"]) / 2 / answered["predicted"]
     error = answered["absolute_error"].abs().median()
     ratio = half_width.median() / error if error else np.inf
-    measured = rows[rows["memory_gib"].notna()]
-    memory = measured["memory_bytes"] / GIB / measured["memory_gib"] - 1
-    fits = rows["fits"].dropna().astype(bool)
     shares = [
         ("90 % intervals that hold", len(answered), held.mean()),
         ("half-width of intervals, median", len(answered), half_width.median()),
         ("half-width over error, medians", len(answered), ratio),
-        ("ran and said not to fit, rows", len(fits), (~fits).sum()),
         ("answered, unit not converted, rows", len(rows), len(rows) - len(comparable)),
     ]
     for score, count, value in shares:
         scores.append({"score": score, "group": "all", "count": count, "value": value})
-    scores.append({"score": "memory", "group": "all"} | summary(memory.fillna(np.inf)))
+    return pd.DataFrame(scores)
+
+
+def memory_scores(rows: pd.DataFrame) -> pd.DataFrame:
+    """Scores memory: its error by source, rows that ran and are said not to fit, the other side.
+
+    The other side is what a source tuned: of each job the largest micro-batch that it published,
+    beside the largest one that is said to fit. A source that did not look for it published less.
+
+    Args:
+        rows: published rows with source_repo, memory_gib, memory_bytes, fits, micro_batch_per_gpu
+            and largest_micro_batch.
+    """
+    scores = []
+    measured = rows[rows["memory_gib"].notna()]
+    error = measured["memory_bytes"] / GIB / measured["memory_gib"] - 1
+    for group, part in _groups(measured.assign(error=error), ["source_repo"]):
+        scores.append({"score": "memory", "group": group} | summary(part["error"].fillna(np.inf)))
+    fits = rows["fits"].dropna().astype(bool)
+    refused = {"score": "ran and said not to fit, rows", "count": len(fits)}
+    scores.append(refused | {"group": "all", "value": (~fits).sum()})
+    jobs = rows[rows["largest_micro_batch"].notna()].groupby([*SAME_PAIR, *SETTINGS], dropna=False)
+    most = jobs[["micro_batch_per_gpu", "largest_micro_batch"]].max().reset_index()
+    most["ratio"] = most["largest_micro_batch"] / most["micro_batch_per_gpu"]
+    for group, part in _groups(most, ["source_repo"]):
+        above = {"group": group, "count": len(part)}
+        median = {"score": "largest micro-batch, predicted over published"}
+        scores.append(median | above | {"value": part["ratio"].median()})
+        double = {"score": "twice the largest published micro-batch said not to fit"}
+        scores.append(double | above | {"value": (part["ratio"] < 2).mean()})
     return pd.DataFrame(scores)
 
 

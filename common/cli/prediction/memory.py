@@ -1,0 +1,121 @@
+"""``ddplab predict --model`` without a cluster: the memory of a training step, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from common.perfmodel.cluster.job import Job
+    from common.perfmodel.one_device.memory import MemoryPrediction
+    from common.perfmodel.one_device.sharding import Sharding
+
+GB = 10**9
+CAPACITIES_GB = (24.0, 40.0, 80.0, 141.0)
+GPUS_PER_NODE = 8
+"""GPUs that share a copy under HYBRID_SHARD where no cluster says how many a node has."""
+
+
+def print_memory(
+    job: Job,
+    gpus: Sequence[int],
+    strategies: Sequence[str],
+    capacities_gb: Sequence[float],
+    console: Console,
+) -> None:
+    """Prints the peak of a step by part, its moments, and the largest micro-batches.
+
+    Args:
+        job: the work of a GPU.
+        gpus: numbers of GPUs, each with every strategy; 1 is a single GPU without one.
+        strategies: strategies of ``Sharding``.
+        capacities_gb: memories whose largest micro-batch is said, in 10⁹ bytes.
+        console: where to print.
+
+    Raises UserError for capacities that are not positive, and as ``predict_training_memory``.
+    """
+    from common.perfmodel.one_device.training_memory import predict_training_memory, sharding_on
+
+    for capacity in capacities_gb:
+        if capacity <= 0:
+            raise UserError(f"--capacity-gb {capacity:g}: above 0")
+    cases: dict[str, Sharding] = {}
+    for number in gpus:
+        for strategy in strategies if number > 1 else ("",):
+            name = f"{strategy} on {number:,}" if strategy else "one GPU"
+            cases[name] = sharding_on(strategy, number, GPUS_PER_NODE)
+    predicted = {name: predict_training_memory(job.passes, case) for name, case in cases.items()}
+    sizes = f"{job.batch_size} × {job.tokens_per_sample} tokens"
+    if job.tokens_per_sample == 1:
+        sizes = f"{job.batch_size} samples"
+    console.print(
+        f"{job.architecture.name}: memory of a training step a GPU, predicted, not measured. "
+        f"Micro-batch of {sizes}, {job.precision}, checkpointing {job.checkpointing}; GB are 10⁹ "
+        "bytes",
+        highlight=False,
+        soft_wrap=True,
+    )
+    _print_parts(predicted, console)
+    _print_largest(job, cases, capacities_gb, console)
+    for line in _notes(job, predicted):
+        console.print(f"- {line}", highlight=False, soft_wrap=True)
+
+
+def _print_parts(predicted: dict[str, MemoryPrediction], console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from common.perfmodel.one_device.memory import COMPONENTS
+
+    table = Table(title="At the peak (GB)", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("part")
+    for name in predicted:
+        table.add_column(name, justify="right", no_wrap=True)
+    peaks = [prediction.peak for prediction in predicted.values()]
+    for part in COMPONENTS:
+        sizes = [peak.components.get(part, 0) for peak in peaks]
+        if any(sizes):
+            table.add_row(part, *(f"{size / GB:.3f}" for size in sizes))
+    table.add_section()
+    table.add_row("peak", *(f"{peak.total_bytes / GB:.3f}" for peak in peaks))
+    table.add_row("reached in", *(peak.name for peak in peaks))
+    console.print(table)
+
+
+def _print_largest(
+    job: Job, cases: dict[str, Sharding], capacities_gb: Sequence[float], console: Console
+) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, largest_micro_batch
+
+    title = "Largest micro-batch (samples)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("memory", justify="right")
+    for name in cases:
+        table.add_column(name, justify="right", no_wrap=True)
+    for capacity in capacities_gb:
+        usable = capacity * GB - LIBRARIES_BYTES
+        most = [largest_micro_batch(job.passes, usable, sharding) for sharding in cases.values()]
+        table.add_row(f"{capacity:g} GB", *(f"{samples:,}" if samples else "-" for samples in most))
+    console.print(table)
+
+
+def _notes(job: Job, predicted: dict[str, MemoryPrediction]) -> list[str]:
+    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, reserved_bytes
+
+    name, first = next(iter(predicted.items()))
+    reserved = reserved_bytes(job.passes, first)
+    casts = "float32" if job.precision == "float32" else "autocast beside float32 weights"
+    return [
+        f"{name}: CUDA's allocator may hold up to {reserved / GB:.1f} GB of the driver for "
+        f"{first.peak_bytes / GB:.1f} GB in use; the largest micro-batches leave "
+        f"{LIBRARIES_BYTES / GB:g} GB to the CUDA context and the libraries",
+        f"assumed: eager execution, {casts}, fused attention, AdamW with float32 moments, and for "
+        "FSDP a unit per block and one for the rest",
+    ]

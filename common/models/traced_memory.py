@@ -1,0 +1,302 @@
+"""Activations of a module that is followed: what autograd saves, and what is alive beside it.
+
+Each storage counts once, where it is first kept, views with it; parameters do not count, nor do
+their low-precision copies. The step is followed in float32 and under autocast. Dropout is taken as
+a GPU does it, with a byte an element, and attention as a fused kernel.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from common.perfmodel.architectures.activations import Activations, Numerics, Piece
+from common.perfmodel.architectures.architecture import Architecture, Layer
+from common.perfmodel.one_device.memory import STATE
+from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
+
+PART = "activations"
+PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.convolution.default,
+)
+CASTS = ("float32", "autocast")
+
+
+@dataclass
+class _Bytes:
+    """Bytes of floating-point tensors and of the others."""
+
+    floats: float = 0
+    integers: float = 0
+
+    def add(self, tensor: Tensor) -> None:
+        """Adds a tensor's storage."""
+        size = tensor.untyped_storage().nbytes()
+        if tensor.is_floating_point():
+            self.floats += size
+        else:
+            self.integers += size
+
+
+@dataclass
+class _Unit:
+    """What was seen of a unit in one step; peaks are of all that is alive, but for parameters."""
+
+    kept: _Bytes = field(default_factory=_Bytes)
+    entering: _Bytes = field(default_factory=_Bytes)
+    selected: _Bytes = field(default_factory=_Bytes)
+    forward_peak: float = 0
+    backward_peak: float = 0
+
+
+def with_activations(
+    architecture: Architecture,
+    module: nn.Module,
+    loss: Callable[[], Tensor],
+    batch: object,
+    samples: int,
+) -> Architecture:
+    """Returns an architecture whose layers have what was seen of them.
+
+    Args:
+        architecture: single layers whose names are paths of modules.
+        module: the module, on fake tensors.
+        loss: runs its forward pass.
+        batch: tensors of the batch.
+        samples: samples of the batch.
+    """
+    paths = [layer.name for layer in architecture.layers]
+    watched = {casts: _step(module, loss, paths, casts == "autocast") for casts in CASTS}
+    batch_bytes = sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    sized = replace(
+        architecture,
+        sample_bytes=batch_bytes / samples,
+        layers=tuple(_with_kept(layer, watched, samples) for layer in architecture.layers),
+    )
+    extras = {casts: _extras(sized, watched[casts], casts, samples) for casts in CASTS}
+    layers = []
+    for index, layer in enumerate(sized.layers):
+        forward, backward = (
+            _piece("temporary buffers", *(extras[casts][index][way] for casts in CASTS))
+            for way in (0, 1)
+        )
+        activations = replace(layer.activations, forward=(forward,), backward=((backward,),))
+        layers.append(replace(layer, activations=activations))
+    return replace(sized, layers=tuple(layers))
+
+
+def joined_activations(layers: Sequence[Layer]) -> Activations:
+    """Returns the activations of one of several equal layers: the mean kept, the most beside it."""
+    every = [layer.activations for layer in layers]
+
+    def mean(pieces: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+        columns = zip(*(piece.sizes for layer in pieces for piece in layer), strict=True)
+        sizes = tuple(sum(column) / len(layers) for column in columns)
+        return (replace(pieces[0][0], sizes=sizes),) if sizes else ()
+
+    def most(pieces: list[Piece]) -> Piece:
+        return replace(
+            pieces[0], sizes=tuple(map(max, zip(*(piece.sizes for piece in pieces), strict=True)))
+        )
+
+    if not every[0].kept:
+        return every[0]
+    return Activations(
+        kept=mean([held.kept for held in every]),
+        entering=mean([held.entering for held in every]),
+        selected=mean([held.selected for held in every]),
+        forward=(most([held.forward[0] for held in every]),),
+        backward=((most([held.backward[0][0] for held in every]),),),
+    )
+
+
+def _piece(part: str, float32: float, autocast: float, integers: float = 0) -> Piece:
+    """Makes a piece; in 16 bits throughout, floating-point numbers take half."""
+    return Piece(part, (float32, autocast, (float32 - integers) / 2 + integers))
+
+
+def _with_kept(layer: Layer, watched: Mapping[str, Mapping[str, _Unit]], samples: int) -> Layer:
+    units = [watched[casts].get(layer.name, _Unit()) for casts in CASTS]
+
+    def pieces(name: str) -> tuple[Piece, ...]:
+        sizes = [getattr(unit, name) for unit in units]
+        totals = ((size.floats + size.integers) / samples for size in sizes)
+        return (_piece(PART, *totals, integers=sizes[0].integers / samples),)
+
+    activations = Activations(pieces("kept"), pieces("entering"), pieces("selected"))
+    return replace(layer, activations=activations)
+
+
+def _extras(
+    architecture: Architecture, watched: Mapping[str, _Unit], casts: str, samples: int
+) -> list[tuple[float, float]]:
+    """Returns what was alive in each layer's passes beyond what its moments add up to, a sample."""
+    moments = predict_training_memory(Passes(architecture, samples, Numerics(casts))).moments
+    before = {"batch", *STATE} - {"gradients"}
+    sizes = [
+        sum(size for part, size in moment.components.items() if part not in before)
+        for moment in moments
+    ]
+    count = len(architecture.layers)
+    extras = []
+    for index, layer in enumerate(architecture.layers):
+        unit = watched.get(layer.name, _Unit())
+        beside = (
+            unit.forward_peak - sizes[index],
+            unit.backward_peak - sizes[2 * count - 1 - index],
+        )
+        peaks = (unit.forward_peak, unit.backward_peak)
+        extras.append(tuple(b / samples if p else 0.0 for b, p in zip(beside, peaks, strict=True)))
+    return extras
+
+
+def _step(
+    module: nn.Module, loss: Callable[[], Tensor], paths: Sequence[str], autocast: bool
+) -> dict[str, _Unit]:
+    """Follows one step, and returns what was seen of each path's module."""
+    for parameter in module.parameters():
+        parameter.grad = None
+    units = {path: _Unit() for path in paths}
+    watch = _Watch(module, units)
+    with watch.hooks(module), watch, _Kernels():
+        saved = torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda tensor: tensor)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), saved:
+            value = loss()
+        watch.close_forward()
+        value.backward()
+    return units
+
+
+class _Kernels(TorchFunctionMode):
+    """Takes dropout and attention as a GPU's kernels do them."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> object:
+        """Replaces a call of a dropout or of attention."""
+        kwargs = dict(kwargs or {})
+        if func is functional.scaled_dot_product_attention:
+            kwargs["dropout_p"] = 0.0  # a CPU would write the scores out
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            if len(args) > 4:
+                del kwargs["dropout_p"]
+        if func is functional.dropout:
+            values = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+            rate = values.get("p", 0.5)
+            if values.get("training", True) and rate > 0:
+                return torch.native_dropout(values["input"], rate, True)[0]
+        return func(*args, **kwargs)
+
+
+class _Watch(TorchDispatchMode):
+    """Counts what is alive, and what each unit keeps."""
+
+    def __init__(self, module: nn.Module, units: dict[str, _Unit]) -> None:
+        super().__init__()
+        self.units = units
+        self.parameters = {p.untyped_storage()._cdata for p in module.parameters()}
+        self.counted = {b.untyped_storage()._cdata for b in module.buffers()} | self.parameters
+        self.kept: set[int] = set()
+        self.alive: list[Tensor] = []
+        self.live = self.peak = 0.0
+        self.products = 0
+        self.unit = next(iter(units.values()))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> object:
+        """Runs an operator, and counts storages that it made."""
+        out = func(*args, **(kwargs or {}))
+        inputs = {
+            leaf.untyped_storage()._cdata
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor)
+        }
+        copies = func is torch.ops.aten._to_copy.default and inputs <= self.parameters
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._count(leaf, inputs, copies)
+        if func in PRODUCTS and not torch._C._current_autograd_node():
+            self.products += 1
+            if self.products % 2 and isinstance(out, Tensor):
+                self.unit.selected.add(out)
+        return out
+
+    def _count(self, tensor: Tensor, inputs: set[int], is_copy: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.counted or key in inputs:
+            return
+        self.counted.add(key)
+        if is_copy:
+            self.parameters.add(key)
+        size = storage.nbytes()
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._free, key, size)
+
+    def _free(self, key: int, size: int) -> None:
+        self.live -= size
+        for keys in (self.counted, self.parameters, self.kept):
+            keys.discard(key)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Counts a tensor that autograd saves."""
+        key = tensor.untyped_storage()._cdata
+        if key in self.counted - self.parameters and key not in self.kept:
+            self.kept.add(key)
+            self.unit.kept.add(tensor)
+        return tensor
+
+    @contextmanager
+    def hooks(self, module: nn.Module) -> Iterator[None]:
+        """Notes which unit runs, forward and backward."""
+        handles = []
+        for path, unit in self.units.items():
+            try:
+                part = module.get_submodule(path)
+            except AttributeError:
+                continue
+            enter = self._entered(unit)
+            handles.append(part.register_forward_pre_hook(enter, with_kwargs=True))
+        for key, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                path = key
+                while path and path not in self.units:
+                    path = path.rpartition(".")[0]
+                unit = self.units.get(path)
+                if unit is not None:
+                    ready = self._ready(unit)
+                    handles.append(parameter.register_post_accumulate_grad_hook(ready))
+        yield
+        for handle in handles:
+            handle.remove()
+
+    def _entered(self, unit: _Unit) -> Callable:
+        def enter(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+            self.close_forward()
+            self.unit, self.products = unit, 0
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                    unit.entering.add(leaf)
+
+        return enter
+
+    def _ready(self, unit: _Unit) -> Callable:
+        def ready(_parameter: Tensor) -> None:
+            unit.backward_peak = max(unit.backward_peak, self.peak)
+            self.peak = self.live
+
+        return ready
+
+    def close_forward(self) -> None:
+        """Ends the forward pass of the unit that runs."""
+        self.unit.forward_peak = max(self.unit.forward_peak, self.peak)
+        self.peak = self.live

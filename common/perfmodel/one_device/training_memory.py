@@ -1,0 +1,334 @@
+"""The memory of a training step of any architecture, moment by moment, from sizes alone.
+
+The step is followed through the moments that can be its peak: each group of equal layers in the
+forward pass, the loss, the last and the first of each group in the backward pass, and the update.
+What layers hold comes from their ``Activations``; states, buckets and gathered units come from
+``Sharding``. Nothing is fitted. Figures are bytes of eager execution on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from common.errors import UserError
+from common.exercises.step_memory import FLOAT32, state_bytes
+from common.perfmodel.architectures.activations import (
+    FLOAT32_NUMERICS,
+    Activations,
+    Numerics,
+    Piece,
+    in_parts,
+)
+from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
+from common.perfmodel.one_device.memory import COMPONENTS, MemoryPrediction, Moment
+from common.perfmodel.one_device.sharding import Sharding
+
+LIBRARIES_BYTES = 10**9
+"""Memory of a GPU that the CUDA context and the libraries take, beside the allocator's."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of a training step of any model, as far as memory goes.
+
+    Attributes:
+        architecture: the model, with the size of its samples.
+        batch_size: samples of a micro-batch.
+        numerics: types and kernels.
+        checkpointing: none, selective (torchtitan's: the output of every second matrix product is
+            kept) or block.
+        accumulation: micro-batches of a step.
+        reduces_each: whether FSDP reduces gradients in every micro-batch, and keeps none whole.
+    """
+
+    architecture: Architecture
+    batch_size: int
+    numerics: Numerics = FLOAT32_NUMERICS
+    checkpointing: str = "none"
+    accumulation: int = 1
+    reduces_each: bool = False
+
+
+def predict_training_memory(
+    passes: Passes, sharding: Sharding | None = None, optimizer: str = "adamw"
+) -> MemoryPrediction:
+    """Predicts the memory of one rank at each moment of a step that is not the first.
+
+    Args:
+        passes: model, micro-batch, types, checkpointing and accumulation.
+        sharding: strategy and ranks; a single rank where None. HYBRID_SHARD's ranks are those that
+            share a copy.
+        optimizer: adamw (float32 moments, a fused update) or sgd (no states).
+
+    Raises UserError for an architecture whose activations are not known.
+    """
+    if not any(layer.activations.kept for layer in passes.architecture.layers):
+        raise UserError(f"{passes.architecture.name}: its activations are not known")
+    return _Step(passes, sharding or Sharding(), optimizer).prediction()
+
+
+def largest_micro_batch(
+    passes: Passes,
+    capacity_bytes: float,
+    sharding: Sharding | None = None,
+    optimizer: str = "adamw",
+) -> int:
+    """Returns the most samples of a micro-batch whose peak fits; 0 if not even one does."""
+
+    def fits(samples: int) -> bool:
+        sized = replace(passes, batch_size=samples)
+        return predict_training_memory(sized, sharding, optimizer).peak_bytes <= capacity_bytes
+
+    if not fits(1):
+        return 0
+    above = 2
+    while fits(above):
+        above *= 2
+    below = above // 2
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if fits(middle) else (below, middle)
+    return below
+
+
+def sharding_on(strategy: str, gpus: int, gpus_per_node: int) -> Sharding:
+    """Returns how a strategy shares a model out over a job's GPUs; a single one shares nothing."""
+    if gpus == 1:
+        return Sharding()
+    ranks = min(gpus, gpus_per_node) if strategy == "HYBRID_SHARD" else gpus
+    return Sharding(strategy, ranks)
+
+
+def reserved_bytes(passes: Passes, prediction: MemoryPrediction) -> float:
+    """Estimates what CUDA's caching allocator holds of the driver at the peak.
+
+    Blocks that are freed whole are used again, but what outlives a step (moments that are made in
+    the first one, gradients) splits one of the largest, which is then asked for anew. So up to one
+    largest tensor comes on top: on an H100 the six measured steps of
+    data/h100-1/one-gpu/assignment0 reserved 0.3 to 1.0 of one above what they allocated.
+    """
+    numerics, samples = passes.numerics, passes.batch_size
+    head = passes.architecture.layers[-1].activations
+    tables = [
+        *head.kept,
+        *(piece for layer in passes.architecture.layers for piece in layer.activations.entering),
+    ]
+    return prediction.peak_bytes + samples * max(
+        (piece.bytes_in(numerics) for piece in tables), default=0.0
+    )
+
+
+@dataclass(frozen=True)
+class _Position:
+    """A layer of a model: how many of its group and of all blocks come up to it, it included."""
+
+    layer: Layer
+    group: int
+    of_group: int
+    block: int
+
+
+class _Step:
+    """The sizes that the moments of a step are made of."""
+
+    def __init__(self, passes: Passes, sharding: Sharding, optimizer: str) -> None:
+        self.passes, self.sharding = passes, sharding
+        self.architecture: Architecture = passes.architecture
+        self.layers = passes.architecture.layers
+        self.numerics: Numerics = passes.numerics
+        self.casts = passes.numerics.casts == "autocast"
+        self.states = state_bytes(self.architecture.num_parameters, optimizer)
+        self.all_gradients = self.states["gradients"]
+        accumulates = passes.accumulation > 1 and not (passes.reduces_each and sharding.shards)
+        self.accumulates = accumulates
+
+    def prediction(self) -> MemoryPrediction:
+        """Returns all moments."""
+        return MemoryPrediction(tuple(self._moments()))
+
+    def _moments(self) -> Iterator[Moment]:
+        last = len(self.layers) - 1
+        for group, layer in enumerate(self.layers):
+            position = self._position(group, layer.count)
+            name = "loss" if group == last else f"forward of {layer.name}"
+            yield self._forward(name, position, "loss" if group == last else "forward")
+        for group in reversed(range(len(self.layers))):
+            layer = self.layers[group]
+            for of_group in dict.fromkeys((layer.count, 1)):
+                yield from self._backward(self._position(group, of_group))
+        yield self._moment("update", "update", gradients=self.all_gradients, parts={})
+
+    def _position(self, group: int, of_group: int) -> _Position:
+        layer = self.layers[group]
+        blocks = sum(other.count for other in self.layers[:group] if other.is_block)
+        return _Position(layer, group, of_group, blocks + (of_group if layer.is_block else 0))
+
+    def _moment(
+        self, name: str, phase: str, gradients: float, parts: dict[str, float], block: int = 1
+    ) -> Moment:
+        sharding = self.sharding
+        root_bytes = self.numerics.compute_bytes if self.numerics.casts == "half" else FLOAT32
+        base = {
+            "parameters": sharding.of_parameters(self.states["parameters"]),
+            "gradients": self._held(gradients, phase),
+            "optimizer states": sharding.of_states(
+                self.states["optimizer states"], self.architecture
+            ),
+            "batch": self.passes.batch_size * self.architecture.sample_bytes,
+            "communication": sharding.communication_bytes(
+                self.architecture,
+                phase,
+                block,
+                item_bytes=self.numerics.compute_bytes,
+                root_bytes=root_bytes,
+            ),
+        }
+        for part, size in parts.items():
+            base[part] = base.get(part, 0) + size
+        sizes = {part: round(base[part]) for part in COMPONENTS if base.get(part)}
+        return Moment(name, sizes)
+
+    def _held(self, gradients: float, phase: str) -> float:
+        """Returns a rank's gradients that are not in DDP's buckets, of ``gradients`` made so far.
+
+        FSDP that waits for the last micro-batch keeps them whole from one to the next.
+        """
+        if self.accumulates:
+            if not self.sharding.shards or phase != "update":
+                return self.all_gradients
+            return self.sharding.of_gradients(self.all_gradients)
+        return self.sharding.of_gradients(round(gradients))
+
+    def _kept(self, position: _Position, inside: bool) -> dict[str, float]:
+        """Returns what layers up to a place keep; ``inside`` its own backward pass, all of it."""
+        pieces: dict[str, float] = {}
+        for group, layer in enumerate(self.layers[: position.group + 1]):
+            count = position.of_group if group == position.group else layer.count
+            current = inside and group == position.group
+            held = self._held_by(layer)
+            _add(pieces, in_parts(held, self.numerics, self.passes.batch_size * (count - current)))
+            if current:
+                again = layer.activations.kept
+                if self._recomputes(layer):
+                    again += layer.activations.selected * (self.passes.checkpointing == "selective")
+                _add(pieces, in_parts(again, self.numerics, self.passes.batch_size))
+        return pieces
+
+    def _recomputes(self, layer: Layer) -> bool:
+        return layer.is_block and self.passes.checkpointing != "none"
+
+    def _held_by(self, layer: Layer) -> tuple[Piece, ...]:
+        """Returns the pieces that a layer holds between its passes."""
+        held: Activations = layer.activations
+        if not self._recomputes(layer):
+            return held.kept
+        selected = held.selected if self.passes.checkpointing == "selective" else ()
+        return held.entering + selected
+
+    def _forward(self, name: str, position: _Position, phase: str) -> Moment:
+        parts = self._kept(position, inside=False)
+        _add(parts, self._in_parts(position.layer.activations.forward))
+        copies = (
+            [tensor for layer in self.layers for tensor in self._cast(layer)]
+            if (self.casts and not self.sharding.shards)
+            else []
+        )
+        shared = self.layers[-1].shared_elements if self.casts else 0
+        biases = sum(tensor.elements for tensor in copies)
+        _add(parts, {"autocast copies": 2 * (biases + shared)})
+        return self._moment(name, phase, 0, parts)
+
+    def _cast(self, layer: Layer, biases: bool = True) -> list[Tensor]:
+        """Returns the parameters of one layer's products, of which autocast makes copies."""
+        if not layer.forward_flops:
+            return []
+        matrices = [tensor for tensor in layer.tensors if len(tensor.shape) > 1]
+        modules = {tensor.module for tensor in matrices}
+        vectors = [tensor for tensor in layer.tensors if len(tensor.shape) == 1]
+        linear = [tensor for tensor in vectors if tensor.module in modules] if biases else []
+        return layer.count * (matrices + linear)
+
+    def _backward(self, position: _Position) -> Iterator[Moment]:
+        """Yields the moments of one layer's backward pass."""
+        layer, is_last = position.layer, position.group == len(self.layers) - 1
+        is_embedding = position.group == 0
+        later = self.layers[position.group + 1 :]
+        made = sum(other.count * other.elements for other in later)
+        made += (layer.count - position.of_group) * layer.elements
+        for number, extra in enumerate(layer.activations.backward):
+            parts = self._kept(position, inside=True)
+            _add(parts, self._in_parts(extra))
+            weights = self._own_gradients(position, number)
+            waiting = 0 if is_last or is_embedding else self._waiting()
+            _add(parts, {"temporary buffers": weights + waiting})
+            _add(parts, {"autocast copies": self._copies(position, is_last)})
+            phase = "loss" if is_last else "embedding" if is_embedding else "backward"
+            name = f"backward of {layer.name}"
+            if is_last:
+                name = ("loss backward", "head backward")[number]
+            elif layer.is_block:
+                name = f"{'attention ' * (number > 0)}backward of {layer.name} {position.block}"
+            block = max(position.block, 1)
+            behind = layer.tensors if number > 0 and layer.is_block else ()
+            behind_scores = sum(tensor.elements for tensor in behind if not _before_scores(tensor))
+            yield self._moment(name, phase, FLOAT32 * (made + behind_scores), parts, block)
+
+    def _own_gradients(self, position: _Position, number: int) -> float:
+        """Returns bytes of weights' gradients as they are made in a layer's backward pass.
+
+        A block's is one matrix's at the first moment; by the second, those behind attention count
+        as made.
+        A head's come at its second. A tied embedding's are the head's, its own, and their sum.
+        """
+        layer, is_embedding = position.layer, position.group == 0
+        is_last = position.group == len(self.layers) - 1
+        numbers = FLOAT32 + (2 if self.casts else 0)
+        if is_last:
+            return number * numbers * (layer.elements + layer.shared_elements)
+        if number > 0:
+            return 0.0
+        if not layer.is_block:
+            tied = self.layers[-1].shared_elements if self.architecture.ties_head else 0
+            return FLOAT32 * (layer.elements + (2 * tied if is_embedding else 0))
+        matrices = [tensor.elements for tensor in layer.tensors if len(tensor.shape) == 2]
+        return self.numerics.compute_bytes * max(matrices, default=0)
+
+    def _waiting(self) -> float:
+        """Returns bytes of the head's gradient that wait: for the embedding's, or to be reduced."""
+        head = self.layers[-1]
+        waiting = head.elements if self.sharding.shards else 0
+        return FLOAT32 * (waiting + (head.shared_elements if self.architecture.ties_head else 0))
+
+    def _copies(self, position: _Position, is_last: bool) -> float:
+        """Returns bytes of autocast's copies that the rest of the backward pass needs."""
+        if not self.casts:
+            return 0.0
+        head = self.layers[-1]
+        elements = 0
+        if is_last:
+            elements = head.shared_elements + sum(t.elements for t in self._cast(head, False))
+        if not self.sharding.shards:
+            if self.passes.checkpointing == "none":
+                for group, layer in enumerate(self.layers[: position.group + 1]):
+                    matrices = sum(tensor.elements for tensor in self._cast(layer, False))
+                    share = position.of_group / layer.count if group == position.group else 1
+                    elements += 0 if group == len(self.layers) - 1 else matrices * share
+            elif position.layer.is_block:
+                matrices = sum(tensor.elements for tensor in self._cast(position.layer, False))
+                elements += matrices / position.layer.count
+        return 2 * elements
+
+    def _in_parts(self, pieces: tuple[Piece, ...]) -> dict[str, float]:
+        return in_parts(pieces, self.numerics, self.passes.batch_size)
+
+
+def _before_scores(tensor: Tensor) -> bool:
+    """Returns whether a parameter's gradient comes after the scores' in the backward pass."""
+    return tensor.name.startswith("attention") and not tensor.name.startswith("attention.output")
+
+
+def _add(parts: dict[str, float], more: dict[str, float]) -> None:
+    """Adds bytes by part, in position."""
+    for part, size in more.items():
+        parts[part] = parts.get(part, 0) + size

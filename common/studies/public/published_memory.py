@@ -1,0 +1,87 @@
+"""Memory of published jobs: types, kernels and losses that their sources train with.
+
+A source's facts are not in its table: llm-foundry's fused cross-entropy (flash-attn), BERT's
+written-out attention in NVIDIA/DeepLearningExamples, FSDP's casts of all units to 16 bits.
+torchtitan compiled its loss where the model is compiled, but for December 2024 (commit e8977b0
+turned it off); it publishes what its allocator has reserved.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from common.perfmodel.architectures.activations import Numerics
+from common.perfmodel.cluster.job import Job
+from common.perfmodel.one_device.peaks import known_peak
+from common.perfmodel.one_device.training_memory import (
+    LIBRARIES_BYTES,
+    largest_micro_batch,
+    predict_training_memory,
+    reserved_bytes,
+    sharding_on,
+)
+from common.studies.public.hardware import PEAK_NAMES
+from common.studies.public.jobs import PublishedJob
+
+FUSED_LOSS = ("mosaicml/llm-foundry",)
+WRITTEN_ATTENTION = ("NVIDIA/DeepLearningExamples", "lambdal/deeplearning-benchmark")
+PUBLISHES_RESERVED = ("pytorch/torchtitan",)
+WHOLE_BLOCKS = {
+    # scripts/train.sh: selective_checkpointing 1, a share of the blocks, is all of them.
+    ("foundation-model-stack/fms-fsdp", "selective"): "block",
+    # benchmark/gpt/train.py: activations are checkpointed unless --no_activation_ckpt is given.
+    ("hpcaitech/ColossalAI-Pytorch-lightning", "none"): "block",
+}
+"""Source and checkpointing as published → what its defaults compute again."""
+LOSS_COMPILED_SINCE = 202504
+"""Month since which torchtitan's compiled jobs compile the loss (commit bbb1b61)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a job; ``peak_bytes`` as its source publishes it, allocated or reserved."""
+
+    peak_bytes: float
+    fits: bool | None
+    largest_micro_batch: int | None
+
+
+def memory_of(job: PublishedJob, work: Job, strategy: str) -> Memory:
+    """Predicts the memory of a published job.
+
+    Args:
+        job: the published job.
+        work: the work of a GPU.
+        strategy: a strategy of ``sharding.STRATEGIES``.
+
+    Raises UserError where the activations of its model are not known.
+    """
+    again = WHOLE_BLOCKS.get((job.source_repo, work.checkpointing), work.checkpointing)
+    work = replace(work, types=_numerics(job, work, strategy), checkpointing=again)
+    sharding = sharding_on(strategy, job.gpus, job.gpus_per_node or job.gpus)
+    predicted = predict_training_memory(work.passes, sharding)
+    peak = predicted.peak_bytes
+    if job.source_repo in PUBLISHES_RESERVED:
+        peak = reserved_bytes(work.passes, predicted)
+    gpu = known_peak(PEAK_NAMES.get(job.gpu, job.gpu))
+    if gpu is None or gpu.memory_bytes is None:
+        return Memory(peak, None, None)
+    capacity = gpu.memory_bytes - LIBRARIES_BYTES
+    fits = predicted.peak_bytes <= capacity
+    return Memory(peak, fits, largest_micro_batch(work.passes, capacity, sharding))
+
+
+def _numerics(job: PublishedJob, work: Job, strategy: str) -> Numerics:
+    fused_loss = job.source_repo in FUSED_LOSS
+    if job.source_repo in PUBLISHES_RESERVED and job.compile == "yes":
+        month = re.search(r"_(20\d\d)-?(\d\d)\b|_(20\d\d)(\d\d)_", job.source_path)
+        digits = int("".join(part for part in month.groups() if part)) if month else 0
+        fused_loss = digits >= LOSS_COMPILED_SINCE
+    in_half = strategy not in ("DDP", "ZERO1") or job.source_repo in WRITTEN_ATTENTION
+    casts = "half" if in_half else "autocast"
+    return Numerics(
+        casts="float32" if work.precision == "float32" else casts,
+        fused_attention=job.source_repo not in WRITTEN_ATTENTION,
+        fused_loss=fused_loss,
+    )
