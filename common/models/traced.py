@@ -9,9 +9,9 @@ neighbours in a list of modules are blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby, pairwise
-from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
     Raises UserError where the module cannot be followed, with what stopped it.
     """
     try:
-        with FakeTensorMode():
+        with FakeTensorMode(), _operator_by_operator():
             with _Zeros():
                 module, batch, loss = make()
             samples = next(len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
@@ -57,18 +57,15 @@ def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
         raise UserError(f"{name} cannot be followed on fake tensors: {first[0]}") from error
 
 
-def lstm_flops(inputs: tuple, of_inputs: tuple, of_states: tuple, *_: object, **__: object) -> int:
-    """Returns the operations of one direction of an LSTM's layer, which torch does not count.
-
-    Args:
-        inputs: shape of its input, [tokens, samples, width].
-        of_inputs, of_states: shapes of the weights of inputs and of hidden states.
-    """
-    return 2 * prod(inputs[:2]) * (prod(of_inputs) + prod(of_states))
-
-
-COUNTED = {torch.ops.aten.mkldnn_rnn_layer: lstm_flops}
-"""Operations beyond those of ``torch.utils.flop_counter``: the LSTM of a CPU is one operation."""
+@contextmanager
+def _operator_by_operator() -> Iterator[None]:
+    """Takes oneDNN away, whose LSTM is one operator, in which neither products nor gates count."""
+    enabled = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = enabled
 
 
 class _Zeros(TorchDispatchMode):
@@ -90,7 +87,7 @@ def _followed(
     for key, parameter in trained.items():
         parameter.register_post_accumulate_grad_hook(lambda _, key=key: ready.append(key))
     units = _units(module)
-    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+    with FlopCounterMode(display=False) as counter:
         out = loss()
     out.backward()
     flops = _by_unit(module, counter, units)
