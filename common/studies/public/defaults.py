@@ -30,13 +30,13 @@ TOKENS_OF_A_GPU = {
 """Model, GPU and precision → tokens of a micro-batch, which the note of each row states."""
 PRECISION_OF_SOURCE = {"pytorch/torchtitan": "bf16"}
 """Source → precision of its default configuration."""
-ADAPTERS = "(LoRA)"
-"""Part of a note that says what the model's name does not."""
+ADAPTERS, EXPERT_PARALLEL = "(LoRA)", "DeepEP"
+"""Parts of a note that say what the model's name and the strategy do not."""
 
 
 def bare_name(model: str) -> str:
-    """Returns a model's published name without what is in brackets, and without its nodes."""
-    return re.sub(r" \(.*\)| \d-node", "", model)
+    """Returns a model's published name without what is in brackets, its nodes, and its training."""
+    return re.sub(r" \(.*\)| \d-node|^(FSDP2 )?(LoRA|full fine-tuning) ", "", model)
 
 
 def with_defaults(row: pd.Series) -> pd.Series:
@@ -52,4 +52,6 @@ def with_defaults(row: pd.Series) -> pd.Series:
         filled["precision"] = PRECISION_OF_SOURCE.get(row["source_repo"], "")
     if ADAPTERS in row["note"]:
         filled["model"] = f"LoRA {row['model']}"
+    if EXPERT_PARALLEL in row["note"]:
+        filled["strategy"] = row["strategy"].replace("EP -", "EP of a degree not published")
     return pd.Series({**row, **filled})

@@ -55,10 +55,12 @@ STRATEGIES = {
     "DeepSpeed ZeRO-3": "FULL_SHARD",
     "SimpleFSDP 8, manual bucketing (aot_eager)": "FULL_SHARD",
     "HSDP": "HYBRID_SHARD",
+    # ZeRO-3 in chunks (arXiv 2108.05818); they stay on the GPUs where these have room.
+    "ColossalAI Gemini": "FULL_SHARD",
 }
 NOT_MODELLED = (
     (r"DoRA|DPO|distillation", "weight-decomposed adapters, DPO and distillation are not modelled"),
-    (r"\bEP \d", "expert parallelism is not modelled"),
+    (r"\bEP (\d|of)", "expert parallelism is not modelled"),
     (r"offload", "offloading to the CPU is not modelled"),
 )
 """Words of a model or strategy → reason of a refusal."""
@@ -74,9 +76,9 @@ SIZES = {
     "GPT-2 124M": "gpt2",
     "GPT-2 XL": "gpt2-xl",
     "GPT-2 XL 1.6B": "gpt2-xl",
-    "FSDP2 full fine-tuning Llama-3.1-8B": "llama-3.1-8b",
     "Llama 3 8B": "llama-3-8b",
     "Llama3 8B": "llama-3-8b",
+    "Llama3 70B": "llama-3-70b",
 }
 """Published name, without what is in brackets → name of a size."""
 FOLLOWED = {
@@ -90,6 +92,10 @@ FOLLOWED = {
     "Transformer-XL large": transformer_xl_large,
 }
 """The same → maker of a module that is followed on fake tensors."""
+OF_TEXTS = ("Transformer big",)
+"""Models whose micro-batches are texts of unequal lengths. The big Transformer's hold sentences up
+to a number of tokens; GNMT's are drawn from one range of lengths on all GPUs, and all others have
+one length. Chosen on the development rows, whose losses go with the step's time, not with bytes."""
 
 
 def predict(job: PublishedJob) -> Forecast:
@@ -101,6 +107,8 @@ def predict(job: PublishedJob) -> Forecast:
 
     Raises UserError with the reason where neither can be predicted.
     """
+    if replace(job, cp=1).is_model_parallel:
+        raise UserError(MODEL_PARALLEL)
     for words, reason in NOT_MODELLED:
         if re.search(words, f"{job.model} {job.strategy}"):
             raise UserError(reason)
@@ -134,7 +142,13 @@ def _rates(job: PublishedJob, work: Job, strategy: str) -> tuple[float, ...]:
     precision = _named(PRECISIONS, "precision", published)
     has_tf32 = "tf32" in known_peak(cluster.gpu).flops_per_s
     work = replace(work, tf32=precision == "tf32" and has_tf32)
-    predicted = predict_scale_out(work, cluster, [job.gpus], strategies=[strategy])
+    predicted = predict_scale_out(
+        job=work,
+        cluster=cluster,
+        gpus=[job.gpus],
+        assumptions=Assumptions(work="texts" if bare_name(job.model) in OF_TEXTS else "equal"),
+        strategies=[strategy],
+    )
     step = predicted.rows("weak", strategy).iloc[0]
     samples = work.batch_size * work.accumulation
     columns = ("step_s", "step_high_s", "step_low_s")
@@ -161,11 +175,8 @@ def _work(job: PublishedJob) -> Job:
 
 
 def _memory(job: PublishedJob, work: Job, strategy: str) -> Memory | None:
-    """Returns a job's memory; None under tensor and pipeline parallelism, or of unknown layers.
-
-    With adapters it is None too, as frozen weights are not among an architecture's tensors.
-    """
-    if replace(job, cp=1).is_model_parallel or _has_adapters(job):
+    """Returns a job's memory; None of unknown layers, and of frozen ones, which are not listed."""
+    if _has_adapters(job):
         return None
     try:
         return memory_of(job, work, strategy)
@@ -197,7 +208,7 @@ def _named(names: dict[str, str], kind: str, published: str) -> str:
 
 
 def _architecture(job: PublishedJob) -> Architecture:
-    name = bare_name(job.model).removeprefix("LoRA ")
+    name = bare_name(job.model)
     size = SIZES.get(name, name)
     if job.seq_len is None and name in SIZES:
         raise UserError("sequence length not published")
