@@ -85,7 +85,7 @@ def numerics(fused: bool, half: bool) -> Numerics:
 
 
 def saved_bytes(module: nn.Module, loss: Callable, batch: list[torch.Tensor], half: bool) -> int:
-    """Counts what autograd saves, each storage once, but for parameters, their copies, the batch."""
+    """Counts storages that autograd saves, but for parameters, their copies and the batch."""
     weights = {tuple(p.shape) for p in module.parameters()}
     held = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *batch)}
     sizes: dict[int, int] = {}
