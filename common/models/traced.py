@@ -9,6 +9,7 @@ neighbours in a list of modules are blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby, pairwise
 
@@ -40,7 +41,7 @@ def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
     Raises UserError where the module cannot be followed, with what stopped it.
     """
     try:
-        with FakeTensorMode():
+        with FakeTensorMode(), _operator_by_operator():
             with _Zeros():
                 module, batch, loss = make()
             samples = next(len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
@@ -54,6 +55,17 @@ def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{name} cannot be followed on fake tensors: {first[0]}") from error
+
+
+@contextmanager
+def _operator_by_operator() -> Iterator[None]:
+    """Takes oneDNN away, whose LSTM is one operator, in which neither products nor gates count."""
+    enabled = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = enabled
 
 
 class _Zeros(TorchDispatchMode):
@@ -75,20 +87,20 @@ def _followed(
     for key, parameter in trained.items():
         parameter.register_post_accumulate_grad_hook(lambda _, key=key: ready.append(key))
     units = _units(module)
-    entered: list[str] = []
-    for path in units:
-        unit = module.get_submodule(path)
-        unit.register_forward_pre_hook(lambda *_, path=path: entered.append(path))
     with FlopCounterMode(display=False) as counter:
         out = loss()
     out.backward()
     flops = _by_unit(module, counter, units)
     outside = flops.pop("", 0) / samples  # such as a head that is the embedding
     parameters = {key: _unit_of(key, units) for key in trained}
+    # A unit's place is that of its last gradient: what is used again earlier, such as a bias that
+    # blocks share, is ready behind them. Units without gradients come last.
+    finished = {parameters[key]: number for number, key in enumerate(ready)}
     layers = []
-    for path in dict.fromkeys((*entered, *units)):
+    for path in sorted(units, key=lambda path: finished.get(path, -1), reverse=True):
         keys = [key for key in trained if parameters[key] == path]
-        by_time = sorted((key for key in keys if key in ready), key=ready.index)
+        # What a pass does not use is ready before it, as under DDP's find_unused_parameters.
+        by_time = sorted(keys, key=lambda key: ready.index(key) if key in ready else -1)
         layer = Layer(
             name=path,
             tensors=tuple(

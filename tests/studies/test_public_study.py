@@ -22,7 +22,12 @@ from common.runtime.stage_progress import StageProgress
 from common.studies.public import predictor
 from common.studies.public.hardware import CLUSTERS, NODES, PEAK_NAMES, regime
 from common.studies.public.jobs import PublishedJob, published_samples_per_s, read_published
-from common.studies.public.public import PublicStudy, closing_line, run_study
+from common.studies.public.public import (
+    PublicStudy,
+    closing_line,
+    predict_rows,
+    run_study,
+)
 from common.studies.public.series import LOSS_PER_DOUBLING, LOSSY
 
 PUBLIC = Path(__file__).parents[3] / "shared" / "measured" / "public-gpus"
@@ -103,11 +108,42 @@ def test_the_predictor_is_predict_scale_out() -> None:
     assert not predictor.predict(small).fits
 
 
+def test_adapters_and_float8_are_faster_than_a_model_that_is_trained_whole() -> None:
+    job = PublishedJob("H100", 1, 8, "NVLink", "Llama 3.1 8B", micro_batch_per_gpu=1, seq_len=512)
+    job = replace(job, strategy="DDP", precision="bf16")
+    whole, adapters, float8 = (
+        predictor.predict(replace(job, **changes))
+        for changes in ({}, {"model": "LoRA Llama3 8B"}, {"precision": "float8"})
+    )
+    assert adapters.samples_per_s / whole.samples_per_s > 1
+    assert 1 < float8.samples_per_s / whole.samples_per_s < 2
+    assert adapters.fits is None  # frozen weights are not counted
+
+
+def test_models_that_are_followed_are_predicted_in_the_rows_unit(tmp_path: Path) -> None:
+    # A Transformer-XL's segment is a sample; so is the big Transformer's sentence of 32 tokens.
+    shared = {"gpu": "A100 40GB", "network": "NVSwitch", "precision": "amp fp16", "seq_len": None}
+    shared |= {"strategy": "DDP", "throughput_unit": "tokens/s", "throughput": 64_000}
+    shared |= {"micro_batch_per_gpu": None, "global_batch": None}
+    name = "Transformer big (translation)"
+    rows = [row(1, model=name, **shared), row(4, model=name, **shared)]
+    table, _ = read_published(written(tmp_path / "t.csv", rows))
+    answered = predict_rows(table, predictor.predict, str)
+    assert answered["published"].tolist() == [2000, 500]
+    assert (answered["reason"] == "").all()
+    # Sentences of unequal lengths make GPUs wait by more than they exchange.
+    assert answered["predicted"][1] < 0.95 * answered["predicted"][0]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"model": "Gemini"}, "model not known: Gemini"),
-        ({"model": "LoRA Llama 3.1 8B"}, "adapters and distillation are not modelled"),
+        ({"model": "DoRA Llama 3.1 8B"}, "DPO and distillation are not modelled"),
+        (
+            {"model": "LoRA Llama 3.1 8B", "strategy": "FSDP2"},
+            "adapters whose frozen weights are sharded are not modelled",
+        ),
         ({"act_ckpt": "mostly"}, "checkpointing not modelled: mostly"),
         ({"strategy": "DP"}, "strategy not modelled: DP"),
         ({"strategy": "FSDP2 8 EP 8"}, "expert parallelism is not modelled"),
@@ -124,7 +160,10 @@ def test_what_is_not_modelled_is_refused_with_the_reason(changes: dict, reason: 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"precision": "float8"}, "precision not modelled: float8"),
+        (
+            {"precision": "float8", "gpu": "A100 80GB", "network": "NVSwitch"},
+            "precision not modelled: float8 on A100 80GB",
+        ),
         ({"cp": 2}, "parallelism is not modelled"),
         ({"gpu": "TITAN RTX 24GB"}, "no cluster of TITAN RTX 24GB over NVLink"),
         ({"gpu": "GTX 1080"}, "GPU not known: GTX 1080"),

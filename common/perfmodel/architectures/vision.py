@@ -79,13 +79,15 @@ class VisionTransformer(Settings):
             raise UserError(f"{self.name} has {tokens} tokens an image, not {seq_len}")
         block = registered(self._block(tokens), REGISTRATION)
         head = linear("head", self.width, self.classes, bias=True)
+        # The head reads the class token, a view of all tokens' norms; autocast copies it out.
+        view = Piece("norm outputs", (4 * patches * self.width, 0, 2 * patches * self.width))
         layers = (
             self._embedding(patches),
             block,
             Layer(
                 "final_norm",
                 tuple(norm("norm", self.width, "layer")),
-                activations=Activations(tuple(norm_input(tokens, self.width, "layer"))),
+                activations=Activations((*norm_input(tokens, self.width, "layer"), view)),
             ),
             Layer(
                 "head",

@@ -140,3 +140,12 @@ GPUS: dict[str, DevicePeak] = {
     "GB200": _sheet(BLACKWELL, 186, 8000, 80, 2500 / 2, 5000 / 2),
     "AMD Instinct MI300X": _sheet("AMD's MI300X data sheet", 192, 5300, 163.4, 653.7, 1307.4),
 }
+
+WITH_FLOAT8 = ("H100", "H200", "GH200", "B200", "GB200", "L4", "RTX 6000 Ada", "GeForce RTX 40")
+"""Beginnings of the names of NVIDIA's GPUs whose matrix units compute in float8, and do so twice as
+fast as in 16 bits (data sheets of Ada, Hopper and Blackwell; MI300X's, too)."""
+
+
+def has_float8(device_name: str) -> bool:
+    """Returns whether a GPU of the table computes matrix products in float8."""
+    return device_name.startswith((*WITH_FLOAT8, "AMD Instinct MI300X"))

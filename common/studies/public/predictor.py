@@ -1,6 +1,6 @@
 """The predictor that is judged: ``predict_scale_out``, asked as ``predict --cluster`` asks it.
 
-What a published row leaves open is taken from its source's defaults, in the tables below.
+What a published row leaves open is taken from its source, in ``defaults`` and the tables below.
 """
 
 from __future__ import annotations
@@ -8,16 +8,24 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from common.errors import UserError
+from common.models.published.gnmt import gnmt
+from common.models.published.resnet import resnet_50
+from common.models.published.ssd import ssd_300
+from common.models.published.transformer_big import transformer_big
+from common.models.published.transformer_xl import transformer_xl_base, transformer_xl_large
+from common.models.traced import traced_architecture
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.published_sizes import architecture_of
+from common.perfmodel.architectures.variants import in_float8, with_adapters
 from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.scale_out import predict_scale_out
-from common.perfmodel.one_device.peaks import known_peak
+from common.perfmodel.one_device.peaks import has_float8, known_peak
+from common.studies.public.defaults import bare_name
 from common.studies.public.hardware import cluster_name
 from common.studies.public.jobs import Forecast, PublishedJob
 from common.studies.public.published_memory import Memory, memory_of
@@ -49,29 +57,47 @@ STRATEGIES = {
     "DeepSpeed ZeRO-3": "FULL_SHARD",
     "SimpleFSDP 8, manual bucketing (aot_eager)": "FULL_SHARD",
     "HSDP": "HYBRID_SHARD",
+    # ZeRO-3 in chunks (arXiv 2108.05818); they stay on the GPUs where these have room.
+    "ColossalAI Gemini": "FULL_SHARD",
 }
 NOT_MODELLED = (
-    (r"LoRA|DoRA|distillation", "adapters and distillation are not modelled"),
-    (r"\bEP \d", "expert parallelism is not modelled"),
+    (r"DoRA|DPO|distillation", "weight-decomposed adapters, DPO and distillation are not modelled"),
+    (r"\bEP (\d|of)", "expert parallelism is not modelled"),
     (r"offload", "offloading to the CPU is not modelled"),
 )
 """Words of a model or strategy → reason of a refusal."""
+ADAPTER_RANK = 8
+"""Rank of LoRA's adapters: NVIDIA-NeMo/Automodel, recipes of its examples."""
 MODEL_PARALLEL = "tensor, pipeline or context parallelism is not modelled"
 CHECKPOINTING = {"": "none", "none": "none", "full": "block", "selective": "selective"}
-MODELS = {
-    "BERT-Large SQuAD": ("bert-large-squad", 384),
-    "BERT-Large pretraining": ("bert-large-pretraining", None),
-    "bert_base_squad": ("bert-base-squad", 384),
-    "bert_large_squad": ("bert-large-squad", 384),
-    "GPT-2 124M": ("gpt2", 1024),
-    "GPT-2 XL": ("gpt2-xl", 1024),
-    "GPT-2 XL 1.6B": ("gpt2-xl", 1024),
-    "FSDP2 full fine-tuning Llama-3.1-8B": ("llama-3.1-8b", None),
-    "Llama 3 8B": ("llama-3-8b", None),
-    "Llama3 8B": ("llama-3-8b", None),
+SIZES = {
+    "BERT-Large SQuAD": "bert-large-squad",
+    "BERT-Large pretraining": "bert-large-pretraining",
+    "bert_base_squad": "bert-base-squad",
+    "bert_large_squad": "bert-large-squad",
+    "GPT-2 124M": "gpt2",
+    "GPT-2 XL": "gpt2-xl",
+    "GPT-2 XL 1.6B": "gpt2-xl",
+    "Llama 3 8B": "llama-3-8b",
+    "Llama3 8B": "llama-3-8b",
+    "Llama3 70B": "llama-3-70b",
 }
-"""Published name, without what is in brackets → name of a size, and the tokens of a sample that
-its source trains with by default (BERT for SQuAD: NVIDIA/DeepLearningExamples, scripts)."""
+"""Published name, without what is in brackets → name of a size."""
+FOLLOWED = {
+    "ResNet-50 v1.5": resnet_50,
+    "resnet50": resnet_50,
+    "SSD300 ResNet-50": ssd_300,
+    "ssd": ssd_300,
+    "gnmt": gnmt,
+    "Transformer big": transformer_big,
+    "Transformer-XL base": transformer_xl_base,
+    "Transformer-XL large": transformer_xl_large,
+}
+"""The same → maker of a module that is followed on fake tensors."""
+OF_TEXTS = ("Transformer big",)
+"""Models whose micro-batches are texts of unequal lengths. The big Transformer's hold sentences up
+to a number of tokens; GNMT's are drawn from one range of lengths on all GPUs, and all others have
+one length. Chosen on the development rows, whose losses go with the step's time, not with bytes."""
 
 
 def predict(job: PublishedJob) -> Forecast:
@@ -83,6 +109,8 @@ def predict(job: PublishedJob) -> Forecast:
 
     Raises UserError with the reason where neither can be predicted.
     """
+    if replace(job, cp=1).is_model_parallel:
+        raise UserError(MODEL_PARALLEL)
     for words, reason in NOT_MODELLED:
         if re.search(words, f"{job.model} {job.strategy}"):
             raise UserError(reason)
@@ -105,11 +133,24 @@ def _rates(job: PublishedJob, work: Job, strategy: str) -> tuple[float, ...]:
     """Returns samples per second and GPU: predicted, and the ends of the interval."""
     if job.is_model_parallel:
         raise UserError(MODEL_PARALLEL)
-    precision = _named(PRECISIONS, "precision", job.precision)
     cluster = load_cluster(cluster_name(job))
+    published = job.precision
+    if published.startswith("float8"):
+        if not has_float8(cluster.gpu):
+            raise UserError(f"precision not modelled: {published} on {job.gpu}")
+        work, published = replace(work, architecture=in_float8(work.architecture)), "bf16"
+    if _has_adapters(job) and strategy != "DDP" and job.gpus > 1:
+        raise UserError("adapters whose frozen weights are sharded are not modelled")
+    precision = _named(PRECISIONS, "precision", published)
     has_tf32 = "tf32" in known_peak(cluster.gpu).flops_per_s
     work = replace(work, tf32=precision == "tf32" and has_tf32)
-    predicted = predict_scale_out(work, cluster, [job.gpus], strategies=[strategy])
+    predicted = predict_scale_out(
+        job=work,
+        cluster=cluster,
+        gpus=[job.gpus],
+        assumptions=Assumptions(work="texts" if bare_name(job.model) in OF_TEXTS else "equal"),
+        strategies=[strategy],
+    )
     step = predicted.rows("weak", strategy).iloc[0]
     samples = work.batch_size * work.accumulation
     columns = ("step_s", "step_high_s", "step_low_s")
@@ -121,8 +162,11 @@ def _work(job: PublishedJob) -> Job:
     if job.micro_batch_per_gpu is None:
         raise UserError("micro-batch not published")
     precision = PRECISIONS.get(job.precision, "bfloat16")
+    architecture = _architecture(job)
+    if _has_adapters(job):
+        architecture = with_adapters(architecture, ADAPTER_RANK)
     return Job(
-        architecture=_architecture(job),
+        architecture=architecture,
         batch_size=job.micro_batch_per_gpu,
         precision="float32" if precision == "tf32" else precision,
         checkpointing=_checkpointing(job),
@@ -134,8 +178,8 @@ def _work(job: PublishedJob) -> Job:
 
 
 def _memory(job: PublishedJob, work: Job, strategy: str) -> Memory | None:
-    """Returns a job's memory; None under tensor and pipeline parallelism, or of unknown layers."""
-    if replace(job, cp=1).is_model_parallel:
+    """Returns a job's memory; None of unknown layers, and of frozen ones, which are not listed."""
+    if _has_adapters(job):
         return None
     try:
         return memory_of(job, work, strategy)
@@ -144,8 +188,12 @@ def _memory(job: PublishedJob, work: Job, strategy: str) -> Memory | None:
 
 
 def _strategy(job: PublishedJob) -> str:
-    """Returns a strategy; FSDP over so many replicas ("FSDP2 8") is FULL_SHARD."""
-    return _named(STRATEGIES, "strategy", re.sub(r"^(FSDP2) \d+$", r"\1", job.strategy))
+    """Returns a strategy; FSDP over so many replicas ("FSDP2 8", "FSDP2 8 EP -") is FULL_SHARD."""
+    return _named(STRATEGIES, "strategy", re.sub(r"^(FSDP2) \d+( EP -)?$", r"\1", job.strategy))
+
+
+def _has_adapters(job: PublishedJob) -> bool:
+    return "LoRA" in job.model
 
 
 def _checkpointing(job: PublishedJob) -> str:
@@ -163,17 +211,18 @@ def _named(names: dict[str, str], kind: str, published: str) -> str:
 
 
 def _architecture(job: PublishedJob) -> Architecture:
-    name = re.sub(r" \(.*\)| \d-node", "", job.model)
-    size, by_default = MODELS.get(name, (name, None))
-    seq_len = job.seq_len or by_default
-    seq_len = seq_len and seq_len // job.cp
-    if seq_len is None and size in MODELS:
+    name = bare_name(job.model)
+    size = SIZES.get(name, name)
+    if job.seq_len is None and name in SIZES:
         raise UserError("sequence length not published")
-    return _published(size, seq_len, job.model)
+    return _published(size, job.seq_len and job.seq_len // job.cp, job.model)
 
 
 @cache
 def _published(size: str, seq_len: int | None, model: str) -> Architecture:
+    if size in FOLLOWED:
+        make = FOLLOWED[size]
+        return traced_architecture(partial(make, seq_len) if seq_len else make, size)
     try:
         return architecture_of(size, seq_len)
     except UserError as error:

@@ -23,6 +23,7 @@ from common.runtime.stage_progress import StageProgress
 from common.settings import Settings
 from common.studies.public import predictor
 from common.studies.public.collectives import collective_tables, predict_collectives
+from common.studies.public.defaults import with_defaults
 from common.studies.public.hardware import regime
 from common.studies.public.jobs import (
     Forecast,
@@ -124,6 +125,7 @@ def predict_rows(
 def _predicted(row: pd.Series, predict: Predictor) -> dict:
     if row["problem"]:
         return {"reason": row["problem"], "model_parallel": False}
+    row = with_defaults(row)
     job = job_of(row)
     answer = {"reason": "", "regime": regime(job), "model_parallel": job.is_model_parallel}
     try:

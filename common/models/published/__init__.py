@@ -1,0 +1,1 @@
+"""Models of published measurements, each written from its paper and its public configuration."""

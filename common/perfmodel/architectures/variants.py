@@ -1,0 +1,68 @@
+"""An architecture whose linear layers are trained in another way: by adapters, or in float8.
+
+Times are computed of operations at one rate, with a backward pass of twice the forward pass. So
+operations here are those of a step that takes as long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.errors import UserError
+from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
+from common.perfmodel.architectures.parts import linear, linear_flops
+
+FLOAT8_SPEEDUP = 2
+"""Products in float8 are twice as fast as in 16 bits (data sheets of Hopper and Blackwell)."""
+OF_FROZEN = 2 / 3
+"""A product with a frozen weight has a forward pass and the gradient of its input, two of three
+equal parts. Attention has no weights."""
+
+
+def with_adapters(architecture: Architecture, rank: int) -> Architecture:
+    """Returns a model that trains low-rank adapters of its blocks' linear layers (LoRA).
+
+    A layer of [out, in] gets [rank, in] and [out, rank] beside it (Hu et al. 2021, arXiv
+    2106.09685). All else is frozen, and is not among the tensors.
+
+    Raises UserError for a rank below 1.
+    """
+    if rank < 1:
+        raise UserError(f"adapters of rank {rank}: at least 1")
+    layers = tuple(
+        _adapted(layer, rank, architecture.tokens_per_sample) for layer in architecture.layers
+    )
+    return replace(architecture, layers=layers, ties_head=False)
+
+
+def _adapted(layer: Layer, rank: int, tokens: int) -> Layer:
+    adapters: list[Tensor] = []
+    for tensor in layer.tensors:
+        if layer.is_block and tensor.name.endswith(".weight") and len(tensor.shape) == 2:
+            outputs, inputs = tensor.shape
+            adapters += linear(f"{tensor.module}.down", inputs, rank)
+            adapters += linear(f"{tensor.module}.up", rank, outputs)
+    frozen = linear_flops(layer.tensors, tokens) if layer.is_block else layer.forward_flops
+    saved = (1 - OF_FROZEN) * frozen
+    return Layer(
+        name=layer.name,
+        tensors=tuple(adapters),
+        forward_flops=layer.forward_flops - saved + linear_flops(adapters, tokens),
+        count=layer.count,
+        is_block=layer.is_block,
+        activations=layer.activations,
+    )
+
+
+def in_float8(architecture: Architecture) -> Architecture:
+    """Returns a model whose blocks' linear layers compute in float8, in operations of 16 bits.
+
+    Attention, experts, embeddings and head stay in 16 bits, as with torchao's conversion of
+    ``nn.Linear`` but the head, which torchtitan trains with.
+    """
+    layers = []
+    for layer in architecture.layers:
+        products = linear_flops(layer.tensors, architecture.tokens_per_sample)
+        saved = products * (1 - 1 / FLOAT8_SPEEDUP) if layer.is_block else 0
+        layers.append(replace(layer, forward_flops=layer.forward_flops - saved))
+    return replace(architecture, layers=tuple(layers))
