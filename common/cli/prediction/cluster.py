@@ -81,8 +81,8 @@ class ClusterQuestion:
     0.3 0.5; one number is a value that is known. By default the time of matrix products and of what
     moves through memory is computed apart."""
     pass_rate: tuple[float, ...] = ()
-    """Likeliest, lowest and highest speed of the passes relative to that time, by default 1 0.72
-    1.36."""
+    """Likeliest, lowest and highest speed of the passes relative to that time, by default 1 0.6
+    1.55."""
     compile: bool = False
     """A compiler joins operators (torch.compile), so that less moves through memory."""
     network_speed: tuple[float, ...] = ()

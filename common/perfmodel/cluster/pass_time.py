@@ -23,6 +23,11 @@ PRODUCT_SHARES = {"16 bits": 0.70, "tf32": 0.42, "float32": 0.71}
 """Kind of products → share of its peak that they reach."""
 OF_AN_A100 = {"16 bits": 0.77}
 """The same, where it is another of an A100, which power holds back less."""
+CONVOLUTIONS = {"16 bits": (0.70, 27.0), "tf32": (0.74, 18.5), "float32": (1.75, 19.0)}
+"""Kind of products → the share that convolutions reach, and how often the bytes that such a layer
+keeps go through memory, by published rows with cuDNN's fastest kernels (``cudnn.benchmark``): those
+of float32 need fewer operations than are counted (Winograd). An H200 took 1.3 to 2.4 times as long
+for a ResNet-50 without that search."""
 ATTENTION = 1.5
 """Time of an operation of attention, counted whole, over one of another product."""
 MOVES, FUSED_MOVES = 17.1, 7.3
@@ -35,11 +40,8 @@ FORWARD_SHARE = 1 / 3
 
 def product_share(job: Job, peak: DevicePeak) -> float:
     """Returns the share of a GPU's peak that a job's matrix products reach."""
-    kind = "16 bits"
-    if job.precision == "float32":
-        kind = "tf32" if job.tf32 else "float32"
     shares = PRODUCT_SHARES | (OF_AN_A100 if "A100" in peak.device else {})
-    return shares[kind]
+    return shares[_kind(job)]
 
 
 def moves(job: Job) -> float:
@@ -49,11 +51,20 @@ def moves(job: Job) -> float:
 
 def forward_s(job: Job, layer: Layer, peak: DevicePeak) -> float:
     """Returns the seconds of a sample in the forward pass of one layer."""
-    flops_per_s = product_share(job, peak) * peak.flops(job.precision, job.tf32)
+    share, moved = product_share(job, peak), moves(job)
+    if any(len(tensor.shape) == 4 for tensor in layer.tensors):  # height and width of a kernel
+        share, moved = CONVOLUTIONS[_kind(job)]
+    flops_per_s = share * peak.flops(job.precision, job.tf32)
     flops = layer.forward_flops + (ATTENTION - 1) * layer.attention_flops
     kept_bytes = sum(in_parts(layer.activations.kept, job.passes.numerics).values())
-    moved_bytes = FORWARD_SHARE * moves(job) * kept_bytes
+    moved_bytes = FORWARD_SHARE * moved * kept_bytes
     return flops / flops_per_s + moved_bytes / peak.memory_bytes_per_s
+
+
+def _kind(job: Job) -> str:
+    if job.precision != "float32":
+        return "16 bits"
+    return "tf32" if job.tf32 else "float32"
 
 
 def step_s(job: Job, peak: DevicePeak) -> float:

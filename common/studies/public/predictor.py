@@ -41,8 +41,12 @@ PRECISIONS = {
     "amp fp16": "float16",
 }
 """Published precision → precision of a job; tf32 is float32 on GPUs without it."""
-FUSED_BY_HAND = ("mosaicml/llm-foundry",)
-"""Sources whose own kernels join operators: attention, norms in 16 bits, cross-entropy."""
+FUSED_BY_HAND = (
+    "mosaicml/llm-foundry",
+    "BERT-Large pretraining",
+    "Transformer big (translation)",
+)
+"""Sources and models whose own kernels join operators: attention, norms, GELU with its bias."""
 ALL_IN_16_BITS = ("bf16 PURE",)
 """Precisions in which gradients are exchanged in 16 bits, too."""
 STRATEGIES = {
@@ -171,7 +175,7 @@ def _work(job: PublishedJob) -> Job:
         precision="float32" if precision == "tf32" else precision,
         checkpointing=_checkpointing(job),
         accumulation=job.grad_accum or 1,
-        compile=job.compile == "yes" or job.source_repo in FUSED_BY_HAND,
+        compile=job.compile == "yes" or not {job.source_repo, job.model}.isdisjoint(FUSED_BY_HAND),
         reduces_each=True,
         gradient_bytes=2 if job.precision in ALL_IN_16_BITS else 4,
     )
