@@ -20,7 +20,7 @@ from common.analysis.one_device.throughput_text import (
     utilisation_text,
 )
 from common.analysis.runs import complete_runs, gpu_folder, open_run_with, read_peak
-from common.csv_tables import numbers
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.judged import FIRST_PAGE_ROUNDS, Judged, fastest
 from common.perfmodel.one_device.architecture import GPT2Config
@@ -35,6 +35,7 @@ from common.perfmodel.one_device.flops import (
 )
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.workload import Workload
+from common.runtime.paths import project_root
 from common.runtime.wording import digits
 from common.samples import student
 
@@ -332,6 +333,28 @@ def on_gpu() -> pd.DataFrame:
     opened = complete_runs(gpu_folder("assignment0"), BATCHES)
     runs = [open_throughput(run.folder) for run in opened]
     return pd.concat([_rates(run, run.measured["batch_size"]) for run in runs], ignore_index=True)
+
+
+MODELS = {
+    "case": "step of",
+    "held_out": "fitted to",
+    "step_ms": ("step (ms)", "{:.1f}"),
+    "predicted_step_ms": ("predicted", "{:.1f}"),
+    "step_error": ("off by", "{:+.1%}"),
+    "peak_error": ("its peak off by", "{:+.1%}"),
+}
+"""Titles of ``of_models``."""
+
+
+def of_models() -> pd.DataFrame:
+    """Returns the recorded steps of other models on a GPU, beside what was predicted of them.
+
+    Columns: those of ``by-case.csv`` of the study models; ``held_out`` says whether predictions
+    were fitted to the case, in a word.
+    """
+    folder = project_root() / "data" / "h200-1" / "study-models"
+    cases = read_table(folder / "by-case.csv", [*MODELS])
+    return cases.assign(held_out=cases["held_out"].map({True: "no", False: "yes"}))
 
 
 def beside_gpu(run: ThroughputRun) -> pd.DataFrame:
