@@ -137,7 +137,7 @@ class ClusterQuestion:
             gpus=gpus,
             strategies=self.strategies or STRATEGIES,
             capacities_gb=self.capacity_gb or CAPACITIES_GB,
-            console=Console(),
+            console=Console(width=max(Console().width, WIDTH)),
         )
 
     def predict(self) -> ScaleOut:
@@ -304,6 +304,7 @@ def _common_cells(row) -> list[str]:
 
 def _notes(predicted: ScaleOut) -> list[str]:
     from common.perfmodel.cluster.scale_out import without_room
+    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 
     strategy = predicted.table["strategy"].iloc[0]
     weak = predicted.rows("weak", strategy)
@@ -321,8 +322,9 @@ def _notes(predicted: ScaleOut) -> list[str]:
         gigabytes = predicted.peak.memory_bytes / 1e9
         notes.append(
             f"{strategy} on {_listed(list(peaks))} GPUs does not fit: a step takes "
-            f"{min(peaks.values()) / 1e9:.0f} GB or more of a GPU's {gigabytes:.0f} GB; its times "
-            "are those of a GPU with more memory"
+            f"{min(peaks.values()) / 1e9:.0f} GB or more, and libraries take "
+            f"{LIBRARIES_BYTES / 1e9:g} GB, of a GPU's {gigabytes:.0f} GB; its times are those of "
+            "a GPU with more memory"
         )
     left_out = set(weak["gpus"]) - set(predicted.rows("strong", strategy)["gpus"])
     if left_out:
