@@ -45,6 +45,10 @@ def test_checkpointing_and_a_configuration_of_ones_own(tmp_path: Path) -> None:
     assert largest[0] < largest[1]
 
 
+def test_images_need_no_length() -> None:
+    assert "8 samples" in predict("--model", "vit-base")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -52,6 +56,7 @@ def test_checkpointing_and_a_configuration_of_ones_own(tmp_path: Path) -> None:
         (("--model", "gpt2", "--alpha-us", 5), "--alpha-us has no effect with --model"),
         (("--model", "gpt2", "--strategies", "DDP"), "--strategies has an effect on several"),
         (("--model", "gpt2", "--capacity-gb", -1), "--capacity-gb -1: above 0"),
+        (("--model", "gpt2", "--seq-len", 0), "sequence length"),
         (("--model", "gpt2", "--checkpointing", "all"), "unknown checkpointing 'all'"),
         (("--capacity-gb", 80), "--capacity-gb has an effect with"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,10 +178,14 @@ class ClusterQuestion:
         return Job(architecture=self._architecture(), tf32=self.tf32, **flags)
 
     def _architecture(self) -> Architecture:
-        seq_len = SEQ_LEN if self.seq_len is None else self.seq_len
         if ":" not in self.model:
             from common.perfmodel.architectures.published_sizes import architecture_of
 
+            seq_len = self.seq_len
+            if seq_len is None:
+                with suppress(UserError):  # of a text, which has no length of its own
+                    return architecture_of(self.model, None)
+                seq_len = SEQ_LEN
             return architecture_of(self.model, seq_len)
         if self.seq_len is not None:
             raise UserError(f"--seq-len has no effect on {self.model}, whose batch has a length")
