@@ -162,7 +162,9 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
         raise UserError(
             f"{name}: no parameter of the module requires a gradient; nothing to exchange"
         )
-    return UserModel(module.to(device), to_device(batch, device), loss, name)
+    if any(tensor.device != device for tensor in (*module.parameters(), *module.buffers())):
+        module = module.to(device)  # fake tensors cannot always be moved
+    return UserModel(module, to_device(batch, device), loss, name)
 
 
 def to_device(batch: object, device: torch.device) -> object:
