@@ -162,7 +162,10 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
         raise UserError(
             f"{name}: no parameter of the module requires a gradient; nothing to exchange"
         )
-    return UserModel(module.to(device), to_device(batch, device), loss, name)
+    # Fake tensors cannot be moved, and need not be.
+    if any(value.device != device for _, value in states):
+        module = module.to(device)
+    return UserModel(module, to_device(batch, device), loss, name)
 
 
 def to_device(batch: object, device: torch.device) -> object:
