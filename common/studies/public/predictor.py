@@ -73,6 +73,8 @@ NOT_MODELLED = (
 ADAPTER_RANK = 8
 """Rank of LoRA's adapters: NVIDIA-NeMo/Automodel, recipes of its examples."""
 MODEL_PARALLEL = "tensor, pipeline or context parallelism is not modelled"
+UNSTATED_CHECKPOINTING = ("NVIDIA-NeMo/Automodel",)
+"""Sources that say of no row whether it checkpoints: memory follows from that."""
 CHECKPOINTING = {"": "none", "none": "none", "full": "block", "selective": "selective"}
 SIZES = {
     "BERT-Large SQuAD": "bert-large-squad",
@@ -183,7 +185,8 @@ def _work(job: PublishedJob) -> Job:
 
 def _memory(job: PublishedJob, work: Job, strategy: str) -> Memory | None:
     """Returns a job's memory; None of unknown layers, and of frozen ones, which are not listed."""
-    if _has_adapters(job):
+    unstated = job.source_repo in UNSTATED_CHECKPOINTING and not job.act_ckpt
+    if _has_adapters(job) or unstated:
         return None
     try:
         return memory_of(job, work, strategy)
