@@ -58,8 +58,17 @@ def upper_limit(share: float, count: int = PAGES) -> float:
     return float(stats.binom.ppf(0.999, count, share))
 
 
-@pytest.mark.parametrize("arms", [2, 8, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rounds", [4, 8, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("rounds", "arms"),
+    [
+        (4, 8),
+        (8, 2),
+        *(
+            pytest.param(rounds, arms, marks=pytest.mark.slow)
+            for rounds, arms in ((4, 2), (4, 4), (6, 2), (6, 4), (6, 8), (8, 4), (8, 8))
+        ),
+    ],
+)
 def test_where_nothing_differs_few_tables_say_that_something_does(rounds: int, arms: int) -> None:
     drawn = pages(rounds, arms)
     best = sum(fastest(times).lead.is_settled for times in drawn)
@@ -93,7 +102,14 @@ def test_rounds_that_go_on_by_width_alone_make_no_differences(arms: int, half_wi
 
 @pytest.mark.parametrize(
     ("rounds", "arms", "faster", "share"),
-    [(6, 2, 0.1, 0.9), (8, 7, 0.1, 0.8), (6, 7, 0.2, 0.95), (4, 4, 0.2, 0.9), (12, 7, 0.05, 0.4)],
+    [
+        (6, 2, 0.1, 0.9),
+        (12, 7, 0.05, 0.4),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((8, 7, 0.1, 0.8), (6, 7, 0.2, 0.95), (4, 4, 0.2, 0.9))
+        ),
+    ],
 )
 def test_a_planted_difference_is_settled_and_the_right_arm_named(
     rounds: int, arms: int, faster: float, share: float

@@ -40,8 +40,13 @@ SINGLE, LOCAL = "single", "local"
 WORKLOADS = {"mlp": "MLP", "text": "text", "replay": "replay"}
 SETTINGS = ("model", "micro_batch_size", "seq_len", "precision", "bucket_cap_mb")
 ARM_SETTINGS = (
-    *("world_size", "batch_per_rank", "global_batch", "accumulation"),
-    *("compression", "bucket_cap_mb", "precision"),
+    "world_size",
+    "batch_per_rank",
+    "global_batch",
+    "accumulation",
+    "compression",
+    "bucket_cap_mb",
+    "precision",
 )
 TITLES = {
     "what": "what",

@@ -34,8 +34,15 @@ PARTS = {
 """The parts in their order within a step, and the column of each."""
 
 ADDED = (
-    *("sum_ms", "unaccounted_share", "watching_share", "error", "adds_up"),
-    *("total_communication_ms", "exposed_ratio", "total_ratio", "samples_per_step"),
+    "sum_ms",
+    "unaccounted_share",
+    "watching_share",
+    "error",
+    "adds_up",
+    "total_communication_ms",
+    "exposed_ratio",
+    "total_ratio",
+    "samples_per_step",
 )
 """Properties of ``StepParts`` that ``decompose_all`` adds beside the times of the parts."""
 STEP = ["round", "epoch", "step"]

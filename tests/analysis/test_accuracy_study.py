@@ -397,8 +397,8 @@ def test_a_case_without_measurements_is_named(study, tmp_path):
     "name",
     [
         "xeon-2-cores/study-accuracy",
-        "xeon-2-cores/study-accuracy-again",
-        "epyc-2-cores/study-accuracy",
+        pytest.param("xeon-2-cores/study-accuracy-again", marks=pytest.mark.slow),
+        pytest.param("epyc-2-cores/study-accuracy", marks=pytest.mark.slow),
     ],
 )
 def test_what_users_are_told_to_expect_is_what_the_recorded_study_found(name):

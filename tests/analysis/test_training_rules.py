@@ -204,7 +204,7 @@ def test_a_planted_difference_is_said_of_the_right_arm(
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("rounds", [1, slow(2), 3])
 def test_of_few_rounds_no_table_says_anything(rule: str, rounds: int) -> None:
     says, arms, _ = RULES[rule]
     assert not any(says(page) for page in drawn(rounds, arms, 1.0)[:4])
@@ -290,7 +290,7 @@ FINDINGS = {
     [
         (QUIET, 5),
         (QUIET, 6),
-        (DISTURBED, 6),
+        slow(DISTURBED, 6),  # in kind: the test below
         slow(QUIET, 1),
         slow(QUIET, 2),
         slow(QUIET, 9),

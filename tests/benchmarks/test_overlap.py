@@ -16,7 +16,8 @@ from common.perfmodel.tables import read_costs, read_overlap_samples
 
 SIZES = [1048, 65536]  # 0.001 and 0.0625 MiB in bytes
 ROUNDS, STEPS, RANKS = 2, 1, 2
-GRADIENTS = 76  # of gpt2-nano: six layers of twelve, two embeddings, the last norm's two
+PARAMETERS = 462_336  # of gpt2-pico
+GRADIENTS = 28  # two layers of twelve, two embeddings, the last norm's two
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,14 @@ def test_the_table_has_its_columns(times):
         *("backward_time_ms", "all_reduce_time_ms", "messages_done"),
         *("copy_out_time_ms", "gradient_bytes"),
     ]
-    assert set(times["gradient_bytes"]) == {4 * 6_901_760}  # gpt2-nano in float32
+    assert set(times["gradient_bytes"]) == {4 * PARAMETERS}  # in float32
 
 
 def test_the_arms_are_local_two_of_ddp_and_by_size_three_of_all_reduces(times):
     arms = times[["arm", "message_bytes"]].drop_duplicates()
     assert sorted(arms.itertuples(index=False, name=None)) == sorted(
         [
-            *(("local", 0), ("bookkeeping", 0), ("buckets", 4 * 6_901_760 // GRADIENTS)),
+            *(("local", 0), ("bookkeeping", 0), ("buckets", 4 * PARAMETERS // GRADIENTS)),
             *((arm, size) for size in SIZES for arm in ("launched", "continuous", "all_reduce")),
         ]
     )
@@ -57,7 +58,7 @@ def test_all_ranks_plan_the_same_number_of_messages(times):
     assert (messages["nunique"] == 1).all()
     assert (messages.loc[["local", "bookkeeping"], "max"] == 0).all()
     # As many are launched as the gradients' bytes make, but no more than a thousand.
-    assert messages.loc["launched", "max"].tolist() == [1000, 4 * 6_901_760 // 65536]
+    assert messages.loc["launched", "max"].tolist() == [1000, 4 * PARAMETERS // 65536]
     # Both arms of a pair do the same work.
     assert messages.loc["continuous", "max"].tolist() == messages.loc["all_reduce", "max"].tolist()
 

@@ -173,6 +173,7 @@ def test_a_replay_says_of_every_measured_step_how_late_it_was(ddp, ddp_run):
     assert not (ddp_run / "replay-lateness.csv").exists()  # a GPT-2 computes
 
 
+@pytest.mark.slow  # test_overlap.py measures them beside a model
 @pytest.mark.two_ranks
 def test_costs_are_measured_beside_a_replay_too(overlap):
     assert min(read_costs(overlap / "overlap-times.csv").delays[1]) >= 0
@@ -201,6 +202,7 @@ def test_a_replay_is_never_mixed_with_a_model_another_factor_or_another_latency(
         check_comparable([other / "gradient-ready-times.csv", ddp / "ddp-times.csv"])
 
 
+@pytest.mark.slow  # in kind: tests/perfmodel/test_model.py
 @pytest.mark.two_ranks
 def test_a_run_with_added_latency_is_predicted_with_it(
     train, overlap, delayed_ddp, allreduce_run, chunk_run, tmp_path

@@ -32,6 +32,7 @@ from common.training.config import FsdpConfig
 SCRIPT = project_root() / "common" / "benchmarks" / "selftest.py"
 
 
+@pytest.mark.slow  # the other tests hold what is done with checks that fail
 @pytest.mark.two_ranks
 def test_a_folder_that_cannot_be_written_fails_with_its_remedy_and_the_rest_is_tried(
     rank_server, tmp_path: Path

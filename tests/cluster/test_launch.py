@@ -300,6 +300,7 @@ def check_that_a_failure_ends_the_series(tmp_path, script, error, words):
     assert not (tmp_path / "third").exists()
 
 
+@pytest.mark.slow  # in kind: the launch above, and kept ranks (test_kept_ranks.py)
 def test_ctrl_c_during_a_series_reaches_the_script(tmp_path, write, alive):
     code = """
 import os, pathlib, signal, sys, time

@@ -196,6 +196,7 @@ def test_the_report_comes_after_the_jobs_it_depends_on(slurm, submitted, output)
     assert "<html" in (output / "index.html").read_text()
 
 
+@pytest.mark.slow  # in kind: test_job_start.py, without a Slurm
 def test_a_failing_rank_fails_the_job_with_its_own_message_and_leaves_nothing(
     slurm, submit, tmp_path, processes_of
 ):

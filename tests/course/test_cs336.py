@@ -45,6 +45,7 @@ def run(clone: Path, output: Path) -> pd.DataFrame:
     return pd.read_csv(folder / "results.csv")
 
 
+@pytest.mark.slow  # pytest in a process of its own
 def test_the_outcome_of_each_of_their_tests_is_recorded_with_our_adapters_in_place(clone, tmp_path):
     table = run(clone, tmp_path / "out").set_index("test")["outcome"].to_dict()
     assert table == {"test_of_ours": "passed", "test_fails": "failed", "test_left_out": "skipped"}

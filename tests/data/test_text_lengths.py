@@ -35,6 +35,7 @@ def problem(call: object, *arguments: object, **options: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow  # 67,349 texts
 def test_recorded_lengths_are_those_of_the_training_files(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

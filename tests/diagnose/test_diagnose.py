@@ -155,6 +155,7 @@ def children_after(process: subprocess.Popen, begun: Callable[[], bool]) -> list
     return children
 
 
+@pytest.mark.slow  # in kind: test_planted_faults.py, and the launcher that is killed below
 @pytest.mark.two_ranks
 @pytest.mark.timeout(240)
 def test_a_planted_fault_is_named_while_the_script_goes_on_and_ctrl_c_leaves_no_process(

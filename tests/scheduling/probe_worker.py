@@ -62,7 +62,7 @@ with process_group("cpu") as worker:
     found["calculated"] = probe_largest_batches(max_length=LENGTH, **probe)
     random_state = torch.get_rng_state()
     kept_mib = []
-    for _ in range(3):  # a thread that starts meanwhile maps a stack of 8 MiB, once
+    for _ in range(2):  # a thread that starts meanwhile maps a stack of 8 MiB, once
         before = writable_bytes()
         largest = probe_largest_batches(max_length=LENGTH, real_steps=True, **probe)
         kept_mib.append((writable_bytes() - before) / 2**20)

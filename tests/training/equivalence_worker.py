@@ -52,7 +52,8 @@ class Case:
     def is_quick(self) -> bool:
         """Returns whether it accumulates plainly in float64, or is of one that stands for all."""
         plain = self.micro_batch < 8 and not self.recomputed
-        return plain or self.own_weights or self.strategy == "FULL_SHARD"
+        rounded = self.strategy == "FULL_SHARD" and self.precision == "float32"
+        return plain or rounded or self.own_weights
 
     @property
     def steps(self) -> int:

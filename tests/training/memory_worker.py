@@ -1,6 +1,6 @@
 """Runs of the trainer on two ranks whose third step's memory is looked at.
 
-``memory_worker.py FOLDER CASE…``: the cases of that number, each in a folder of that name.
+``memory_worker.py FOLDER TOKENS CASE…``: the cases of that number, each in a folder of that name.
 """
 
 import sys
@@ -27,7 +27,7 @@ CASES = [
 ]
 
 if __name__ == "__main__":
-    folder, numbers = sys.argv[1], sys.argv[2:]
+    folder, tokens, *numbers = sys.argv[1:]
     with process_group("cpu"):
         for number in numbers:
-            train(replace(CASES[int(number)], output_dir=folder, run_id=number))
+            train(replace(CASES[int(number)], data=tokens, output_dir=folder, run_id=number))

@@ -124,6 +124,7 @@ def by_hand(data: Path, steps: int = 20, batch: int = 4, length: int = 16) -> li
     return losses
 
 
+@pytest.mark.slow  # in kind: tests/models/test_gpt2.py, which has the losses of transformers
 def test_on_real_text_the_losses_are_those_of_transformers_in_a_plain_loop(shakespeare, folder):
     found = run(folder, "real", **REAL, data=str(shakespeare))["loss"].tolist()
     expected = by_hand(shakespeare)

@@ -252,6 +252,7 @@ def test_compiling_without_a_compiler_is_refused_in_one_line(monkeypatch, tmp_pa
     assert "leave out --compile" in line
 
 
+@pytest.mark.slow  # compiles; the refusal above names what is missing
 def test_a_compiler_named_by_cxx_is_enough(monkeypatch, tmp_path):
     compiler = tmp_path / "my-compiler"
     compiler.touch(mode=0o755)

@@ -199,6 +199,7 @@ def swept(rank_server, tuned) -> Path:
     return folder.parent / "sweep"
 
 
+@pytest.mark.slow
 def test_a_sweep_visits_every_bucketing_and_runs_off_the_best(found, swept):
     visits = pd.read_csv(swept / "sweep-visits.csv")
     assert visits["setting"].nunique() == found.bucketings

@@ -46,8 +46,14 @@ WORKLOAD = Workload(model="gpt2", precision="bfloat16")
 CAPS = 60
 """Number of caps among which the best is looked for, evenly spaced on a log axis."""
 COLUMNS = (
-    *("gradients", "gradient_bytes", "default_buckets", "network"),
-    *("default_s", "best_cap_mib", "best_buckets", "gain"),
+    "gradients",
+    "gradient_bytes",
+    "default_buckets",
+    "network",
+    "default_s",
+    "best_cap_mib",
+    "best_buckets",
+    "gain",
 )
 GRADIENTS = {
     "gradients": "gradients of",

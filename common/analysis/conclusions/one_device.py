@@ -28,8 +28,14 @@ from common.samples import paired_ratio, student
 from common.traces.operator_categories import IDLE, MATRIX
 
 FAST = (
-    *("sdpa", "bfloat16", "float16", "tf32", "compile", "fused"),
-    *("vocab_multiple", "async_batches"),
+    "sdpa",
+    "bfloat16",
+    "float16",
+    "tf32",
+    "compile",
+    "fused",
+    "vocab_multiple",
+    "async_batches",
 )
 """Options that the arm ``all`` turns on, of which a device has some."""
 

@@ -258,7 +258,12 @@ def outcome_of(made: Made, folder: Path) -> dict[str, object]:
     }
     is_right = as_meant.get(made.kind, lambda: row is not None and score == points)()
     return {
-        **{"kind": made.kind, "name": made.of.name, "id": made.of.id},
-        **{"file": made.files[-1].name, "check": made.check, "points_for_code": score},
-        **{"reason": reason or (row or {}).get("remark", ""), "as_it_must_be": is_right},
+        "kind": made.kind,
+        "name": made.of.name,
+        "id": made.of.id,
+        "file": made.files[-1].name,
+        "check": made.check,
+        "points_for_code": score,
+        "reason": reason or (row or {}).get("remark", ""),
+        "as_it_must_be": is_right,
     }
