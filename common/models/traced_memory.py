@@ -1,8 +1,9 @@
 """Activations of a module that is followed: what autograd saves, and what is alive beside it.
 
 Each storage counts once, where it is first kept, views with it; parameters do not count, nor do
-their low-precision copies. The step is followed in float32 and under autocast. Dropout is taken as
-a GPU does it, with a byte an element, and attention as a fused kernel.
+their low-precision copies. The step is followed in float32 and under autocast; where that does
+not run, sizes of float32 are taken for both. Dropout is taken as a GPU does it, with a byte an
+element, and attention as a fused kernel.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ def with_activations(
         samples: samples of the batch.
     """
     paths = [layer.name for layer in architecture.layers]
-    watched = {casts: _step(module, loss, paths, casts == "autocast") for casts in CASTS}
+    watched = {"float32": _step(module, loss, paths, autocast=False)}
+    try:
+        watched["autocast"] = _step(module, loss, paths, autocast=True)
+    except RuntimeError:  # some operators of a CPU do not run under autocast
+        watched["autocast"] = watched["float32"]
     batch_bytes = sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
     sized = replace(
         architecture,

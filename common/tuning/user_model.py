@@ -162,9 +162,8 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
         raise UserError(
             f"{name}: no parameter of the module requires a gradient; nothing to exchange"
         )
-    # Fake tensors cannot be moved, and need not be.
-    if any(value.device != device for _, value in states):
-        module = module.to(device)
+    if any(tensor.device != device for tensor in (*module.parameters(), *module.buffers())):
+        module = module.to(device)  # fake tensors cannot always be moved
     return UserModel(module, to_device(batch, device), loss, name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from public_support import LOSS, exact, refuses, row, scored, tenth_off, true_rate, written
 
 from common.studies.public.collectives import collective_tables, predict_collectives
-from common.studies.public.jobs import PublishedJob, read_published
+from common.studies.public.jobs import Forecast, PublishedJob, read_published
 from common.studies.public.public import refusals_of, scores_of
 from common.studies.public.scores import pair_scores, summary
 from common.studies.public.series import LOSS_PER_DOUBLING, errors_by_series
@@ -43,6 +44,17 @@ def test_an_exact_predictor_has_no_error_and_the_rivals_have_the_loss(table: Pat
     assert score(rows, "half-width of intervals, median")["value"] == pytest.approx(0.1)
     assert score(rows, "memory")["value"] == pytest.approx(0.1)
     assert score(rows, "ran and said not to fit, rows")["value"] == 0
+
+
+def test_memory_is_scored_from_both_sides(table: Path) -> None:
+    def fits_three(job: PublishedJob) -> Forecast:
+        return replace(exact(job), largest_micro_batch=3 if job.gpus < 8 else 4)
+
+    rows = scored(table, fits_three)
+    assert score(rows, "memory", "somebody/something")["value"] == pytest.approx(0.1)
+    above = score(rows, "largest micro-batch, predicted over published")
+    assert (above["count"], above["value"]) == (4, pytest.approx(1.5))
+    assert score(rows, "twice the largest published micro-batch said not to fit")["value"] == 0.75
 
 
 def test_a_predictor_that_is_a_tenth_off_beside_its_anchor_has_that_error(table: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,7 +138,7 @@ class ClusterQuestion:
             gpus=gpus,
             strategies=self.strategies or STRATEGIES,
             capacities_gb=self.capacity_gb or CAPACITIES_GB,
-            console=Console(),
+            console=Console(width=max(Console().width, WIDTH)),
         )
 
     def predict(self) -> ScaleOut:
@@ -177,10 +178,14 @@ class ClusterQuestion:
         return Job(architecture=self._architecture(), tf32=self.tf32, **flags)
 
     def _architecture(self) -> Architecture:
-        seq_len = SEQ_LEN if self.seq_len is None else self.seq_len
         if ":" not in self.model:
             from common.perfmodel.architectures.published_sizes import architecture_of
 
+            seq_len = self.seq_len
+            if seq_len is None:
+                with suppress(UserError):  # of a text, which has no length of its own
+                    return architecture_of(self.model, None)
+                seq_len = SEQ_LEN
             return architecture_of(self.model, seq_len)
         if self.seq_len is not None:
             raise UserError(f"--seq-len has no effect on {self.model}, whose batch has a length")
@@ -304,6 +309,7 @@ def _common_cells(row) -> list[str]:
 
 def _notes(predicted: ScaleOut) -> list[str]:
     from common.perfmodel.cluster.scale_out import without_room
+    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 
     strategy = predicted.table["strategy"].iloc[0]
     weak = predicted.rows("weak", strategy)
@@ -321,8 +327,9 @@ def _notes(predicted: ScaleOut) -> list[str]:
         gigabytes = predicted.peak.memory_bytes / 1e9
         notes.append(
             f"{strategy} on {_listed(list(peaks))} GPUs does not fit: a step takes "
-            f"{min(peaks.values()) / 1e9:.0f} GB or more of a GPU's {gigabytes:.0f} GB; its times "
-            "are those of a GPU with more memory"
+            f"{min(peaks.values()) / 1e9:.0f} GB or more, and libraries take "
+            f"{LIBRARIES_BYTES / 1e9:g} GB, of a GPU's {gigabytes:.0f} GB; its times are those of "
+            "a GPU with more memory"
         )
     left_out = set(weak["gpus"]) - set(predicted.rows("strong", strategy)["gpus"])
     if left_out:

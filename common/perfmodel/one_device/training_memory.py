@@ -201,7 +201,7 @@ class _Step:
         return self.sharding.of_gradients(round(gradients))
 
     def _kept(self, position: _Position, inside: bool) -> dict[str, float]:
-        """Returns what layers up to a place keep; ``inside`` its own backward pass, all of it."""
+        """Returns what layers up to a position keep; inside its backward pass, all of its own."""
         pieces: dict[str, float] = {}
         for group, layer in enumerate(self.layers[: position.group + 1]):
             count = position.of_group if group == position.group else layer.count
@@ -210,9 +210,9 @@ class _Step:
             _add(pieces, in_parts(held, self.numerics, self.passes.batch_size * (count - current)))
             if current:
                 again = layer.activations.kept
-                if self._recomputes(layer):
-                    again += layer.activations.selected * (self.passes.checkpointing == "selective")
-                _add(pieces, in_parts(again, self.numerics, self.passes.batch_size))
+                if layer.is_block and self.passes.checkpointing == "selective":
+                    again += layer.activations.selected
+                _add(pieces, self._in_parts(again))
         return pieces
 
     def _recomputes(self, layer: Layer) -> bool:
@@ -229,14 +229,11 @@ class _Step:
     def _forward(self, name: str, position: _Position, phase: str) -> Moment:
         parts = self._kept(position, inside=False)
         _add(parts, self._in_parts(position.layer.activations.forward))
-        copies = (
-            [tensor for layer in self.layers for tensor in self._cast(layer)]
-            if (self.casts and not self.sharding.shards)
-            else []
-        )
-        shared = self.layers[-1].shared_elements if self.casts else 0
-        biases = sum(tensor.elements for tensor in copies)
-        _add(parts, {"autocast copies": 2 * (biases + shared)})
+        if self.casts:
+            layers = self.layers if not self.sharding.shards else ()  # units are gathered as cast
+            copies = sum(tensor.elements for layer in layers for tensor in self._cast(layer))
+            shared = self.layers[-1].shared_elements
+            _add(parts, {"autocast copies": 2 * (copies + shared)})
         return self._moment(name, phase, 0, parts)
 
     def _cast(self, layer: Layer, biases: bool = True) -> list[Tensor]:
@@ -278,8 +275,8 @@ class _Step:
         """Returns bytes of weights' gradients as they are made in a layer's backward pass.
 
         A block's is one matrix's at the first moment; by the second, those behind attention count
-        as made.
-        A head's come at its second. A tied embedding's are the head's, its own, and their sum.
+        as made. A head's come at its second. A tied embedding's are the head's, its own, and
+        their sum.
         """
         layer, is_embedding = position.layer, position.group == 0
         is_last = position.group == len(self.layers) - 1
@@ -329,6 +326,6 @@ def _before_scores(tensor: Tensor) -> bool:
 
 
 def _add(parts: dict[str, float], more: dict[str, float]) -> None:
-    """Adds bytes by part, in position."""
+    """Adds bytes by part, in place."""
     for part, size in more.items():
         parts[part] = parts.get(part, 0) + size

@@ -3,8 +3,10 @@ peak in real steps, and the byte-exact model of GPT-2."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,6 +190,26 @@ def test_gpt2_has_the_peak_of_its_own_model(options, strategy):
     types = replace(passes.numerics, fused_attention=workload.attention == "sdpa")
     predicted = predict_training_memory(replace(passes, numerics=types), sharding).peak_bytes
     assert predicted == pytest.approx(predict_memory(workload, sharding).peak_bytes, rel=0.005)
+
+
+CASES = ("DDP:float32", "SHARD_GRAD_OP:float32", "FULL_SHARD:float32", "FULL_SHARD:half")
+
+
+@slow
+@pytest.mark.two_ranks
+def test_a_rank_of_a_shared_llama_holds_what_is_predicted(rank_server):
+    worker = Path(__file__).with_name("passes_worker.py")
+    done = rank_server.run(worker, *CASES, ranks=2, timeout_s=100)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    lines = [json.loads(line) for line in done.stdout[0].splitlines() if line.startswith("{")]
+    seen = {line["case"]: line["peak"] for line in lines}
+    sizes = LLAMA | {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8}
+    sized = model_of(sizes | {"intermediate_size": 688}, "llama").architecture(128)
+    for case in CASES:
+        strategy, casts = case.split(":")
+        passes = Passes(sized, 8, Numerics(casts, device=CPU))
+        peak = predict_training_memory(passes, Sharding(strategy, 2)).peak_bytes
+        assert peak == pytest.approx(seen[case], rel=0.03), case
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "t5-base", "vit-base"])
