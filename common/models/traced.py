@@ -93,28 +93,48 @@ def _followed(
     flops = _by_unit(module, counter, units)
     outside = flops.pop("", 0) / samples  # such as a head that is the embedding
     parameters = {key: _unit_of(key, units) for key in trained}
-    # A unit's place is that of its last gradient: what is used again earlier, such as a bias that
-    # blocks share, is ready behind them. Units without gradients come last.
-    finished = {parameters[key]: number for number, key in enumerate(ready)}
     layers = []
-    for path in sorted(units, key=lambda path: finished.get(path, -1), reverse=True):
-        keys = [key for key in trained if parameters[key] == path]
-        # What a pass does not use is ready before it, as under DDP's find_unused_parameters.
-        by_time = sorted(keys, key=lambda key: ready.index(key) if key in ready else -1)
+    for path, keys in _in_forward_order(parameters, ready, units):
+        registered = [key for key in trained if key in keys]
+        # A part of a unit that is ready apart from the rest has the name of its first parameter.
+        name = path if path not in {layer.name for layer in layers} else registered[0]
         layer = Layer(
-            name=path,
+            name=name,
             tensors=tuple(
                 Parameter(key.removeprefix(f"{path}.") if units[path] else key, trained[key].shape)
-                for key in keys
+                for key in registered
             ),
             forward_flops=flops.pop(path, 0) / samples,
             is_block=units[path],
-            observed=tuple(keys.index(key) for key in by_time),
+            observed=tuple(registered.index(key) for key in keys),
         )
         layers.append(layer)
     if outside:
         layers.append(Layer("rest", forward_flops=outside))
     return Architecture(name=name, layers=tuple(layers))
+
+
+def _in_forward_order(
+    parameters: dict[str, str], ready: list[str], units: dict[str, bool]
+) -> list[tuple[str, list[str]]]:
+    """Returns units in the order of the forward pass, their parameters in that of gradients.
+
+    A block is whole, where its last gradient is. Any other unit is in parts where gradients of
+    others are ready between its own. What a pass does not use is ready before it, as under DDP's
+    ``find_unused_parameters``; units without parameters come last.
+
+    Args:
+        parameters: unit of each parameter.
+        ready: parameters in the order of their gradients.
+        units: whether each unit is a block.
+    """
+    unused = [key for key in parameters if key not in ready]
+    parts: list[tuple[str, list[str]]] = [(path, []) for path in units]
+    for path, keys in groupby([*unused, *ready], key=parameters.__getitem__):
+        before = [key for name, part in parts if name == path and units[path] for key in part]
+        parts = [part for part in parts if part[0] != path or (part[1] and not units[path])]
+        parts.append((path, [*before, *keys]))
+    return parts[::-1]
 
 
 def _units(module: nn.Module) -> dict[str, bool]:

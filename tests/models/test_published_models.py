@@ -12,8 +12,10 @@ import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.models.published import resnet
 from common.models.published.gnmt import Gnmt, gnmt
-from common.models.published.resnet import resnet_50
+from common.models.published.gnmt import loss_of as gnmt_loss_of
+from common.models.published.resnet import ResNet, resnet_50
 from common.models.published.ssd import ssd_300
 from common.models.published.transformer_big import transformer_big
 from common.models.published.transformer_xl import (
@@ -24,7 +26,7 @@ from common.models.published.transformer_xl import (
     transformer_xl,
     waves,
 )
-from common.models.traced import traced_architecture
+from common.models.traced import Made, traced_architecture
 
 
 def parameters(make) -> int:
@@ -38,7 +40,7 @@ PAPER = replace(
 )
 """Transformer-XL of the paper's repository, run_wt103_base.sh, which prints its parameters."""
 TINY = replace(
-    LARGE, layers=2, width=32, heads=2, head_width=16, wide=48, segment=6, ends=(5, 9, 20, 30)
+    LARGE, layers=2, width=64, heads=2, head_width=8, wide=48, segment=6, ends=(5, 9, 20, 30)
 )
 
 
@@ -131,7 +133,7 @@ def test_transformer_xls_clusters_make_probabilities_of_all_words() -> None:
     torch.manual_seed(0)
     module = TransformerXl(TINY)
     words = np.arange(30).reshape(5, 6)
-    x, targets = torch.randn(30, 32), torch.arange(30)
+    x, targets = torch.randn(30, 64), torch.arange(30)
     log = scores_of_all_words(module, x)
     assert log.exp().sum(dim=1).tolist() == pytest.approx([1] * 30, rel=1e-5)
     loss = module.loss(x, targets, places_of(words, TINY.ends))
@@ -145,9 +147,9 @@ def test_a_transformer_xl_sees_its_memory_as_if_it_were_one_segment() -> None:
     block, biases = module.blocks[0], (module.content_bias, module.place_bias)
     nn.init.normal_(biases[0])
     nn.init.normal_(biases[1])
-    x = torch.randn(2, 12, 32)
-    whole = block(x, x[:, :0], waves(12, 32), *biases)
-    later = block(x[:, 6:], x[:, :6], waves(12, 32), *biases)
+    x = torch.randn(2, 12, 64)
+    whole = block(x, x[:, :0], waves(12, 64), *biases)
+    later = block(x[:, 6:], x[:, :6], waves(12, 64), *biases)
     torch.testing.assert_close(later, whole[:, 6:])
 
 
@@ -157,3 +159,39 @@ def test_biases_that_blocks_share_are_ready_before_the_first_block_and_embedding
     assert [tensor.name for tensor in first.tensors] == ["embeddings.0"]
     assert [layer.count for layer in layers if layer.is_block] == [1, 2]
     assert [tensor.name for tensor in layers[1].tensors] == ["content_bias", "place_bias"]
+
+
+def small_resnet() -> Made:
+    images = {"images": torch.randn(2, 3, 32, 32), "labels": torch.arange(2)}
+    return ResNet(stages=((4, 1, 1), (8, 3, 2)), classes=5), images, resnet.loss_of
+
+
+def small_gnmt() -> Made:
+    sentences = torch.randint(11, (2, 3))
+    return Gnmt(units=8, words=11), {"from": sentences, "to": sentences}, gnmt_loss_of
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        small_resnet,
+        small_gnmt,
+        partial(transformer_xl, TINY),
+        partial(transformer_xl, replace(TINY, narrower=1)),
+        pytest.param(ssd_300, marks=pytest.mark.slow),
+        pytest.param(partial(transformer_big, 4), marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_become_ready_as_in_the_real_backward_pass(make) -> None:
+    module, batch, loss = make()
+    ready: list[int] = []
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda weight: ready.append(weight.numel()))
+    with torch.backends.mkldnn.flags(False):  # as it is followed, for the order inside an LSTM
+        loss(module, batch).backward()
+    architecture = traced_architecture(make, "a model")
+    sizes = architecture.parameter_sizes()
+    followed = [sizes[index] for index in architecture.ready_order()]
+    assert sorted(followed) == sorted(ready)
+    # What blocks share is ready within the first, which counts whole: Transformer-XL's two biases.
+    assert [size for size in followed if size != 16] == [size for size in ready if size != 16]
