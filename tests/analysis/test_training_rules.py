@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,11 +77,6 @@ def strategies_of(names: Iterable[str], tables: Iterable[pd.DataFrame]) -> Strat
         environment=ENVIRONMENT | {"world_size": 2},
         times=times.assign(iteration=0, rank=0, sent_bytes=0),
     )
-
-
-def pairs_of(tables: list[pd.DataFrame]) -> list[tuple[pd.DataFrame, ...]]:
-    """Returns each table beside the next one: two numbers of micro-batches on a page."""
-    return list(zip(tables, [*tables[1:], tables[0]], strict=True))
 
 
 def speedups_say(tables: tuple[pd.DataFrame, ...]) -> set[str]:
@@ -164,16 +160,18 @@ RULES: dict[str, tuple[Callable[..., set[str]], int, int]] = {
 """Rule → what it says of a page, its number of arms, and its rounds."""
 
 
-@cache
-def drawn(rounds: int, arms: int, faster: float = 0.0) -> list[tuple[pd.DataFrame, ...]]:
-    return pairs_of(pages(rounds, arms, faster))
+def drawn(
+    rounds: int, arms: int, faster: float = 0.0, *, count: int
+) -> list[tuple[pd.DataFrame, ...]]:
+    """Draws pages of two tables, which are of two numbers of micro-batches."""
+    return list(pairwise(pages(rounds, arms, faster, count=count + 1)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_where_nothing_differs_few_pages_say_that_something_does(rule: str) -> None:
     says, arms, rounds = RULES[rule]
-    alarms = sum(bool(says(page)) for page in drawn(rounds, arms)[:MANY])
+    alarms = sum(bool(says(page)) for page in drawn(rounds, arms, count=MANY))
     assert alarms <= upper_limit(0.05, MANY)
 
 
@@ -199,7 +197,7 @@ def test_a_planted_difference_is_said_of_the_right_arm(
         **{"modes on the same batches": "dynamic"},
         **{"the kind of work that takes most": "attention"},
     }.get(rule, "DDP")
-    named = [says(page) for page in drawn(rounds, arms, faster)[:FEW]]
+    named = [says(page) for page in drawn(rounds, arms, faster, count=FEW)]
     assert sum(first in names for names in named) >= share * FEW
 
 
@@ -207,7 +205,7 @@ def test_a_planted_difference_is_said_of_the_right_arm(
 @pytest.mark.parametrize("rounds", [1, slow(2), 3])
 def test_of_few_rounds_no_table_says_anything(rule: str, rounds: int) -> None:
     says, arms, _ = RULES[rule]
-    assert not any(says(page) for page in drawn(rounds, arms, 1.0)[:4])
+    assert not any(says(page) for page in drawn(rounds, arms, 1.0, count=4))
 
 
 # The first page
