@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -52,6 +52,9 @@ def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
             return replace(sized, layers=tuple(_joined(sized.layers)))
     except UserError:
         raise
+    except DataDependentOutputException as error:
+        asks = "it asks for a tensor's value, as .item() or an if does"
+        raise UserError(f"{name} cannot be followed on fake tensors: {asks}") from error
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{name} cannot be followed on fake tensors: {first[0]}") from error

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
+from common.runtime.wording import digits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,8 +114,8 @@ def _notes(job: Job, predicted: dict[str, MemoryPrediction]) -> list[str]:
     reserved = reserved_bytes(job.passes, first)
     casts = "float32" if job.precision == "float32" else "autocast beside float32 weights"
     return [
-        f"{name}: CUDA's allocator may hold up to {reserved / GB:.1f} GB of the driver for "
-        f"{first.peak_bytes / GB:.1f} GB in use; the largest micro-batches leave "
+        f"{name}: CUDA's allocator may hold up to {digits(reserved / GB)} GB of the driver for "
+        f"{digits(first.peak_bytes / GB)} GB in use; the largest micro-batches leave "
         f"{LIBRARIES_BYTES / GB:g} GB to the CUDA context and the libraries",
         f"assumed: eager execution, {casts}, fused attention, AdamW with float32 moments, and for "
         "FSDP a unit per block and one for the rest",

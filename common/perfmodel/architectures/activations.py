@@ -8,7 +8,7 @@ are those of PyTorch's own operators and of the transformers library's modules i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.errors import UserError, unknown_name
 
@@ -129,6 +129,25 @@ def exact(part: str, elements: float, *only: str) -> Piece:
 def negative(pieces: Iterable[Piece]) -> list[Piece]:
     """Returns pieces that take away what these add."""
     return [Piece(piece.part, tuple(-size for size in piece.sizes), piece.only) for piece in pieces]
+
+
+def written_out(activations: Activations) -> Activations:
+    """Returns the activations of a layer whose attention is never fused, whatever the kernels."""
+
+    def of(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        return tuple(
+            replace(piece, only=tuple(name for name in piece.only if name != WRITTEN))
+            for piece in pieces
+            if FUSED not in piece.only
+        )
+
+    return Activations(
+        kept=of(activations.kept),
+        entering=of(activations.entering),
+        selected=of(activations.selected),
+        forward=of(activations.forward),
+        backward=tuple(of(pieces) for pieces in activations.backward),
+    )
 
 
 def dropout(elements: float, *only: str, in_stream: bool = False) -> list[Piece]:

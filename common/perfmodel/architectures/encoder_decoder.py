@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from common.perfmodel.architectures.activations import Activations, dropout, norm_input
+from common.perfmodel.architectures.activations import (
+    Activations,
+    dropout,
+    norm_input,
+    written_out,
+)
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 from common.perfmodel.architectures.block_activations import (
     Style,
@@ -120,4 +125,5 @@ class EncoderDecoder(Settings):
             before_output = [tensor.name for tensor in tensors].index("attention.output.weight")
             tensors.insert(before_output, Tensor("attention.positions.weight", shape))
         block = Layer(f"{side}_block", tuple(tensors), flops, is_block=True, attention_flops=scores)
-        return registered(replace(block, activations=activations), REGISTRATION)
+        # The bias of positions is added to scores, for which transformers writes them out.
+        return registered(replace(block, activations=written_out(activations)), REGISTRATION)
