@@ -58,7 +58,8 @@ def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None =
             shutil.copyfile(table, copy)
         for record in run_dir.glob("**/environment.json"):
             copy = beside / record.parent.relative_to(run_dir)
-            if copy.is_dir() and (record.parent / "config.yaml").is_file():  # no watch's record
+            is_run = (record.parent / "config.yaml").is_file()  # a watch's record has none
+            if copy.is_dir() and (is_run or record.parent == run_dir):
                 _copy_description(record.parent, copy)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(beside, target)

@@ -82,3 +82,14 @@ def test_a_run_that_lacks_a_file_leaves_what_was_recorded(tmp_path: Path) -> Non
 def test_tables_that_are_too_large_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at most 6 are recorded"):
         keep_run(finished_run(tmp_path, rows=1_200_000), "h100-1", "assignment0", tmp_path / "data")
+
+
+def test_a_watchs_record_inside_a_run_is_kept_as_its_tables(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    tables = run / "runs" / "script" / "tables"
+    tables.mkdir(parents=True)
+    (tables / "steps.csv").write_text("step\n1\n")
+    (tables / "environment.json").write_text('{"command": ["script.py"]}')
+    kept = keep_run(run, "h100-1", "study-exchange", tmp_path / "data")
+    inside = kept / "runs" / "script" / "tables"
+    assert [path.name for path in inside.iterdir()] == ["steps.csv"]
