@@ -100,9 +100,9 @@ def _followed(
     for path, keys in _in_forward_order(parameters, ready, units):
         registered = [key for key in trained if key in keys]
         # A part of a unit that is ready apart from the rest has the name of its first parameter.
-        name = path if path not in {layer.name for layer in layers} else registered[0]
+        is_part = path in {layer.name for layer in layers}
         layer = Layer(
-            name=name,
+            name=registered[0] if is_part else path,
             tensors=tuple(
                 Parameter(key.removeprefix(f"{path}.") if units[path] else key, trained[key].shape)
                 for key in registered

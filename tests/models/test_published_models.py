@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +13,7 @@ import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.models.published import resnet
+from common.models.published import TARGETS, resnet
 from common.models.published.gnmt import Gnmt, gnmt
 from common.models.published.gnmt import loss_of as gnmt_loss_of
 from common.models.published.resnet import ResNet, resnet_50
@@ -195,3 +196,10 @@ def test_gradients_become_ready_as_in_the_real_backward_pass(make) -> None:
     assert sorted(followed) == sorted(ready)
     # What blocks share is ready within the first, which counts whole: Transformer-XL's two biases.
     assert [size for size in followed if size != 16] == [size for size in ready if size != 16]
+
+
+def test_each_model_has_a_name_that_leads_to_it() -> None:
+    for name, target in TARGETS.items():
+        module, function = target.split(":")
+        assert function == name.replace("-", "_")
+        assert callable(getattr(importlib.import_module(module), function))

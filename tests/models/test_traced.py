@@ -84,6 +84,7 @@ def test_parameters_operations_and_gradients_are_those_of_the_real_module(
     make: Callable[[], Made],
 ) -> None:
     architecture = traced_architecture(make, "a model")
+    assert architecture.name == "a model"
     module, batch, loss = make()
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
     ready: list[int] = []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
+from common.models.published import TARGETS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,8 +58,9 @@ class ClusterQuestion:
     gpus: str | None = None
     """Numbers of GPUs: 8,16,64, or 8..16384, which doubles."""
     model: str | None = None
-    """Name of a published size, such as gpt2-large or llama-3.1-8b; a Hugging Face config.json;
-    or MODULE:FUNCTION that returns (module, batch, loss), which is followed on fake tensors."""
+    """Name of a published size, such as gpt2-large, llama-3.1-8b or resnet-50; a Hugging Face
+    config.json; or MODULE:FUNCTION that returns (module, batch, loss), which is followed on fake
+    tensors."""
     batch_size: int | None = None
     """Sequences of a micro-batch of one GPU, by default 8."""
     accumulation: int | None = None
@@ -184,7 +186,8 @@ class ClusterQuestion:
         return Job(architecture=self._architecture(), tf32=self.tf32, compile=self.compile, **flags)
 
     def _architecture(self) -> Architecture:
-        if ":" not in self.model:
+        target = TARGETS.get(self.model, self.model)
+        if ":" not in target:
             from common.perfmodel.architectures.published_sizes import architecture_of
 
             seq_len = self.seq_len
@@ -197,7 +200,7 @@ class ClusterQuestion:
             raise UserError(f"--seq-len has no effect on {self.model}, whose batch has a length")
         from common.tuning.user_model import followed_model
 
-        return followed_model(self.model, Path.cwd())
+        return replace(followed_model(target, Path.cwd()), name=self.model)
 
     def _assumptions(self) -> Assumptions:
         from common.perfmodel.cluster.assumptions import Assumptions, Range
