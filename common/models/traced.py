@@ -8,6 +8,7 @@ neighbours in a list of modules are blocks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,8 @@ from common.perfmodel.architectures.activations import NO_ACTIVATIONS
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.architectures.architecture import Tensor as Parameter
 
+BATCHED = r"bmm|scaled_dot_product|attention"
+"""Names of operators that multiply two batches of matrices."""
 Made = tuple[nn.Module, object, Callable[[nn.Module, object], Tensor]]
 """A module, a batch, and a function that returns the loss of the two."""
 
@@ -94,6 +97,7 @@ def _followed(
         out = loss()
     out.backward()
     flops = _by_unit(module, counter, units)
+    attention = _by_unit(module, counter, units, of_attention=True)
     outside = flops.pop("", 0) / samples  # such as a head that is the embedding
     parameters = {key: _unit_of(key, units) for key in trained}
     layers = []
@@ -108,6 +112,7 @@ def _followed(
                 for key in registered
             ),
             forward_flops=flops.pop(path, 0) / samples,
+            attention_flops=attention.pop(path, 0) / samples,
             is_block=units[path],
             observed=tuple(registered.index(key) for key in keys),
         )
@@ -174,11 +179,25 @@ def _unit_of(key: str, units: dict[str, bool]) -> str:
 
 
 def _by_unit(
-    module: nn.Module, counter: FlopCounterMode, units: dict[str, bool]
+    module: nn.Module,
+    counter: FlopCounterMode,
+    units: dict[str, bool],
+    *,
+    of_attention: bool = False,
 ) -> dict[str, float]:
-    """Returns the operations of each unit's forward pass, and of what is in none, by path."""
+    """Returns the operations of each unit's forward pass, and of what is in none, by path.
+
+    Attention's are those of products of two batches, fused or not: no weight is a batch.
+    """
     root = type(module).__name__
-    counted = {path: sum(counts.values()) for path, counts in counter.get_flop_counts().items()}
+    counted = {
+        path: sum(
+            count
+            for operator, count in counts.items()
+            if not of_attention or re.search(BATCHED, str(operator))
+        )
+        for path, counts in counter.get_flop_counts().items()
+    }
     paths = [path for path, _ in module.named_modules()]
     inclusive = {path: counted.get(f"{root}.{path}" if path else root, 0) for path in paths}
     flops: dict[str, float] = {}
@@ -187,7 +206,7 @@ def _by_unit(
         unit = _unit_of(path, units)
         exclusive = inclusive[path] - sum(inclusive[child] for child in children)
         flops[unit if unit in units else ""] = flops.get(unit, 0) + exclusive
-    outside = counter.get_total_flops() - inclusive[""]
+    outside = counted.get("Global", 0) - inclusive[""]
     flops[""] = flops.get("", 0) + outside
     return flops
 

@@ -1,4 +1,4 @@
-"""``ddplab study models``: training steps of any model on one device, their time and memory.
+"""``ddplab study models``: steps of models of several families on one device, time and memory.
 
 Models of transformers are made from configurations with random weights, and make whole steps:
 forward and backward pass, fused AdamW. Every visit builds a model anew, and visits take turns, so
@@ -37,7 +37,7 @@ from common.runtime.records.study import study_run
 from common.runtime.seeding import seed_everything
 from common.runtime.stage_progress import StageProgress
 from common.samples import rotated
-from common.settings import AtLeast, Positive, Settings
+from common.settings import AtLeast, OneOf, Positive, Settings
 from common.training.recording.memory_watch import AllocationWatch
 from common.training.step import TrainingStep, time_steps
 
@@ -187,7 +187,7 @@ class LossOf(nn.Module):
 class ModelsStudy(Settings):
     """Settings of the study."""
 
-    device: str = "cpu"
+    device: Annotated[str, OneOf(("cpu", "cuda"))] = "cpu"
     """cpu or cuda."""
     only: tuple[str, ...] = ()
     """Cases to run; by default all of the device."""
@@ -264,7 +264,7 @@ def by_case(run_dir: Path) -> pd.DataFrame:
     rows = []
     for described_case in read_table(run_dir / "cases.csv", ["name", "config"]).to_dict("records"):
         case = ModelCase(**described_case | {"config": json.loads(described_case["config"])})
-        rounds = by_round[case.name]
+        rounds = by_round.get(case.name, pd.Series(dtype=float))  # none where memory ran out
         row = {"case": case.name, "held_out": case.held_out, "rounds": len(rounds)}
         row |= {"step_ms": rounds.median(), "low_ms": rounds.min(), "high_ms": rounds.max()}
         step_ms, peak_bytes = predicted(case, peak)

@@ -55,7 +55,7 @@ def test_images_need_no_length() -> None:
         (("--model", "gpt2", "--mfu", 0.5), "--mfu has an effect with --cluster only"),
         (("--model", "gpt2", "--alpha-us", 5), "--alpha-us has no effect with --model"),
         (("--model", "gpt2", "--strategies", "DDP"), "--strategies has an effect on several"),
-        (("--model", "gpt2", "--capacity-gb", -1), "--capacity-gb -1: above 0"),
+        (("--model", "gpt2", "--capacity-gb", -1), "--capacity-gb -1: above 0 and finite"),
         (("--model", "gpt2", "--seq-len", 0), "sequence length"),
         (("--model", "gpt2", "--checkpointing", "all"), "unknown checkpointing 'all'"),
         (("--capacity-gb", 80), "--capacity-gb has an effect with"),

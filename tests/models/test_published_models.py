@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.models.published import TARGETS, resnet
+from common.models.published import resnet
 from common.models.published.gnmt import Gnmt, gnmt
 from common.models.published.gnmt import loss_of as gnmt_loss_of
 from common.models.published.resnet import ResNet, resnet_50
@@ -28,6 +28,7 @@ from common.models.published.transformer_xl import (
     waves,
 )
 from common.models.traced import Made, traced_architecture
+from common.perfmodel.architectures.published_sizes import FOLLOWED
 
 
 def parameters(make) -> int:
@@ -199,7 +200,7 @@ def test_gradients_become_ready_as_in_the_real_backward_pass(make) -> None:
 
 
 def test_each_model_has_a_name_that_leads_to_it() -> None:
-    for name, target in TARGETS.items():
+    for name, target in FOLLOWED.items():
         module, function = target.split(":")
         assert function == name.replace("-", "_")
         assert callable(getattr(importlib.import_module(module), function))

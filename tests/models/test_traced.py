@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -131,3 +132,16 @@ def test_a_module_that_reads_its_values_says_what_stopped_it() -> None:
     with pytest.raises(UserError, match="reads cannot be followed on fake tensors: ") as refused:
         traced_architecture(make, "reads")
     assert "\n" not in str(refused.value)
+
+
+def test_attention_of_a_followed_model_is_that_of_the_model_by_name() -> None:
+    def make() -> Made:
+        config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=100)
+        tokens = torch.zeros(3, 32, dtype=torch.int64)
+        model = transformers.GPT2LMHeadModel(config)
+        return model, tokens, lambda module, batch: module(batch, labels=batch).loss
+
+    followed = traced_architecture(make, "followed")
+    [block] = (layer for layer in followed.layers if layer.is_block)
+    assert block.count == 2
+    assert block.attention_flops == 2 * 2 * 32 * 32 * 64  # scores, and their product with values

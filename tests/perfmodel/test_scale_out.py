@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 from perfmodel_support import refused
 
+from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
+from common.perfmodel.architectures.published_sizes import architecture_of
 from common.perfmodel.cluster import steps
 from common.perfmodel.cluster.assumptions import Assumptions, Range
 from common.perfmodel.cluster.cap_grid import Circumstances, cap_rows, simulate_grid
@@ -323,3 +325,21 @@ def test_gradients_of_16_bits_are_half_the_bytes():
 def test_jobs_that_cannot_be_are_refused(changes, words):
     with refused(*words):
         replace(JOB, **changes)
+
+
+@pytest.mark.parametrize("name", ["t5-base", "deepseek-v3"])
+def test_blocks_of_several_kinds_are_units_of_their_own(name):
+    job = Job(architecture_of(name, 512), batch_size=1)
+    strategies = ["FULL_SHARD"]
+    both = predict_scale_out(job, H100, [8, 16], assumptions=CERTAIN, strategies=strategies)
+    one = predict_scale_out(job, H100, [16], assumptions=CERTAIN, strategies=strategies)
+    assert both.rows("weak", "FULL_SHARD")["step_s"][1] == pytest.approx(
+        one.rows("weak", "FULL_SHARD")["step_s"][0]
+    )
+
+
+def test_unequal_blocks_need_names_of_their_own():
+    block = Layer("block", (Tensor("weight", (2, 2)),), is_block=True)
+    Architecture("alike", (block, replace(block, count=3)))
+    with pytest.raises(ValueError, match="block"):
+        Architecture("unlike", (block, replace(block, forward_flops=1)))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
-from common.models.published import TARGETS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,10 +185,10 @@ class ClusterQuestion:
         return Job(architecture=self._architecture(), tf32=self.tf32, compile=self.compile, **flags)
 
     def _architecture(self) -> Architecture:
-        target = TARGETS.get(self.model, self.model)
-        if ":" not in target:
-            from common.perfmodel.architectures.published_sizes import architecture_of
+        from common.perfmodel.architectures.published_sizes import FOLLOWED, architecture_of
 
+        target = FOLLOWED.get(self.model, self.model)
+        if ":" not in target:
             seq_len = self.seq_len
             if seq_len is None:
                 with suppress(UserError):  # of a text, which has no length of its own
@@ -255,6 +254,7 @@ def print_prediction(predicted: ScaleOut, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    rate = "tokens/s" if predicted.job.tokens_per_sample > 1 else "samples/s"
     for strategies, table in (
         (("DDP", "ZERO1"), _ddp_table),
         (("SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"), _fsdp_table),
@@ -262,14 +262,14 @@ def print_prediction(predicted: ScaleOut, console: Console) -> None:
         for scaling in ("weak", "strong"):
             for strategy in strategies:
                 if len(rows := predicted.rows(scaling, strategy)):
-                    console.print(table(rows, strategy, scaling))
+                    console.print(table(rows, strategy, scaling, rate))
     for line in (*_notes(predicted), *(f"assumed: {s}" for s in stated_assumptions(predicted))):
         console.print(f"- {line}", highlight=False, soft_wrap=True)
 
 
-def _ddp_table(rows: pd.DataFrame, strategy: str, scaling: str) -> Table:
+def _ddp_table(rows: pd.DataFrame, strategy: str, scaling: str, rate: str) -> Table:
     table = _table(f"{strategy} at b*, {scaling} scaling")
-    names = ("step", "exposed", "efficiency (%)", "tokens/s", "b* (MiB)")
+    names = ("step", "exposed", "efficiency (%)", rate, "b* (MiB)")
     for name in ("GPUs", *names, "within 1 %", "default"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows.itertuples():
@@ -289,9 +289,9 @@ def _ddp_table(rows: pd.DataFrame, strategy: str, scaling: str) -> Table:
     return table
 
 
-def _fsdp_table(rows: pd.DataFrame, strategy: str, scaling: str) -> Table:
+def _fsdp_table(rows: pd.DataFrame, strategy: str, scaling: str, rate: str) -> Table:
     table = _table(f"FSDP, {scaling} scaling: {strategy}")
-    for name in ("GPUs", "step", "exposed", "efficiency (%)", "tokens/s"):
+    for name in ("GPUs", "step", "exposed", "efficiency (%)", rate):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows.itertuples():
         table.add_row(f"{row.gpus:,}", *_common_cells(row))
@@ -337,8 +337,9 @@ def _notes(predicted: ScaleOut) -> list[str]:
     notes = [f"{strategy}, weak, {last.gpus:,} GPUs: {shares}"]
     for strategy, peaks in without_room(predicted).items():
         gigabytes = predicted.peak.memory_bytes / 1e9
+        eager = ", as if it were not compiled" if predicted.job.compile else ""
         notes.append(
-            f"{strategy} on {_listed(list(peaks))} GPUs does not fit: a step takes "
+            f"{strategy} on {_listed(list(peaks))} GPUs does not fit{eager}: a step takes "
             f"{min(peaks.values()) / 1e9:.0f} GB or more, and libraries take "
             f"{LIBRARIES_BYTES / 1e9:g} GB, of a GPU's {gigabytes:.0f} GB; its times are those of "
             "a GPU with more memory"

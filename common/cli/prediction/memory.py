@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -42,21 +43,18 @@ def print_memory(
     from common.perfmodel.one_device.training_memory import predict_training_memory, sharding_on
 
     for capacity in capacities_gb:
-        if capacity <= 0:
-            raise UserError(f"--capacity-gb {capacity:g}: above 0")
+        if not 0 < capacity < math.inf:
+            raise UserError(f"--capacity-gb {capacity:g}: above 0 and finite")
     cases: dict[str, Sharding] = {}
     for number in gpus:
         for strategy in strategies if number > 1 else ("",):
             name = f"{strategy} on {number:,}" if strategy else "one GPU"
             cases[name] = sharding_on(strategy, number, GPUS_PER_NODE)
     predicted = {name: predict_training_memory(job.passes, case) for name, case in cases.items()}
-    sizes = f"{job.batch_size} × {job.tokens_per_sample} tokens"
-    if job.tokens_per_sample == 1:
-        sizes = f"{job.batch_size} samples"
     console.print(
         f"{job.architecture.name}: memory of a training step a GPU, predicted, not measured. "
-        f"Micro-batch of {sizes}, {job.precision}, checkpointing {job.checkpointing}; GB are 10⁹ "
-        "bytes",
+        f"Micro-batch of {job.micro_batch_words}, {job.precision}, checkpointing "
+        f"{job.checkpointing}; GB are 10⁹ bytes",
         highlight=False,
         soft_wrap=True,
     )
@@ -114,7 +112,7 @@ def _notes(job: Job, predicted: dict[str, MemoryPrediction]) -> list[str]:
     reserved = reserved_bytes(job.passes, first)
     casts = "float32" if job.precision == "float32" else "autocast beside float32 weights"
     return [
-        f"{name}: CUDA's allocator may hold up to {digits(reserved / GB)} GB of the driver for "
+        f"{name}: CUDA's allocator may hold about {digits(reserved / GB)} GB of the driver for "
         f"{digits(first.peak_bytes / GB)} GB in use; the largest micro-batches leave "
         f"{LIBRARIES_BYTES / GB:g} GB to the CUDA context and the libraries",
         f"assumed: eager execution, {casts}, fused attention, AdamW with float32 moments, and for "

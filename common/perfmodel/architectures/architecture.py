@@ -7,7 +7,7 @@ its addition, as ``torch.utils.flop_counter`` counts them: attention whole, its 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -115,6 +115,14 @@ class Architecture:
     tokens_per_sample: int = 1
     ties_head: bool = False
     sample_bytes: float = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where two blocks of one name differ: a unit of FSDP has one size."""
+        named: dict[str, Layer] = {}
+        for block in self.blocks:
+            single = replace(block, count=1)
+            if named.setdefault(block.name, single) != single:
+                raise ValueError(f"{self.name}: unequal blocks are called {block.name}")
 
     @cached_property
     def num_parameters(self) -> int:

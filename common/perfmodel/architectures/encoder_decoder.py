@@ -124,6 +124,7 @@ class EncoderDecoder(Settings):
             shape = (self.position_buckets, self.attention.heads)
             before_output = [tensor.name for tensor in tensors].index("attention.output.weight")
             tensors.insert(before_output, Tensor("attention.positions.weight", shape))
-        block = Layer(f"{side}_block", tuple(tensors), flops, is_block=True, attention_flops=scores)
+        name = f"{side}_first_block" if first else f"{side}_block"
+        block = Layer(name, tuple(tensors), flops, is_block=True, attention_flops=scores)
         # The bias of positions is added to scores, for which transformers writes them out.
         return registered(replace(block, activations=written_out(activations)), REGISTRATION)

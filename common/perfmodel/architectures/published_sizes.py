@@ -185,6 +185,18 @@ SAME_SIZES = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b"}
 NAMES = (*SIZES, *SAME_SIZES)
 
 
+FOLLOWED = {
+    "resnet-50": "common.models.published.resnet:resnet_50",
+    "ssd-300": "common.models.published.ssd:ssd_300",
+    "gnmt": "common.models.published.gnmt:gnmt",
+    "transformer-big": "common.models.published.transformer_big:transformer_big",
+    "transformer-xl-base": "common.models.published.transformer_xl:transformer_xl_base",
+    "transformer-xl-large": "common.models.published.transformer_xl:transformer_xl_large",
+}
+"""Name of a model that is no transformer of one of the families → its ``MODULE:FUNCTION``, which is
+followed on fake tensors."""
+
+
 def gpt2(values: Mapping[str, object], name: str) -> Model:
     """Returns the sizes of ``common.models.gpt2`` from a configuration's values but its type."""
     model = model_of({"model_type": "gpt2", **values}, name)
@@ -210,5 +222,5 @@ def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
         return make(SIZES[name].values(seq_len), name_or_path).architecture(seq_len)
     if Path(name_or_path).exists() or "/" in name_or_path or name_or_path.endswith(".json"):
         return read_config(name_or_path, seq_len)
-    refusal = unknown_name("model", name_or_path, NAMES)
+    refusal = unknown_name("model", name_or_path, [*NAMES, *FOLLOWED])
     raise UserError(f"{refusal}; or the path of a config.json")

@@ -182,7 +182,7 @@ class Transformer(Settings):
         if self.transposed:
             tensors = [replace(tensor, shape=tensor.shape[::-1]) for tensor in tensors]
         block = Layer(
-            name="block",
+            name="dense_block" if self.experts and dense else "block",
             tensors=tuple(tensors),
             forward_flops=flops + (experts.expert_flops(self.width, seq_len) if experts else 0),
             is_block=True,

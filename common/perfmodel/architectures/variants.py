@@ -14,7 +14,7 @@ from common.perfmodel.architectures.parts import linear, linear_flops
 
 FLOAT8_SPEEDUP = 2
 """Products in float8 are twice as fast as in 16 bits (data sheets of Hopper and Blackwell)."""
-OF_FROZEN = 2 / 3
+FROZEN_SHARE = 2 / 3
 """A product with a frozen weight has a forward pass and the gradient of its input, two of three
 equal parts. Attention has no weights."""
 
@@ -42,15 +42,14 @@ def _adapted(layer: Layer, rank: int, tokens: int) -> Layer:
             outputs, inputs = tensor.shape
             adapters += linear(f"{tensor.module}.down", inputs, rank)
             adapters += linear(f"{tensor.module}.up", rank, outputs)
-    frozen = linear_flops(layer.tensors, tokens) if layer.is_block else layer.forward_flops
-    saved = (1 - OF_FROZEN) * frozen
-    return Layer(
-        name=layer.name,
+    saved = (1 - FROZEN_SHARE) * (layer.forward_flops - layer.attention_flops)
+    return replace(
+        layer,
         tensors=tuple(adapters),
         forward_flops=layer.forward_flops - saved + linear_flops(adapters, tokens),
-        count=layer.count,
-        is_block=layer.is_block,
-        activations=layer.activations,
+        idle_elements=0,
+        forward_modules=(),
+        observed=(),
     )
 
 

@@ -26,8 +26,8 @@ class Job:
         tf32: whether float32 products take the TF32 units.
         checkpointing: a key of ``RECOMPUTED``.
         accumulation: micro-batches of a step under weak scaling.
-        reduces_each: whether FSDP reduces gradients in every micro-batch, as it does where
-            nobody tells it to wait for the last, which then keeps no gradients whole.
+        reduces_each: whether FSDP reduces gradients in every micro-batch, its default; then none
+            are kept whole.
         gradient_bytes: bytes of a gradient's number as it is exchanged: 2 where all of a model is
             in 16 bits.
         types: types and kernels of the passes; None: those of autocast, with fused attention.
@@ -77,6 +77,13 @@ class Job:
     def tokens_per_sample(self) -> int:
         """Returns the tokens of a sequence."""
         return self.architecture.tokens_per_sample
+
+    @property
+    def micro_batch_words(self) -> str:
+        """Returns the size of a micro-batch in words: 8 sequences of 1024 tokens, or 8 samples."""
+        if self.tokens_per_sample == 1:
+            return f"{self.batch_size} samples"
+        return f"{self.batch_size} sequences of {self.tokens_per_sample} tokens"
 
     @property
     def passes(self) -> Passes:

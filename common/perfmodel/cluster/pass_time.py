@@ -2,10 +2,10 @@
 
 Matrix products, attention and convolutions run at a share of the GPU's peak. All else is bound by
 memory: norms, activation functions, casts and additions read and write the activations, so their
-time goes with the bytes that a layer keeps for its backward pass. The figures were fitted to steps
-on one H200 (``data/h200-1/study-models``, cases that are not held out), an A100's to published rows
-(``data/RESULTS.md``, Other people's GPUs). Steps whose kernels are launched more slowly than they
-run take longer.
+time goes with the bytes that a layer keeps for its backward pass. Shares are from an H200's steps
+that are not held out (``data/h200-1/study-models``), those of A100s and convolutions from published
+rows (``data/RESULTS.md``, Other people's GPUs); MOVES lies between the two. Steps whose kernels are
+launched more slowly than they run take longer.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ gradient written, float32 each."""
 
 PRODUCT_SHARES = {"16 bits": 0.70, "tf32": 0.42, "float32": 0.71}
 """Kind of products → share of its peak that they reach."""
-OF_AN_A100 = {"16 bits": 0.77}
-"""The same, where it is another of an A100, which power holds back less."""
+A100_PRODUCT_SHARES = {"16 bits": 0.77}
+"""The same for A100s, which their power limit holds back less."""
 CONVOLUTIONS = {"16 bits": (0.70, 27.0), "tf32": (0.74, 18.5), "float32": (1.75, 19.0)}
-"""Kind of products → the share that convolutions reach, and how often the bytes that such a layer
-keeps go through memory, by published rows with cuDNN's fastest kernels (``cudnn.benchmark``): those
-of float32 need fewer operations than are counted (Winograd). An H200 took 1.3 to 2.4 times as long
-for a ResNet-50 without that search."""
+"""Kind of products → share of the peak that convolutions reach, and how often a byte that such a
+layer keeps goes through memory. Both are from published rows, whose scripts let cuDNN search for
+its fastest kernels (``cudnn.benchmark``). Those of float32 need fewer operations than are counted
+(Winograd)."""
 ATTENTION = 1.5
 """Time of an operation of attention, counted whole, over one of another product."""
 MOVES, FUSED_MOVES = 17.1, 7.3
@@ -40,7 +40,7 @@ FORWARD_SHARE = 1 / 3
 
 def product_share(job: Job, peak: DevicePeak) -> float:
     """Returns the share of a GPU's peak that a job's matrix products reach."""
-    shares = PRODUCT_SHARES | (OF_AN_A100 if "A100" in peak.device else {})
+    shares = PRODUCT_SHARES | (A100_PRODUCT_SHARES if "A100" in peak.device else {})
     return shares[_kind(job)]
 
 
@@ -49,11 +49,21 @@ def moves(job: Job) -> float:
     return FUSED_MOVES if job.compile else MOVES
 
 
+def is_convolution(layer: Layer) -> bool:
+    """Returns True where a weight has the height and width of a kernel."""
+    return any(len(tensor.shape) == 4 for tensor in layer.tensors)
+
+
+def convolutions(job: Job) -> tuple[float, float]:
+    """Returns, of layers with convolutions, the share of the peak and how often bytes move."""
+    return CONVOLUTIONS[_kind(job)]
+
+
 def forward_s(job: Job, layer: Layer, peak: DevicePeak) -> float:
     """Returns the seconds of a sample in the forward pass of one layer."""
     share, moved = product_share(job, peak), moves(job)
-    if any(len(tensor.shape) == 4 for tensor in layer.tensors):  # height and width of a kernel
-        share, moved = CONVOLUTIONS[_kind(job)]
+    if is_convolution(layer):
+        share, moved = convolutions(job)
     flops_per_s = share * peak.flops(job.precision, job.tf32)
     flops = layer.forward_flops + (ATTENTION - 1) * layer.attention_flops
     kept_bytes = sum(in_parts(layer.activations.kept, job.passes.numerics).values())

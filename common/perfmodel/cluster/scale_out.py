@@ -1,8 +1,8 @@
 """A training step of any model on 8 or 16,384 GPUs: DDP and FSDP, weak and strong scaling.
 
-Nothing is measured. Computation is FLOPs over a share of the GPU's peak, collectives are the model
-of NCCL for the cluster, the slowest of n GPUs sets the pace, and communication slows the
-computation beside it. What all of this assumes is in ``assumptions`` and is told with the result.
+Nothing is measured. Computation is ``pass_time``'s, collectives are the model of NCCL for the
+cluster, the slowest of n GPUs sets the pace, and communication slows the computation beside it.
+What all of this assumes is in ``assumptions`` and is told with the result.
 
 A step's time has five parts, and they add up: computation of a mean GPU, waiting for the slowest,
 copies into buckets and out of gathers, computation slowed by communication, and communication that
@@ -22,7 +22,13 @@ from common.errors import UserError, unknown_name
 from common.perfmodel.cluster.assumptions import LEAST_DRAWS, Assumptions, Range
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.job import Job
-from common.perfmodel.cluster.pass_time import moves, product_share
+from common.perfmodel.cluster.pass_time import (
+    ATTENTION,
+    convolutions,
+    is_convolution,
+    moves,
+    product_share,
+)
 from common.perfmodel.cluster.steps import BAND, ClusterSteps
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
 from common.perfmodel.one_device.training_memory import (
@@ -153,7 +159,7 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
     """Returns everything that the prediction assumes, a sentence each."""
     assumed, work, peak = predicted.assumptions, predicted.job, predicted.peak
     rate = peak.flops(work.precision, work.tf32) / 1e12
-    sizes = f"{work.batch_size} sequences of {work.tokens_per_sample} tokens"
+    sizes = work.micro_batch_words
     if work.accumulation > 1:
         sizes = f"{work.accumulation} times {sizes}"
     half = work.precision != "float32"
@@ -190,9 +196,18 @@ def _of_passes(predicted: ScaleOut) -> str:
         return f"MFU: forward and backward pass reach {assumed.mfu.text('{:.0%}')} of"
     return (
         f"passes: {assumed.pass_rate.text()} times as fast as the sum of two times (--mfu assumes "
-        f"one rate): each kept byte goes {moves(work):g} times through memory, and matrix products "
-        f"run at {product_share(work, predicted.peak):.0%} of"
+        f"one rate): each kept byte goes {moves(work):g} times through memory"
+        f"{_of_convolutions(work)}, attention takes {ATTENTION:g} times as long as other products, "
+        f"and these run at {product_share(work, predicted.peak):.0%} of"
     )
+
+
+def _of_convolutions(work: Job) -> str:
+    """Returns what is assumed of convolutions instead; nothing where there are none."""
+    if not any(is_convolution(layer) for layer in work.architecture.layers):
+        return ""
+    share, moved = convolutions(work)
+    return f" (of convolutions {moved:g} times, at {share:.0%} of the peak)"
 
 
 def without_room(predicted: ScaleOut) -> dict[str, dict[int, float]]:

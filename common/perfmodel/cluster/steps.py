@@ -276,10 +276,10 @@ class ClusterSteps:
         update = []
         for n in self.gpus:
             group = min(n, self.cluster.gpus_per_node) if strategy == "HYBRID_SHARD" else n
-            elements = 0
-            for layer in self._units():
+            padded_to: dict[str, int] = {}
+            # Blocks of one name are equal: one stands for all.
+            for layer in {layer.name: layer for layer in self._units()}.values():
                 padded = padded_elements([tensor.shape for tensor in layer.tensors], group)
-                elements += layer.count * padded
                 item_bytes = self.job.gathered_bytes if layer.is_block else FLOAT32_BYTES
                 sizes = {
                     "all_gather": item_bytes * padded,
@@ -294,6 +294,8 @@ class ClusterSteps:
                     between = between_nodes(self.cluster, n)
                     part_s = between.time_s(sizes["reduce_scatter"] / group)
                     times.setdefault(("all_reduce", layer.name), []).append(part_s)
+                padded_to[layer.name] = padded
+            elements = sum(layer.count * padded_to[layer.name] for layer in self._units())
             update.append(ADAMW_BYTES * elements / group / self.memory_bytes_per_s)
         collective_s = {
             key: np.array(seconds)[self.index] * self.network_scale

@@ -104,9 +104,10 @@ def reserved_bytes(passes: Passes, prediction: MemoryPrediction) -> float:
     """Estimates what CUDA's caching allocator holds of the driver at the peak.
 
     Blocks that are freed whole are used again, but what outlives a step (moments that are made in
-    the first one, gradients) splits one of the largest, which is then asked for anew. So up to one
-    largest tensor comes on top: on an H100 the six measured steps of
-    data/h100-1/one-gpu/assignment0 reserved 0.3 to 1.0 of one above what they allocated.
+    the first one, gradients) splits one of the largest, which is then asked for anew. So about one
+    largest tensor comes on top: 0.3 to 1.0 of one in six steps on an H100
+    (data/h100-1/one-gpu/assignment0). It is no bound: on an H200 it was up to 8 where that tensor
+    is small (data/h200-1/study-models).
     """
     numerics, samples = passes.numerics, passes.batch_size
     head = passes.architecture.layers[-1].activations
