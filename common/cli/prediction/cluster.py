@@ -58,8 +58,7 @@ class ClusterQuestion:
     """Numbers of GPUs: 8,16,64, or 8..16384, which doubles."""
     model: str | None = None
     """Name of a published size, such as gpt2-large, llama-3.1-8b or resnet-50; a Hugging Face
-    config.json; or MODULE:FUNCTION that returns (module, batch, loss), which is followed on fake
-    tensors."""
+    config.json; or MODULE:FUNCTION that returns (module, batch, loss), followed on fake tensors."""
     batch_size: int | None = None
     """Sequences of a micro-batch of one GPU, by default 8."""
     accumulation: int | None = None

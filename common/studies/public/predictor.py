@@ -239,6 +239,5 @@ def _published(size: str, seq_len: int | None, model: str) -> Architecture:
 
 def assumption() -> str:
     """Returns the assumption that throughput rests on, in words."""
-    return (
-        f"throughput assumes passes {Assumptions().pass_rate.text()} times as fast as pass_time's"
-    )
+    rate = Assumptions().pass_rate.text()
+    return f"throughput: passes {rate} times as fast as products and memory let them be"
