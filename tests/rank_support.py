@@ -124,7 +124,7 @@ class RankServer:
         *arguments: object,
         ranks: int = 1,
         variables: Mapping[str, str] | Callable[[int, int], Mapping[str, str]] | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = 100,
     ) -> FinishedRanks:
         """Runs ``python script arguments`` on so many ranks at once.
 
