@@ -85,31 +85,14 @@ def allocated(case: ModelCase) -> int:
 
 def predicted(case: ModelCase) -> tuple[int, str]:
     """Predicts the peak of a case's step: bytes, and the moment of the peak."""
-    import torch
-    from transformers import AutoConfig
-
-    from common.models.traced import traced_architecture
     from common.perfmodel.architectures.activations import CPU, Numerics
-    from common.perfmodel.architectures.hugging_face import FAMILIES, model_of
     from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
-    from common.studies.model_steps import build
+    from common.studies.model_steps import architecture_of_case
 
-    config = AutoConfig.for_model(**case.config)
-    if config.model_type in FAMILIES:
-        values = config.to_dict() | {"model_type": config.model_type}
-        if config.model_type == "bert":
-            values |= {"architectures": ["BertForMaskedLM"]}
-        architecture = model_of(values, case.name).architecture(case.seq_len)
-    else:
-
-        def make() -> tuple:
-            step, batch = build(case, torch.device("cpu"))
-            return step.model, batch, lambda module, batch: module(*batch)
-
-        architecture = traced_architecture(make, case.name)
     casts = "float32" if case.precision == "float32" else "autocast"
     checkpointing = "block" if case.checkpointing else "none"
-    passes = Passes(architecture, case.batch_size, Numerics(casts, device=CPU), checkpointing)
+    numerics = Numerics(casts, device=CPU)
+    passes = Passes(architecture_of_case(case), case.batch_size, numerics, checkpointing)
     peak = predict_training_memory(passes).peak
     return peak.total_bytes, peak.name
 

@@ -23,7 +23,9 @@ from torch import Tensor, nn
 
 from common.csv_tables import read_table
 from common.errors import UserError
-from common.perfmodel.architectures.hugging_face import model_of
+from common.models.traced import Made, traced_architecture
+from common.perfmodel.architectures.architecture import Architecture
+from common.perfmodel.architectures.hugging_face import FAMILIES, model_of
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.pass_time import step_s
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
@@ -254,7 +256,7 @@ def by_case(run_dir: Path) -> pd.DataFrame:
 
     Columns: case, held_out, rounds, step_ms (median over rounds of a round's median) with the range
     of rounds, predicted_step_ms and step_error; peak_bytes, predicted_peak_bytes and peak_error.
-    What is not known of the device or of the model's family is NaN.
+    What is not known of the device is NaN.
     """
     gpus = read_environment(run_dir).get("gpus") or [{"name": ""}]
     peak = known_peak(gpus[0]["name"])
@@ -275,18 +277,9 @@ def by_case(run_dir: Path) -> pd.DataFrame:
 
 
 def predicted(case: ModelCase, peak: DevicePeak | None) -> tuple[float, float]:
-    """Returns the predicted ms of a case's step, and its peak in bytes; NaN where not known."""
-    from transformers import AutoConfig
-
-    try:
-        values = AutoConfig.for_model(**case.config).to_dict()
-        if values["model_type"] == "bert":  # which is trained in many ways, here as ``build`` does
-            values["architectures"] = ["BertForMaskedLM"]
-        model = model_of(values, case.name)
-    except UserError:
-        return math.nan, math.nan
+    """Returns the predicted ms of a case's step, NaN without a peak, and its memory's in bytes."""
     job = Job(
-        architecture=model.architecture(case.seq_len or None),
+        architecture=architecture_of_case(case),
         batch_size=case.batch_size,
         precision=case.precision,
         tf32=case.tf32,
@@ -295,6 +288,24 @@ def predicted(case: ModelCase, peak: DevicePeak | None) -> tuple[float, float]:
     )
     step_ms = step_s(job, peak) * 1e3 if peak else math.nan
     return step_ms, predict_training_memory(job.passes).peak_bytes
+
+
+def architecture_of_case(case: ModelCase) -> Architecture:
+    """Returns a case's model: by its configuration, or followed where no reader knows it."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(**case.config)
+    if config.model_type in FAMILIES:
+        values = config.to_dict() | {"model_type": config.model_type}
+        if config.model_type == "bert":  # which is trained in many ways, here as ``build`` does
+            values["architectures"] = ["BertForMaskedLM"]
+        return model_of(values, case.name).architecture(case.seq_len or None)
+
+    def make() -> Made:
+        step, batch = build(case, torch.device("cpu"))
+        return step.model, batch, lambda module, batch: module(*batch)
+
+    return traced_architecture(make, case.name)
 
 
 def described(case: ModelCase) -> dict:
