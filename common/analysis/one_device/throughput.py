@@ -337,7 +337,7 @@ def on_gpu() -> pd.DataFrame:
 
 MODELS = {
     "case": "step of",
-    "held_out": "fitted to",
+    "held_out": "may be fitted to",
     "step_ms": ("step (ms)", "{:.1f}"),
     "predicted_step_ms": ("predicted", "{:.1f}"),
     "step_error": ("off by", "{:+.1%}"),
@@ -350,7 +350,7 @@ def of_models() -> pd.DataFrame:
     """Returns the recorded steps of other models on a GPU, beside what was predicted of them.
 
     Columns: those of ``by-case.csv`` of the study models; ``held_out`` says whether predictions
-    were fitted to the case, in a word.
+    may be fitted to the case, in a word.
     """
     folder = project_root() / "data" / "h200-1" / "study-models"
     cases = read_table(folder / "by-case.csv", [*MODELS])
