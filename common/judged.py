@@ -4,7 +4,8 @@ Everything that is called faster, slower or best is judged here, from medians of
 (``samples.per_round``), and every number that a reader meets comes with the verdict:
 
 - *settled*: the interval does not hold the value of two things that do not differ;
-- *hidden by noise*: it does, or there were too few rounds to have one;
+- *hidden by noise*: it does;
+- *not settled*: there were too few rounds to say either;
 - *disturbed*: the machine had other work meanwhile, so the rounds are no repetitions;
 - *not measured*.
 """
@@ -36,6 +37,7 @@ class Verdict(StrEnum):
 
     SETTLED = "settled"
     HIDDEN = "hidden by noise"
+    OPEN = "not settled"
     DISTURBED = "disturbed"
     NOT_MEASURED = "not measured"
 
@@ -78,9 +80,11 @@ class Judged:
             return Verdict.NOT_MEASURED
         if self.machine == DISTURBED:
             return Verdict.DISTURBED
+        if self.rounds < self.least_rounds:
+            return Verdict.OPEN
         low, high = self.interval.low, self.interval.high
-        is_open = math.isnan(low) or (self.null is not None and low <= self.null <= high)
-        return Verdict.HIDDEN if is_open or self.rounds < self.least_rounds else Verdict.SETTLED
+        is_hidden = math.isnan(low) or (self.null is not None and low <= self.null <= high)
+        return Verdict.HIDDEN if is_hidden else Verdict.SETTLED
 
     @property
     def is_settled(self) -> bool:
@@ -97,18 +101,24 @@ class Judged:
                 return "not measured"
             case Verdict.DISTURBED:
                 return "the machine had other work meanwhile"
-        if self.rounds < self.least_rounds:
-            return f"{self.rounds or 'no'} round{'s' * (self.rounds != 1)} of {self.least_rounds}"
+            case Verdict.OPEN:
+                more = (self.rounds_to_settle or self.least_rounds) - self.rounds
+                return f"{more} more round{'s' * (more != 1)}"
         return f"within noise over {self.rounds} rounds"
+
+    @property
+    def said(self) -> str:
+        """Returns the verdict; where only rounds lack, with how many more."""
+        return f"{self.verdict}: {self.reason}" if self.verdict is Verdict.OPEN else self.verdict
 
     @property
     def rounds_to_settle(self) -> int | None:
         """Returns about how many rounds would settle the number if the estimate is right.
 
-        None where it is settled or has no interval, or where more than ``MOST_ROUNDS`` would be
-        needed.
+        None where it is settled or its interval is not told, or where more than ``MOST_ROUNDS``
+        would be needed.
         """
-        half_width = self.interval.half_width
+        half_width = self.interval.half_width if self.interval.is_told else 0.0
         if self.is_settled or self.null is None or not half_width > 0:
             return None
         # The half-width is a quantile times the deviation of a round over the root of the rounds.

@@ -4,16 +4,18 @@ Most noise of a DDP step is per instance, and some comes from a machine that dri
 turns in rounds, each round with a fresh instance of each arm, and the unit of an interval is a
 round:
 
-- ``paired_ratio`` and ``paired_gain``: what is compared in the same rounds. A stalled round makes
-  the interval wide; of ten or more, it hardly moves it.
+- ``paired_ratio``, ``paired_gain`` and ``paired_difference``: what is compared in the same rounds.
+  A stalled round makes the interval wide; of ten or more, it hardly moves it.
 - ``mean_ratio``: the same of all the time taken, where rounds are of different work.
 - ``student`` and ``welch``: intervals of means of two values or more, with normal noise.
 - ``widest``: how wide these intervals are, by which a measurement decides whether to go on.
-- ``resampled`` and ``middle``: the bootstrap of any other statistic, from ``LEAST_ROUNDS`` on.
+- ``median``: of cases that are no repetitions; ``resampled`` and ``middle``: the bootstrap of any
+  other statistic, from ``LEAST_ROUNDS`` on.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -97,6 +99,32 @@ class Interval:
         """Returns half of the interval's width."""
         return (self.high - self.low) / 2
 
+    @property
+    def is_told(self) -> bool:
+        """Returns True if there are ends, over rounds enough to say them."""
+        is_enough = self.rounds is None or self.rounds >= LEAST_ROUNDS
+        return is_enough and not math.isnan(self.low)
+
+    def text(self, form: str | Callable[[float], str] = "{:.2f}", unit: str = "round") -> str:
+        """Returns the ends in words, or why they are not told.
+
+        Ends of two rounds may reach from nothing to millions.
+
+        >>> Interval(1.0, 0.9, 1.1, rounds=4).text(), Interval(1.0, 0.0, 4e7, rounds=2).text()
+        ('0.90 to 1.10', 'not told (2 rounds; 4 are needed)')
+
+        Args:
+            form: format of an end.
+            unit: what the rounds are; empty where a reader is told beside how many there were.
+        """
+        if self.is_told:
+            words = form if callable(form) else form.format
+            return f"{words(self.low)} to {words(self.high)}"
+        if self.rounds is None or not unit:
+            return "not told"
+        plural = "s" * (self.rounds != 1)
+        return f"not told ({self.rounds} {unit}{plural}; {LEAST_ROUNDS} are needed)"
+
     def map(self, function: Callable[[float], float]) -> Interval:
         """Returns the interval of a monotone function of what was estimated."""
         estimate, *ends = (float(function(end)) for end in (self.estimate, self.low, self.high))
@@ -142,14 +170,21 @@ def student(values: ArrayLike, *, claims: int = 1) -> Interval:
     return Interval(estimate, estimate - off, estimate + off, rounds=count)
 
 
-def welch(first: ArrayLike, second: ArrayLike) -> Interval:
-    """Estimates the difference of two means, of at least two values each, with Welch's interval."""
+def welch(first: ArrayLike, second: ArrayLike, *, claims: int = 1) -> Interval:
+    """Estimates the difference of two means, of at least two values each, with Welch's interval.
+
+    Args:
+        first, second: [rounds]; they need not be as many.
+        claims: number of intervals that hold all at once with ``CONFIDENCE`` (Bonferroni).
+    """
     from scipy import stats
 
     with warnings.catch_warnings(action="ignore"):  # likewise
         test = stats.ttest_ind(first, second, equal_var=False)
-    low, high = test.confidence_interval(CONFIDENCE)
-    return Interval(float(np.mean(first) - np.mean(second)), float(low), float(high))
+    low, high = test.confidence_interval(1 - (1 - CONFIDENCE) / claims)
+    rounds = min(len(first), len(second))
+    difference = float(np.mean(first) - np.mean(second))
+    return Interval(difference, float(low), float(high), rounds=rounds)
 
 
 def paired_ratio(times: ArrayLike, base_times: ArrayLike, *, claims: int = 1) -> Interval:
@@ -218,6 +253,11 @@ def paired_gain(times: ArrayLike, base_times: ArrayLike, *, claims: int = 1) -> 
     return paired_ratio(times, base_times, claims=claims).map(lambda ratio: 1 - ratio)
 
 
+def paired_difference(values: ArrayLike, base: ArrayLike, *, claims: int = 1) -> Interval:
+    """Estimates how far ``values`` lie above ``base``, a pair for each round; any unit."""
+    return student(np.subtract(values, base), claims=claims)
+
+
 def resampled(
     values: ArrayLike, *, draws: int = DRAWS, seed: int | np.random.Generator = 0
 ) -> NDArray:
@@ -236,6 +276,15 @@ def resampled(
     values = np.asarray(values)
     rounds = len(values)
     return values[np.random.default_rng(seed).integers(rounds, size=(draws, rounds))]
+
+
+def median(values: ArrayLike) -> Interval:
+    """Estimates the median of independent cases, with the interval of the bootstrap over them.
+
+    Ends lie on a value, as there is nothing between a number and infinity.
+    """
+    low, high = middle(np.median(resampled(values), axis=1), method="inverted_cdf")
+    return Interval(float(np.median(values)), float(low), float(high), rounds=len(values))
 
 
 def middle(

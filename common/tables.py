@@ -110,6 +110,18 @@ EXCHANGING_COLUMNS = (
 """``passes-exchanging.csv``: passes that send their gradients in the script's own buckets, with all
 ranks computing at the same time; the exchange as far as it outlasts the backward pass."""
 
+LEAN_PASS_COLUMNS = (
+    "rank",
+    "without",
+    "lean",
+    "unused_bytes",
+    "repeat",
+    "forward_time_ms",
+    "backward_time_ms",
+)
+"""``lean-passes.csv``: passes as they are and, in turns, without what they need not do
+(``ddplab_watch.lean``); the bytes of gradients that no optimizer uses."""
+
 COST_COLUMNS = ("rank", "cost", "size_bytes", "repeat", "time_ms")
 """``costs.csv``: ``copy``, ``fp16`` and ``bf16``: bringing a gradient of this size (in float32)
 into a bucket and back, as it is or through a 16-bit format."""
@@ -156,60 +168,6 @@ STRATEGY_COLUMNS = (
 )
 """``strategy-times.csv`` of assignment 1: steps of strategies that take turns; ``sent_bytes`` is
 what the rank sent in the step, blank where nothing counted it."""
-
-SURROUNDING_COLUMNS = (
-    "rank",
-    "host",
-    "machine",
-    "backend",
-    "cores",
-    "core_list",
-    "own_physical_cores",
-    "core_numa_nodes",
-    "machine_cores",
-    "physical_cores",
-    "threads",
-    "omp_num_threads",
-    "load_1min",
-    "cgroup_cpu_quota",
-    "cgroup_throttled_share",
-    "dev_shm_bytes",
-    "dev_shm_free_bytes",
-    "memory_bytes",
-    "memory_available_bytes",
-    "memory_limit_bytes",
-    "interval_s",
-    "interval_own_cores",
-    "interval_busy_cores",
-    "interval_stolen_cores",
-    "interval_throttled_share",
-    "interface",
-    "interface_source",
-    "interface_mbit",
-    "fastest_interface",
-    "fastest_interface_mbit",
-    "infiniband",
-    "nccl_settings",
-    "gpu_uuid",
-    "gpu_name",
-    "gpu_bus_id",
-    "gpu_numa_node",
-    "gpu_pcie_width",
-    "gpu_pcie_width_max",
-    "gpu_pcie_generation",
-    "gpu_pcie_generation_max",
-    "gpu_sm_clock_mhz",
-    "gpu_sm_clock_max_mhz",
-    "gpu_throttle_reasons",
-    "gpu_power_limit_w",
-    "gpu_power_default_w",
-    "gpu_utilisation_share",
-    "gpu_mig",
-    "gpu_compute_mode",
-    "gpu_other_processes",
-)
-"""``surroundings.csv``: what each rank runs in, as the watcher read it; blank where the system does
-not tell. What each column means stands in ``ddplab_watch.surroundings``, whose names these are."""
 
 SAMPLE_COLUMNS = (
     "arm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from company import Room
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from rank_support import ASSIGNMENT2, RankServer
 
 from common.runtime.processes.bytecode import keep_bytecode
@@ -38,6 +40,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Read when torch is imported. Two threads on busy cores wait for each other more than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Hypothesis parses all modules that are imported for constants to draw: 5 s of each process.
+providers._get_local_constants = lambda: providers._local_constants
 
 # A grammar of addresses, for which jsonschema takes 4 s and which no schema here asks for.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
@@ -115,6 +120,16 @@ def _room(config: pytest.Config, run: str) -> Room:
 def _folder_of(run: str) -> Path:
     """Returns the folder that all workers of a run have in common."""
     return Path(gettempdir()) / f"pytest-room-{run}"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest remembers what failed
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Takes from a test's name the group that pytest-xdist has put there.
+
+    No test has the name with the group, so ``--last-failed`` would run all tests.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        report.nodeid = re.sub(r"@[^@\]]*$", "", report.nodeid)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The rules of ARCHITECTURE.md that a machine can hold."""
 
 import ast
+import functools
 import runpy
 import subprocess
 import sys
@@ -24,6 +25,7 @@ ALLOWED = {
     "perfmodel": {"csv_tables", "errors", "settings", "samples", "exercises"},
     "traces": {"errors", "exercises"},
     "analysis": {
+        "planning",
         "judged",
         "machine_state",
         "csv_tables",
@@ -68,6 +70,7 @@ ALLOWED = {
     },
     "diagnose": {
         "judged",
+        "machine_state",
         "csv_tables",
         "errors",
         "samples",
@@ -90,6 +93,7 @@ ALLOWED = {
         "cluster",
     },
     "cluster": {"errors", "runtime"},
+    "planning": {"errors", "judged", "samples", "runtime", "perfmodel"},
     "report": {
         "errors",
         "judged",
@@ -101,6 +105,7 @@ ALLOWED = {
         "analysis",
     },
     "tuning": {
+        "planning",
         "models",
         "judged",
         "errors",
@@ -114,6 +119,7 @@ ALLOWED = {
         "benchmarks",
     },
     "studies": {
+        "planning",
         "judged",
         "csv_tables",
         "tuning",
@@ -139,11 +145,13 @@ ALLOWED = {
         "runtime",
         "data",
         "perfmodel",
+        "planning",
         "analysis",
         "scheduling",
     },
     "cli": {
         "course",
+        "planning",
         "explore",
         "tuning",
         "studies",
@@ -172,13 +180,20 @@ READERS = {"cgroups", "files", "interfaces", "machine_cores", "marks", "nvml", "
 """Modules of the watch that read a machine and its clocks: the lab uses no others."""
 
 
+@functools.cache
+def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Returns a file's imports, those in functions included."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported(path: Path) -> set[str]:
     """Finds the modules that a file imports; with ``from`` also what it takes of them."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
+        else:
             names |= {alias.name for alias in node.names}
     return names
 
@@ -217,11 +232,11 @@ def test_the_watcher_needs_nothing_but_torch() -> None:
     # It is installed beside anybody's torch; psutil and pynvml are used where they are.
     usable = {*sys.stdlib_module_names, "torch", "psutil", "pynvml", "ddplab_watch"}
     for path in (ROOT / "common" / "diagnose" / "watch").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports(path):
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""] if not node.level else []
             else:
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names = [alias.name for alias in node.names]
             assert {name.partition(".")[0] for name in names} <= usable, path
 
 
@@ -231,19 +246,11 @@ LAYERS = (
     ("one_device", "ddp"),
     ("fsdp",),
     (
-        *(
-            "model",
-            "simulator",
-            "search",
-            "samples",
-            "tables",
-            "layer_tables",
-            "published",
-            "printed_collectives",
-        ),
+        *("model", "simulator", "search", "samples", "tables", "layer_tables", "published"),
+        *("printed",),
         *("calibration", "uncertainty", "whatif", "expected_error", "perfetto_trace"),
     ),
-    ("cluster", "scaling"),
+    ("cluster", "scaling", "replay"),
 )
 """The files and packages of ``perfmodel``, from those that import none of the others upwards."""
 
@@ -254,7 +261,7 @@ def test_the_model_is_built_in_layers() -> None:
         name = path.relative_to(ROOT / "common" / "perfmodel").parts[0].removesuffix(".py")
         taken = {
             node.module.split(".")[2]
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in imports(path)
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("common.perfm")
         }
         for other in taken - {name}:
@@ -275,14 +282,14 @@ def test_outside_of_its_room_predictions_come_from_the_model() -> None:
             continue
         taken = {
             alias.name
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in imports(path)
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("common.perf")
             for alias in node.names
         }
         assert not taken & ENGINE, path
 
 
-LEAVES = ("perfmodel", "traces", "analysis", "explore")
+LEAVES = ("perfmodel", "planning", "traces", "analysis", "explore")
 WITHOUT_TORCH = [
     "common.cli.main",
     "common.tables",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -127,9 +128,9 @@ def test_of_few_rounds_nothing_is_settled_however_large_the_difference(rounds: i
     times = pd.DataFrame({"a": [100.0, 101.0, 102.0], "b": [300.0, 301.0, 306.0]})[:rounds]
     found = fastest(times)
     assert found.arm == "a"
-    assert found.lead.verdict is Verdict.HIDDEN
+    assert found.lead.verdict is Verdict.OPEN
     assert found.tied == ("a", "b")
-    assert found.lead.reason == f"{rounds} round{'s' * (rounds > 1)} of 4"
+    assert found.lead.said == f"not settled: {4 - rounds} more round{'s' * (rounds < 3)}"
 
 
 def test_what_is_said_is_students_interval_of_the_logarithms_of_ratios() -> None:
@@ -177,6 +178,10 @@ def test_as_many_rounds_as_are_said_to_settle_a_difference_do() -> None:
     fewer = np.resize(values, asked // 2)
     assert stats.ttest_1samp(fewer, 0).confidence_interval(0.95).low < 0
     assert Judged(Interval(1.0001, 0.9, 1.1, rounds=8)).rounds_to_settle is None
+    # Where rounds lack as well, what is said counts from those that there are.
+    few = Judged(replace(interval, rounds=8), least_rounds=9)
+    assert few.said == f"not settled: {few.rounds_to_settle - 8} more rounds"
+    assert Judged(interval).said == "hidden by noise"
 
 
 def test_an_arm_whose_name_is_no_number_is_an_arm_like_others() -> None:

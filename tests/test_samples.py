@@ -202,7 +202,7 @@ def test_intervals_of_means_hold_them_in_nineteen_of_twenty(counts, spreads) -> 
 
 def test_equal_values_have_an_interval_without_width() -> None:
     with warnings.catch_warnings(action="error"):
-        assert welch([3, 3], [1, 1]) == Interval(2.0, 2.0, 2.0)
+        assert welch([3, 3], [1, 1]) == Interval(2.0, 2.0, 2.0, rounds=2)
         assert student([3, 3, 3]) == Interval(3.0, 3.0, 3.0, rounds=3)
 
 

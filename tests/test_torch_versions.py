@@ -32,15 +32,13 @@ NOT_THERE = ("Failed to fetch", "Failed to download", "network was disabled", "N
 """Parts of what uv says where an environment cannot be had."""
 USERS = (
     "runtime/test_private.py",
-    "training/test_checkpoint.py",
     "training/test_checkpoint_parts.py",
-    "training/test_training_memory.py",
+    "perfmodel/test_memory_of_passes.py",
     "training/test_data_parallel_step.py",
     "benchmarks/test_bucket_timeline.py",
     "benchmarks/test_lasting_messages.py",
     "benchmarks/test_memory_analysis.py",
-    "tuning/test_tune_two_ranks.py",
-    "diagnose/watch/test_trials.py",
+    "diagnose/watch/test_watched_loop.py",
     "exercises/hidden/test_ring_all_reduce.py",
 )
 IMPORTS = """

@@ -34,7 +34,7 @@ def with_guess(
         unit: unit of the guess.
         axis: the axis that the guess is a value of, ``x`` or ``y``.
         panel: number of the panel.
-        scale: what one unit of the guess is on the axis.
+        scale: units of the axis in one unit of the guess.
     """
     if figure is None or guess is None:
         return figure

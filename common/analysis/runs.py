@@ -30,7 +30,7 @@ RECORDING_MACHINE = "epyc-2-cores"
 GPU_RUNS = "h100-1/one-gpu"
 """Recorded runs on one GPU, whose figures notebooks show beside those of the run."""
 DEPTHS = ("", "*/", "*/*/")
-"""Where stages lie below a run directory; those on emulated hosts are one folder deeper."""
+"""Folders of stages below a run directory; emulated hosts have theirs one folder deeper."""
 AGAIN = "-again"
 """Ends the name of a stage's folder while it is measured once more."""
 DOCTOR = "`uv run ddplab doctor` says whether this machine can emulate hosts"

@@ -13,6 +13,9 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_scalar
 
+from common.judged import Judged, Verdict
+from common.samples import Interval
+
 Form = str | Callable[..., str] | Mapping[object, str]
 """A format string, a function that returns text, or the text of each value."""
 Titles = Mapping[str | tuple[str, ...], str | tuple[str, Form]]
@@ -197,6 +200,29 @@ def _titles(titles: Titles) -> list[str]:
 def mib(size_bytes: float) -> str:
     """Formats a size under a title that says MiB."""
     return f"{size_bytes / 2**20:,.1f}"
+
+
+def interval_format(form: str = "{:.2f}", *, less: float = 0.0) -> Callable[[Judged], str]:
+    """Returns the format of a judged number's interval; of a ratio's change where ``less`` is 1."""
+    return lambda judged: judged.interval.map(lambda end: end - less).text(form)
+
+
+def judged_format(form: str = "{:.2f}") -> Callable[[Judged], str]:
+    """Returns the format of a judged number: its interval, and its verdict where not settled."""
+
+    def text(judged: Judged) -> str:
+        if judged.verdict is Verdict.NOT_MEASURED:
+            return judged.said
+        ends = f" ({judged.interval.text(form)})" if judged.interval.is_told else ""
+        worth = "" if judged.is_settled else f": {judged.said}"
+        return f"{form.format(judged.estimate)}{ends}{worth}"
+
+    return text
+
+
+def ends_format(interval: Interval) -> str:
+    """Returns an interval beside whose cell the number of rounds stands."""
+    return interval.text(unit="")
 
 
 def title_of(name: str) -> str:

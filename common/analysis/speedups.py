@@ -25,13 +25,13 @@ from common.analysis.scaling.study import Compared
 from common.analysis.scaling.study_files import read_runs
 from common.analysis.scaling.text_study import WARMUP, by_data
 from common.analysis.scaling.training_run import STRONG, ScalingRun
+from common.analysis.show import ends_format
 from common.analysis.step_parts import decompose
 from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
 from common.csv_tables import read_table
 from common.errors import UserError
 from common.judged import Judged
 from common.runtime.wording import counted
-from common.samples import LEAST_ROUNDS
 from common.tables import ARM_COLUMNS, FACT_COLUMNS, STEP_COLUMNS
 
 SAME_GLOBAL_BATCH, SAME_BATCH_PER_RANK = "same global batch", "same batch per rank"
@@ -57,22 +57,18 @@ TITLES = {
     "regime": "batch",
     "ranks": "ranks",
     "speedup": "speedup",
-    ("speedup_low", "speedup_high", "rounds"): (
-        "95 % interval",
-        lambda low, high, rounds: f"{low:.2f} to {high:.2f}" if rounds >= LEAST_ROUNDS else "–",
-    ),
+    "interval": ("95 % interval", ends_format),
     "rounds": ("rounds", "{:.0f}"),
     "exchanged_bytes": ("exchanged (MB)", "{:,.1f}"),
     "computation_ms": "computation (ms)",
     "needed_bytes_per_s": ("to hide it (GB/s)", "{:.2f}"),
 }
-"""Titles of ``tabulate_speedups``: a verdict stands before its number. An interval of two or three
-rounds, which may reach from nothing to thousands, is not shown."""
+"""Titles of ``tabulate_speedups``: a verdict stands before its number."""
 
 
 @dataclass(frozen=True, eq=False)
 class RankSpeedup:
-    """How many times as fast as one rank several ranks are, in samples per second.
+    """Samples per second of several ranks over those of one.
 
     Attributes:
         run: the run that measured it.
@@ -84,7 +80,7 @@ class RankSpeedup:
         speedup: the speedup as the section of its run judges it, with what holds at once there.
         exchanged_bytes: bytes that the exchange of a step carries, of one rank; NaN if not counted.
         computation_ms: a step of these ranks without its exchange, in ms; NaN if not measured.
-        settings: what must be the same before two of these are called the same measurement.
+        settings: settings that two repetitions of one measurement have in common.
     """
 
     run: Run
@@ -110,9 +106,9 @@ class RankSpeedup:
 
     @property
     def verdict(self) -> str:
-        """Returns ``faster``, ``slower``, or why that cannot be said."""
+        """Returns ``faster``, ``slower``, or the verdict where neither is settled."""
         if not self.speedup.is_settled:
-            return self.speedup.reason
+            return self.speedup.said
         return "faster" if self.speedup.estimate > 1 else "slower"
 
 
@@ -134,19 +130,16 @@ def tabulate_speedups(speedups: Sequence[RankSpeedup]) -> pd.DataFrame:
 
     Columns as in ``TITLES``; intervals are those of the rows' sections.
     """
-    names = [name for key in TITLES for name in (key if isinstance(key, tuple) else (key,))]
-    columns = [*dict.fromkeys(names)]
     rows = []
     for row in speedups:
-        interval = row.speedup.interval
+        judged = row.speedup
         values = {
-            "speedup": interval.estimate,
-            "speedup_low": interval.low,
-            "speedup_high": interval.high,
-            "rounds": row.speedup.rounds,
+            "speedup": judged.estimate,
+            "interval": judged.interval,
+            "rounds": judged.rounds,
         }
-        rows.append([values[name] if name in values else getattr(row, name) for name in columns])
-    return pd.DataFrame(rows, columns=columns).sort_values(
+        rows.append([values[name] if name in values else getattr(row, name) for name in TITLES])
+    return pd.DataFrame(rows, columns=[*TITLES]).sort_values(
         ["network", "needed_bytes_per_s", "what"], ignore_index=True
     )
 

@@ -49,6 +49,12 @@ class Check:
     remedy: str
 
 
+def of_script(script: str, run: Callable[[Worker, Path], str], name: str = "") -> Check:
+    """Makes the check that a script runs, named after it unless ``name`` is given."""
+    remedy = f"run assignments/{script}.py by itself to see more"
+    return Check(name or script.rpartition("/")[2], run, remedy)
+
+
 def check_driver(worker: Worker, folder: Path) -> str:
     """Checks torch's CUDA against the driver, and a matrix product on this rank's device."""
     if worker.device.type == "cpu" and not torch.cuda.is_available() and not hides_gpus():
@@ -247,18 +253,16 @@ CHECKS = (
         "check that the nodes reach each other; set NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME",
     ),
     Check("output folder", check_output, "free space, or set OUTPUT_DIR to a folder of yours"),
-    Check(
-        "train_benchmark",
+    of_script(
+        "assignment2/train_benchmark",
         tiny(layers.main, layers.LayerBenchmark, **STEP, **SGD, warmup_steps=1, num_steps=2),
-        "run assignments/assignment2/train_benchmark.py by itself to see more",
     ),
-    Check(
-        "allreduce_benchmark",
+    of_script(
+        "assignment2/allreduce_benchmark",
         tiny(allreduce.main, allreduce.AllReduceBenchmark, numel=(1, 1024), rounds=1, iterations=2),
-        "run assignments/assignment2/allreduce_benchmark.py by itself to see more",
     ),
-    Check(
-        "allreduce_chunk_benchmark",
+    of_script(
+        "assignment2/allreduce_chunk_benchmark",
         tiny(
             allreduce_chunks.main,
             allreduce_chunks.ChunkBenchmark,
@@ -266,10 +270,9 @@ CHECKS = (
             rounds=1,
             iterations=1,
         ),
-        "run assignments/assignment2/allreduce_chunk_benchmark.py by itself to see more",
     ),
-    Check(
-        "overlap_benchmark",
+    of_script(
+        "assignment2/overlap_benchmark",
         tiny(
             overlap.main,
             overlap.OverlapBenchmark,
@@ -279,10 +282,9 @@ CHECKS = (
             num_steps=1,
             warmup_steps=0,
         ),
-        "run assignments/assignment2/overlap_benchmark.py by itself to see more",
     ),
-    Check(
-        "ddp_benchmark",
+    of_script(
+        "assignment2/ddp_benchmark",
         tiny(
             ddp.main,
             ddp.DdpBenchmark,
@@ -293,39 +295,20 @@ CHECKS = (
             num_steps=1,
             initial_steps=0,
         ),
-        "run assignments/assignment2/ddp_benchmark.py by itself to see more",
     ),
     *(
-        Check(
-            script.rpartition(".")[2],
-            alone(script, *flags.split()),
-            f"run assignments/{script.replace('.', '/')}.py by itself to see more",
-        )
+        of_script(script.replace(".", "/"), alone(script, *flags.split()))
         for script, flags in ONE_DEVICE.items()
     ),
-    Check(
-        "train_ddp",
-        tiny_training(DdpConfig, save_every=1),
-        "run assignments/assignment1/train_ddp.py by itself to see more",
+    of_script("assignment1/train_ddp", tiny_training(DdpConfig, save_every=1)),
+    of_script("assignment1/train_fsdp", tiny_training(FsdpConfig)),
+    of_script("assignment3/train_ddp", tiny_texts, "micro-batches"),
+    of_script(
+        "assignment4/benchmark", tiny(scaling.main, scaling.ScalingBenchmark, **SCALING), "scaling"
     ),
-    Check(
-        "train_fsdp",
-        tiny_training(FsdpConfig),
-        "run assignments/assignment1/train_fsdp.py by itself to see more",
-    ),
-    Check(
-        "micro-batches",
-        tiny_texts,
-        "run assignments/assignment3/train_ddp.py by itself to see more",
-    ),
-    Check(
-        "scaling",
-        tiny(scaling.main, scaling.ScalingBenchmark, **SCALING),
-        "run assignments/assignment4/benchmark.py by itself to see more",
-    ),
-    Check(
-        "text scaling",
+    of_script(
+        "assignment4/train_text",
         tiny(train_text, TextScalingConfig, **TEXT_SCALING),
-        "run assignments/assignment4/train_text.py by itself to see more",
+        "text scaling",
     ),
 )

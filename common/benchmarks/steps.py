@@ -197,10 +197,7 @@ def gpt2_step(settings: StepSettings, worker: Worker) -> FixedBatchStep:
         model = GPT2(config)
     seed_everything(settings.seed, worker.rank)
     tokens, targets = random_tokens(
-        settings.batch_size,
-        settings.max_seq_len,
-        config.vocab_size,
-        worker.device,
+        settings.batch_size, settings.max_seq_len, config.vocab_size, worker.device
     )
     return FixedBatchStep(
         model,

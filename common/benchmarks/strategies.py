@@ -44,10 +44,7 @@ from common.runtime.group.one_rank_group import own_group
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.group.socket_bytes import sent_bytes
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import (
-    Recorder,
-    record_run,
-)
+from common.runtime.records.recorder import Recorder, record_run
 from common.runtime.seeding import seed_everything
 from common.runtime.timing import clock_for
 from common.samples import per_round
@@ -266,10 +263,7 @@ def sharded_messages(settings: StrategyBenchmark, ranks: int) -> dict[tuple[str,
     for strategy in settings.sharded:
         item_bytes = gathered_item_bytes(strategy, settings.precision)
         collectives = step_collectives(
-            settings.workload(1).config,
-            strategy,
-            ranks,
-            parameter_bytes=item_bytes,
+            settings.workload(1).config, strategy, ranks, parameter_bytes=item_bytes
         )
         for collective in collectives:
             operation, unit = collective.operation, collective.unit

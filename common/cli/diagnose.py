@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import time
 import traceback
@@ -16,7 +18,7 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from common.diagnose.opened import Opened
 
-FLAGS_WITHOUT_VALUE = ("to_end", "no_probe", "verify", "anonymise", "compare")
+FLAGS_WITHOUT_VALUE = ("to_end", "no_probe", "verify", "anonymise", "compare", "track")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Diagnose:
     profile_steps: int = 3
     """Steps after that which torch.profiler records, of a model under FSDP or compiled in place."""
     to_end: bool = False
-    """Watch to the end of the script, without probes."""
+    """After that, follow medians of steps to the end of the script; say when, on which rank and in
+    which phase they change; judge the causes anew after a change."""
     no_probe: bool = False
     """Do not time passes and all-reduces alone after the window; gains are then not predicted."""
     verify: bool = False
@@ -57,21 +60,41 @@ class Diagnose:
     baseline: str = ""
     """Bundle or run directory of the same training on one rank, to compare with."""
     compare: bool = False
-    """Compare two folders: what changed from the first to the second."""
+    """Compare two folders, before and after: step, phases and causes. Each is a bundle, a run
+    directory, or a folder of bundles, one of each run."""
+    fail_above: float | None = None
+    """With --compare: exit with status 1 where the slowdown's whole interval exceeds so many per
+    cent, with 3 where that is not settled, with 0 where it stays below; bad input is 2."""
+    json: str = ""
+    """With --compare: file to write the numbers to."""
+    track: bool = False
+    """With --compare: send the numbers to wandb, mlflow or TensorBoard, whichever is installed."""
+    read: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Diagnose what a job has left, and run nothing: files, folders, or - for what is piped in, in
+    any mixture. Read are what ranks and torchrun print, logs of NCCL and DDP, profiler traces,
+    flight recorders' dumps, nvidia-smi (topo -m, -q, dmon), py-spy's dumps, tables of HTA and
+    TraceLens, and what nccl-tests, all_reduce_bench.py and NCCL Inspector print: each row beside
+    what its hardware should give."""
+    hardware: str = ""
+    """With --read: cluster that tables of collectives are from, where they do not tell: a name of
+    data/clusters (h100-ib, a100-pcie and others), or a YAML file of yours."""
     traces: str = ""
-    """Diagnose what a job has left, and run nothing: a folder with profiler traces, NCCL's log
-    (NCCL_DEBUG=INFO) or flight recorders' dumps."""
+    """Another name of --read, for a folder."""
 
     def run(self) -> None:
         """Runs or opens what is named, and prints what was found."""
-        if self.traces:
+        if self.read or self.traces:
             self._postmortem()
             return
+        if self.hardware:
+            raise UserError("--hardware goes with --read")
         if not self.program:
             raise UserError("nothing to diagnose: name a script, -m MODULE or a folder")
         if self.compare:
-            self._compare()
-        elif len(self.program) == 1 and _is_folder(self.program[0]):
+            sys.exit(self._compare())
+        if self.fail_above is not None or self.json or self.track:
+            raise UserError("--fail-above, --json and --track go with --compare")
+        if len(self.program) == 1 and _is_folder(self.program[0]):
             self._show(self._open(self.program[0]))
         else:
             sys.exit(self._run_script())
@@ -79,21 +102,43 @@ class Diagnose:
     def _postmortem(self) -> None:
         from common.diagnose.opened import open_postmortem
 
-        if self.program:
+        if self.traces and self.program:
             raise UserError(f"--traces runs nothing; leave out {self.program[0]}")
-        postmortem = open_postmortem(self.traces)
-        path = postmortem.write()
+        named = [path for path in (self.traces, *self.read, *self.program) if path]
+        postmortem = open_postmortem(*named, hardware=self.hardware)
         print("\n".join(postmortem.lines()))
-        print(f"\nWritten: {path}")
+        try:
+            path = postmortem.write()
+        except UserError as error:  # a folder of somebody else's is read all the same
+            print(f"\nNot written: {error}")
+        else:
+            print(f"\nWritten: {path}" if path else "", end="\n" if path else "")
 
-    def _compare(self) -> None:
-        from common.diagnose.opened import causes_changed, compared
+    def _compare(self) -> int:
+        """Compares two sides; returns the exit status."""
+        from common.diagnose.compared_runs import compare
+        from common.diagnose.trackers import installed, track
+        from common.runtime.records.run_directory import write_atomically
 
         if len(self.program) != 2:
             raise UserError(f"--compare takes two folders, not {len(self.program)}")
-        before, after = (self._open(path) for path in self.program)
-        print(compared(before, after).to_string(index=False, float_format="%.3g"))
-        print("\n".join(causes_changed(before, after)))
+        limit = self.fail_above
+        if limit is not None and not 0 <= limit < math.inf:
+            raise UserError(f"--fail-above {limit}: a percentage from 0 on")
+        tracker = installed() if self.track else ""
+        comparison = compare((self.program[0], self.program[1]), self._open)
+        content = comparison.as_json(limit)
+        if self.json:
+            try:
+                write_atomically(Path(self.json), json.dumps(content, indent=1))
+            except OSError as error:
+                raise UserError(f"--json {self.json}: {error.strerror}") from None
+        print("\n".join(comparison.lines(limit)))
+        if tracker:
+            changes = {row["part"]: row["change"] for row in comparison.rows()}
+            track(tracker, f"{self.program[0]} against {self.program[1]}", changes)
+            print(f"Sent to {tracker}.")
+        return comparison.status(limit) if limit is not None else 0
 
     def _open(self, path: str) -> Opened:
         from common.diagnose.opened import open_diagnosis
@@ -203,13 +248,19 @@ def split_script(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Splits ``ddplab diagnose``'s own flags from the script and its arguments, which come after.
 
     A script's flags may look like ours, so ours end with the first word that is no flag of ours nor
-    the value of one.
+    the value of one. Two folders to compare have no flags: there, ours may follow.
     """
-    index = 0
-    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "-m":
-        flag = arguments[index].lstrip("-").replace("-", "_")
+    arguments, folders, index = [*arguments], [], 0
+    while index < len(arguments):
+        word = arguments[index]
+        flag = word.lstrip("-").replace("-", "_")
+        if not word.startswith("-") and "--compare" in arguments[:index]:
+            folders.append(arguments.pop(index))
+            continue
+        if not word.startswith("-") or word == "-m":
+            break
         takes_value = (
             flag not in FLAGS_WITHOUT_VALUE and "=" not in flag and flag not in ("h", "help")
         )
         index += 2 if takes_value else 1
-    return arguments[:index], arguments[index:]
+    return arguments[:index], [*folders, *arguments[index:]]

@@ -47,6 +47,11 @@ class Doctor:
 
     selftest: bool = False
     """Run every benchmark at its smallest and show what passed (at most three minutes)."""
+    pairs: bool = False
+    """Time every pair of ranks and name the slow host or link: inside a job (srun, torchrun,
+    ddplab emulate) its ranks, else ranks of this machine."""
+    ranks: int | None = None
+    """With --pairs, outside of a job: ranks to start here; by default one a GPU, else 2."""
     output_dir: str = "outputs"
     """Folder that the self-test writes to."""
 
@@ -54,7 +59,11 @@ class Doctor:
         """Prints the tables; exit status 2 when something the main job needs is missing."""
         from common.runtime.processes.ranks import current_ranks
 
-        if self.selftest:
+        if self.ranks is not None and (not self.pairs or current_ranks().world_size > 1):
+            raise UserError("--ranks goes with --pairs, outside of a job")
+        if self.pairs:
+            time_pairs(self.ranks)
+        elif self.selftest:
             run_selftest(self.output_dir)
         elif current_ranks().world_size > 1:
             show_placement()
@@ -306,6 +315,32 @@ def _emulated_hosts() -> Check:
 def _slurm() -> Check:
     sbatch = shutil.which("sbatch")
     return Check("cluster jobs", bool(sbatch), "sbatch found" if sbatch else "no sbatch here")
+
+
+def time_pairs(ranks: int | None) -> None:
+    """Times all pairs of a job's ranks, or of ranks that are started here.
+
+    Raises UserError for a number of ranks that has no pair.
+    """
+    from common.benchmarks import pairs
+    from common.cluster.launch import launch
+    from common.runtime.machine.device import choose_device
+    from common.runtime.machine.gpus import cuda_devices
+    from common.runtime.processes.ranks import current_ranks
+    from common.runtime.stage_progress import StageProgress
+
+    if current_ranks().world_size > 1:
+        pairs.main(pairs.PairBenchmark())
+        return
+    device = choose_device()
+    count = (len(cuda_devices()) if device == "cuda" else 2) if ranks is None else ranks
+    if count < 2:
+        raise UserError(f"--ranks {count}: at least 2 have a pair")
+    with tempfile.TemporaryDirectory(prefix="ddplab-pairs-") as folder:
+        log = Path(folder) / "log"
+        with StageProgress().stage(f"pairs ({count} ranks)") as update:
+            launch(Path(pairs.__file__), ["--device", device], count, log, on_output=update)
+        print(log.read_text(), end="")
 
 
 def run_selftest(output_dir: str) -> None:

@@ -20,6 +20,7 @@ from common.cli.emulate import Emulate
 from common.cli.explore import Explore
 from common.cli.handin import Handin
 from common.cli.help import Subcommands, asked_page, print_page
+from common.cli.plan import Plan
 from common.cli.predict import Predict
 from common.cli.run import Run
 from common.cli.study import Study
@@ -43,6 +44,10 @@ SUBCOMMANDS = Subcommands(
                 Predict,
                 "the best bucket cap from measurements, or a step on 16,384 GPUs",
             ),
+            "plan": (
+                Plan,
+                "how to train a model on what you have, by memory and time",
+            ),
             "tune": (Tune, "the best DDP settings for a model of yours, verified by real steps"),
             "diagnose": (
                 Diagnose,
@@ -53,11 +58,9 @@ SUBCOMMANDS = Subcommands(
             "doctor": (Doctor, "what this machine has, what works here, and where ranks would run"),
             "emulate": (Emulate, "run a script on hosts whose links carry a stated rate (Linux)"),
         },
-        "Course": {
+        "Course, evidence and data": {
             "course": (Course, "a student's tree, its tests and progress, and grades"),
             "handin": (Handin, "build and check the tarball that is handed in"),
-        },
-        "Evidence and data": {
             "study": (Study, "what the project's claims rest on, measured anew; minutes to hours"),
             "data": (Data, "keep a run for others, make token shards, measure lengths of texts"),
         },

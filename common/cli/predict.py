@@ -22,7 +22,7 @@ class Predict(TableQuestion):
     --cluster and --gpus beside it a step on up to thousands of GPUs, from no table. There, what
     takes three numbers has a likeliest value, a lowest and a highest one, from which the bands
     come; a single number is taken as certain. With --gradient-mib it says whether the cap matters
-    at all for gradients of this size.
+    at all for gradients of this size. With --from-traces a real job's traces are replayed.
     """
 
     gradient_mib: tuple[float, ...] = ()
@@ -30,6 +30,15 @@ class Predict(TableQuestion):
     buckets DDP's default makes of them and what the best cap gains over it, beside GPT-2s of all
     sizes, on every cluster of data/clusters (with --gpus GPUs, by default 64), and on the networks
     of --run-dir. With --csv the best caps, too."""
+
+    from_traces: str | None = None
+    """Folder with the profiler's traces (Kineto's .json or .json.gz, one a rank) of a job of yours:
+    they are replayed, and what changes would gain is said; with T(b) at --bucket-cap-mb. With
+    --cluster its all-reduces stand in place of the model of NCCL."""
+
+    timeline: str | None = None
+    """With --from-traces: write the timelines, measured, replayed and with each change, to this
+    file: .json for https://ui.perfetto.dev, .html for a page with one step as a figure."""
 
     on_cluster: Annotated[ClusterQuestion, tyro.conf.arg(name="")] = field(
         default_factory=ClusterQuestion
@@ -40,13 +49,24 @@ class Predict(TableQuestion):
         from rich.console import Console
 
         if self.on_cluster.cluster is not None:
-            if tables := given_flags(self, leave_out=("on_cluster",)):
-                raise UserError(f"{tables[0]} has no effect with --cluster, which takes no tables")
-            self.on_cluster.run()
+            left_out = ("on_cluster", "allreduce", "from_traces")
+            if tables := given_flags(self, leave_out=left_out):
+                raise UserError(f"{tables[0]} has no effect with --cluster")
+            self.on_cluster.run(self.allreduce, self.from_traces)
             return
         if self.gradient_mib:
             self._print_gains()
             return
+        if self.from_traces is not None:
+            left_out = ("on_cluster", "from_traces", "timeline", "bucket_cap_mb")
+            if flags := given_flags(self, leave_out=left_out) + given_flags(self.on_cluster):
+                raise UserError(f"{flags[0]} has no effect with --from-traces")
+            from common.cli.prediction.from_traces import print_from_traces
+
+            print_from_traces(self.from_traces, self.bucket_cap_mb, Console(), self.timeline)
+            return
+        if self.timeline is not None:
+            raise UserError("--timeline has an effect with --from-traces only")
         if self.on_cluster.model is not None:
             if tables := given_flags(self, leave_out=("on_cluster",)):
                 raise UserError(f"{tables[0]} has no effect with --model, which takes no tables")

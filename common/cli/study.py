@@ -15,12 +15,14 @@ STUDIES = {
     "memory": ("studies.memory", "predicted against tracked", 12),
     "models": ("studies.model_steps", "steps of transformers' models on one device", 2),
     "survival": ("studies.survival", "killed runs, damaged checkpoints", 15),
-    "diagnosis": ("diagnose.studies.planted", "planted faults and what is named", 15),
+    "diagnosis": ("diagnose.studies.planted", "planted faults and what is named", 30),
     "scripts": ("diagnose.studies.watched_scripts", "ddplab diagnose on scripts of others", 120),
     "accuracy": ("studies.accuracy.accuracy", "predicted steps on unseen bucketings", 140),
     "exchange": ("studies.exchange.exchange", "T(b) over an exchange of known duration", 12),
     "steps": ("studies.whole_steps", "whole steps of DDP and FSDP between hosts", 20),
+    "traces": ("studies.traces.traces", "changes predicted from traces, then made", 15),
     "tune": ("studies.tune_check", "recommended caps against exhaustive sweeps", 90),
+    "plan": ("studies.plan_truth", "chosen plans against every plan, and their memory", 130),
     "public": ("studies.public.public", "published multi-GPU rows, predicted and scored", 2),
     "cs336": ("course.studies.cs336", "the exercises under another course's tests", 2),
     "grading": ("course.studies.grading", "the same points ten times, mistakes found", 90),
@@ -39,13 +41,14 @@ class Study:
     output_dir: str = "outputs/studies"
     """Folder that the study's run directory is made in."""
     continues: str = ""
-    """Run directory of an accuracy, exchange, grading, scripts or tune study that was cut: what is
-    complete stays."""
+    """Run directory of an accuracy, exchange, grading, plan, scripts, traces or tune study that was
+    cut: what is complete stays."""
     assignments: tuple[int, ...] = ()
     """Assignments that the study grading grades; by default all."""
     only: tuple[str, ...] = ()
-    """Cases or causes to run, for diagnosis, exchange, scripts and tune; by default all cases (of
-    scripts, those of its first two sets)."""
+    """Cases or causes to run, for diagnosis, exchange, plan, scripts and tune; for grading
+    gradings, class, or kinds of hand-ins, then one of each. By default all cases (of scripts, those
+    of its first two sets)."""
     rounds: int = 0
     """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""

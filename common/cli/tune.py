@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import tyro
 
+from common.cli.plan import Plan, check_changes_training, cuda_is_there
 from common.errors import UserError
+
+FSDP_SECONDS = 60.0
+"""Seconds in which settings of FSDP are tried after its strategies were."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,13 @@ class Tune:
     function: Annotated[str, tyro.conf.Positional]
     """MODULE:FUNCTION that makes the model; MODULE is looked for in this folder and among the
     installed packages."""
+    fsdp: bool = False
+    """Find the best FSDP settings in place of DDP's, by the search of ddplab plan: blocks of a
+    unit, when units are dropped again, how many are gathered ahead, the mesh, and with
+    --changes-training yes the precision. Takes no --share, --backend and --run-id."""
+    changes_training: str = "no"
+    """With --fsdp; yes: also parameters in bfloat16 may be chosen, with gradients reduced in
+    float32. With no, their time is shown where products of this device are no slower in them."""
     nproc: int = 2
     """Ranks to start on this machine, outside of a job."""
     share: float = 0.2
@@ -46,7 +57,14 @@ class Tune:
         from common.tuning.tune_settings import TuneSettings, parse_target
 
         parse_target(self.function)
+        check_changes_training(self.changes_training)
+        if self.fsdp:
+            self._tune_fsdp()
+            return
+        if self.changes_training != "no":
+            raise UserError("--changes-training has an effect with --fsdp only")
         values = {key: value for key, value in asdict(self).items() if value not in (None, "")}
+        del values["fsdp"], values["changes_training"]
         ranks = int(values.pop("nproc"))
         TuneSettings(**values)
         if current_ranks().launcher != "single":
@@ -59,6 +77,33 @@ class Tune:
         if ranks < 2:
             raise UserError(f"--nproc {ranks}: at least 2, a single rank exchanges nothing")
         self._launch(ranks, values)
+
+    def _tune_fsdp(self) -> None:
+        """Runs the search and the visits of ``ddplab plan`` on FSDP's strategies alone.
+
+        Precision is FUNCTION's own, whatever the device, unless training may change.
+        """
+        import psutil
+
+        from common.planning.space import SHARDED
+
+        for flag, value in (("--backend", self.backend), ("--run-id", self.run_id)):
+            if value:
+                raise UserError(f"{flag} has no effect with --fsdp")
+        if self.nproc < 2:
+            raise UserError(f"--nproc {self.nproc}: at least 2, a single rank shards nothing")
+        on_gpu = self.device != "cpu" and cuda_is_there()
+        memory = None if on_gpu else f"{psutil.virtual_memory().total // self.nproc}"
+        plan = Plan(self.function, ranks=self.nproc, memory=memory, strategies=SHARDED)
+        replace(
+            plan,
+            precision="float32",
+            changes_training=self.changes_training,
+            tune_seconds=FSDP_SECONDS,
+            seed=self.seed,
+            device=self.device,
+            output_dir=self.output_dir,
+        ).tune()
 
     def _launch(self, ranks: int, values: dict) -> None:
         from common.runtime.stage_progress import StageProgress

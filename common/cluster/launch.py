@@ -249,7 +249,7 @@ def end_orphaned_clusters() -> int:
             variables = process.environ()
             if has_ended(variables[LAUNCHER]):
                 orphans[variables[MARK]] = orphans.get(variables[MARK], 0) + 1
-        except (psutil.Error, OSError, KeyError, ValueError):
+        except (psutil.Error, OSError, KeyError, ValueError):  # gone, another user's, or no rank
             continue
     for mark in orphans:
         end_marked_processes(mark, 0)
@@ -270,7 +270,7 @@ def end_marked_processes(mark: str, grace_s: float) -> None:
         for process in alive:
             try:
                 process.kill()
-            except psutil.NoSuchProcess:
+            except psutil.NoSuchProcess:  # as was wanted
                 continue
         psutil.wait_procs(alive, timeout=5)
 
@@ -282,7 +282,7 @@ def marked_processes(mark: str) -> list[psutil.Process]:
         try:
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
-        except (psutil.Error, OSError):
+        except (psutil.Error, OSError):  # gone, or another user's
             continue
     return [process for process in processes if process.pid != os.getpid()]
 

@@ -244,7 +244,7 @@ def end(hosts: Sequence[Host], number: signal.Signals) -> None:
         host.muted = True  # torchrun's own words about having been ended help nobody
     try:
         os.kill(-1, number)
-    except ProcessLookupError:
+    except ProcessLookupError:  # there is none
         return
     wait_for_end(hosts, GRACE_S)
 

@@ -16,7 +16,6 @@ by hand.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from common.course.overlay import staff_files, with_overlay
 from common.course.tasks import Task, read_tasks
 from common.errors import RunFailed, UserError
 from common.runtime.paths import project_root
+from common.runtime.records.run_directory import written_beside
 
 PACKED = ("common/", "tests/exercises/", "assignments/", "pyproject.toml", "data/")
 SUPPORT = ("tests/conftest.py", "tests/company.py", "tests/rank_support.py")
@@ -52,8 +52,10 @@ fi
 here=$(cd "$(dirname "$0")" && pwd)
 project="$here/source/project"
 [ -d "$project" ] || project="$here/project"
-python3 -m venv "$here/uv"
-"$here/uv/bin/pip" install --quiet uv=={uv}
+if ! { python3 -m venv "$here/uv" && "$here/uv/bin/pip" install --quiet uv=={uv}; }; then
+    echo "setup.sh: uv {uv} needs a python3 with venv and pip, and PyPI; take an Ubuntu image" >&2
+    exit 1
+fi
 export UV_PYTHON_INSTALL_DIR="$here/python"  # another user may not enter root's home
 "$here/uv/bin/uv" venv --quiet --managed-python --python {python} "$here/venv"
 "$here/uv/bin/uv" pip install --quiet --python "$here/venv/bin/python" --torch-backend=cpu \\
@@ -104,31 +106,22 @@ def bundle(
     if out.exists():
         raise UserError(f"{out} is there already; give a file that is not")
     names = {*tracked_files(root), *(staff_files(root, overlay) if overlay else ())}
-    beside = out.with_name(f".{out.name}.partial")
     made = {
         "setup.sh": SETUP.replace("{uv}", UV).replace("{python}", PYTHON),
         "run_autograder": RUN.replace("{variant}", str(variant)),
     }
-    try:
-        with (
-            with_overlay(root, overlay, without) as merged,
-            zipfile.ZipFile(beside, "w") as archive,
-        ):
-            names = sorted(name for name in names if is_packed(name))
-            for name, text in made.items():
-                text = text.replace("{visibility}", visibility).replace(
-                    "{constraints}", CONSTRAINTS
-                )
-                write(archive, name, text.encode(), 0o755)
-            write(archive, f"project/{CONSTRAINTS}", locked_versions(root), 0o644)
-            for name in names:
-                write(archive, f"project/{name}", (merged / name).read_bytes(), 0o644)
-        beside.rename(out)
-    except OSError as error:
-        raise UserError(f"{out}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):  # of a folder that is none
-            beside.unlink()
+    with (
+        written_beside(out) as beside,
+        with_overlay(root, overlay, without) as merged,
+        zipfile.ZipFile(beside, "w") as archive,
+    ):
+        names = sorted(name for name in names if is_packed(name))
+        for name, text in made.items():
+            text = text.replace("{visibility}", visibility).replace("{constraints}", CONSTRAINTS)
+            write(archive, name, text.encode(), 0o755)
+        write(archive, f"project/{CONSTRAINTS}", locked_versions(root), 0o644)
+        for name in names:
+            write(archive, f"project/{name}", (merged / name).read_bytes(), 0o644)
     return len(names) + 3
 
 
@@ -215,7 +208,7 @@ def results_of(grade: Grade, root: Path, visibility: str) -> dict:
     results = replace(grade, marks=marks).results()
     for test in results["tests"]:
         test["visibility"] = visibility
-    if not grade.remark:
+    if grade.isolation:  # its checks were run
         results["tests"].insert(0, summary(grade, tasks))
     results["score"] = round(score, 2)
     results["extra_data"]["maximum"] = possible

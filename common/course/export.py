@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from common.course.tasks import Task, check_names, read_course, read_tasks
 from common.errors import UserError
 from common.runtime.notebook_cells import without_answers
 from common.runtime.paths import git
+from common.runtime.records.run_directory import written_beside
 
 LINK = re.compile(r"\[(?P<words>[^\]]+)\]\((?P<path>[^):#]+)(?:#[^)]*)?\)")
 """A link of Markdown to a file of the project."""
@@ -101,19 +101,12 @@ def student_files(root: Path, files: Sequence[str], solved: Collection[str]) -> 
 
 def write_tree(out: Path, contents: Mapping[str, bytes], executable: Collection[str]) -> None:
     """Writes files to a new folder, whole or not at all. Raises UserError if it cannot."""
-    beside = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
+    with written_beside(out) as beside:
         for name, content in contents.items():
             target = beside / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
             target.chmod(0o755 if name in executable else 0o644)
-        beside.rename(out)
-    except OSError as error:
-        raise UserError(f"{out}: {error.strerror}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def solved_tasks(tasks: Mapping[str, Task], assignment: int, solved: Collection[str]) -> list[str]:

@@ -40,6 +40,7 @@ from common.course.hand_ins.tarball import (
 )
 from common.course.tasks import Task
 from common.errors import UserError
+from common.runtime.records.run_directory import written_beside
 
 PARTS = {1: (("A1.1", "A1.2", "A1.3"), ("A1.4", "A1.5", "A1.6"))}
 """Assignments that are handed in in parts. Questions are answered with the last."""
@@ -170,8 +171,7 @@ def pack(path: Path, of: HandedIn, files: Mapping[str, bytes]) -> None:
         FILES: {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
     text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)
-    beside = path.with_name(f".{path.name}.partial")
-    try:
+    with written_beside(path) as beside:
         with tarfile.open(beside, "w:gz") as tar:
             for name, content in {**files, MANIFEST: text.encode()}.items():
                 member = tarfile.TarInfo(f"{of.stem}/{name}")
@@ -184,12 +184,6 @@ def pack(path: Path, of: HandedIn, files: Mapping[str, bytes]) -> None:
                 f"{PACKED_BYTES / 2**20:.0f} may be handed in; the largest file is {largest}"
             )
         read_submission(beside)
-        beside.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):  # of a folder that is none
-            beside.unlink()
 
 
 def read_submission(path: Path) -> Submission:
@@ -246,6 +240,6 @@ def of_name(name: str) -> HandedIn | None:
     """Returns what is called doe-jane-assign2, with whatever around it; None for other names."""
     for match in (STEM.fullmatch(normal(name)), RENAMED.search(normal(name))):
         if match:
-            with contextlib.suppress(UserError):
+            with contextlib.suppress(UserError):  # a number that no assignment has
                 return handed_in(match["name"], int(match["number"]), int(match["part"] or 0))
     return None

@@ -18,10 +18,7 @@ from common.errors import UserError
 
 TEXT_COLUMNS = ("sentence", "text", "content")
 """Names of the text's column in GLUE, on the Hugging Face hub and in copies of them."""
-SPLIT_FILES = {
-    "train": ("train",),
-    "validation": ("dev", "validation", "valid", "val", "test"),
-}
+SPLIT_FILES = {"train": ("train",), "validation": ("dev", "validation", "valid", "val", "test")}
 """Split → names of files without their ending, in the order in which they are tried."""
 ENDINGS = (".tsv", ".csv", ".parquet")
 AG_NEWS_HEADER = ["class index", "title", "description"]

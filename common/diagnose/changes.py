@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from common.analysis.comparable import difference
 from common.analysis.runs import Run, caption_of, complete_runs
-from common.analysis.show import Table, facts, show
+from common.analysis.show import Table, facts, interval_format, show
 from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, figure
 from common.analysis.sweep_speedups import NO_CHANGE, speedups_by_round, sweep_speedups
 from common.csv_tables import read_table
@@ -53,7 +53,7 @@ CHANGES = {
     ),
     "predicted_speedup": "predicted speedup",
     "speedup": "achieved",
-    ("speedup_low", "speedup_high"): ("95 % interval", "{:.2f} to {:.2f}"),
+    "judged": ("95 % interval", interval_format()),
     "error": "error",
     "gain_error": ("error of the gain", "{:+.1%}"),
     "efficiency": ("efficiency", "{:.0%}"),
@@ -246,7 +246,7 @@ def best_or_tied(changes: Changes) -> str:
 
 def told_apart(changes: Changes) -> pd.DataFrame:
     """Returns the table of changes with a column, told: the verdict on each against no change."""
-    words = {change: str(told.verdict) for change, told in changes.told.items()}
+    words = {change: str(told.said) for change, told in changes.told.items()}
     return changes.table.assign(told=changes.table["change"].map(words).fillna("–"))
 
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from common.analysis.step_parts import PARTS
+from common.diagnose.causes.beside import beside_the_model, heavy_update, own_exchange
 from common.diagnose.causes.between_steps import data_loading, evaluation_or_logging
 from common.diagnose.causes.communication import (
+    TARGET_EFFICIENCY,
     bucket_cap,
     communication_bound,
     needless_synchronisation,
@@ -26,27 +29,33 @@ from common.diagnose.causes.gpu import (
     unpinned_copies,
     wide_computation,
 )
-from common.diagnose.causes.job_traces import (
+from common.diagnose.causes.job.traces import (
     by_profile,
     exposed_communication,
     profiled,
     profiled_step,
 )
-from common.diagnose.causes.job_traces import slow_rank as slow_rank_of_traces
+from common.diagnose.causes.job.traces import slow_rank as slow_rank_of_traces
 from common.diagnose.causes.machine import cpu_quota, too_few_threads, wrong_interface
+from common.diagnose.causes.needless_work import judge_of, sent_buffers
+from common.diagnose.causes.over_steps import (
+    epoch_start,
+    growing_memory,
+    reserved_memory,
+    unequal_memory,
+)
 from common.diagnose.causes.overlap import no_overlap
 from common.diagnose.causes.ranks import slow_rank, slow_update, unequal_lengths
 from common.diagnose.causes.script import (
     allocator_retries,
     collecting,
-    growing_memory,
     hang,
     narrow_gradients,
     needless_search,
     padding,
     recompiling,
 )
-from common.diagnose.causes.settings import gpu_surroundings, nccl_settings
+from common.diagnose.causes.settings import gpu_surroundings, lowered_clocks, nccl_settings
 from common.diagnose.causes.sharing import oversubscribed_cores, shared_device
 from common.diagnose.causes.trials import (
     Tried,
@@ -60,7 +69,7 @@ from common.diagnose.causes.validity import (
     warm_up_counted,
     wrong_sampler,
 )
-from common.diagnose.evidence.case import Case, Verdict, percent
+from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
 from common.diagnose.evidence.evidence import (
     TRACE_STEPS,
     Evidence,
@@ -68,26 +77,46 @@ from common.diagnose.evidence.evidence import (
     baseline_arm,
     open_evidence,
 )
+from common.diagnose.frameworks import in_its_words
 from common.diagnose.unexplained import Unexplained, unexplained
 from common.errors import UserError
+from common.judged import DISTURBED
 
 Subject = TypeVar("Subject")
 NEEDLESS = "needless-synchronisation"
+NEEDLESS_WORK = ("left-on", "unused-gradients", "needless-recomputation", "sparse-embedding")
+"""Causes of lean passes that are judged by nothing else."""
 LIMITS = ("model-too-small", "batch-too-small", "network-too-slow")
 """Causes in the exchange itself, judged as if no part of it were needless."""
+MISTAKES = (
+    *(NEEDLESS, "oversubscribed-cores", "nccl-settings", "own-exchange"),
+    *("unused-gradients", "sparse-embedding"),
+)
+"""Causes that lengthen an exchange: they come before the limit of what is left of it."""
+COUNTED = (NEEDLESS, "recompilation", "cpu-quota", "shared-device")
+"""Causes that cost time and are counted or seen, not timed: other work does not look like them."""
+LARGE_PART = 0.5
+"""Share of a limit's cost from which a mistake other than ``NEEDLESS`` comes before it."""
+
+
+def _first_of(*judges: Callable[[Case], Verdict | None]) -> Callable[[Case], Verdict | None]:
+    """Returns the judge that gives the first verdict that any of these gives."""
+    return lambda case: next(filter(None, (judge(case) for judge in judges)), None)
+
+
 CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "wrong-sampler": wrong_sampler,
     "mixed-configurations": mixed_configurations,
     "warm-up-counted": warm_up_counted,
     "shared-device": shared_device,
-    "oversubscribed-cores": oversubscribed_cores,
+    "oversubscribed-cores": _first_of(judge_of("oversubscribed-cores"), oversubscribed_cores),
     "slow-rank": slow_rank,
     "unequal-lengths": unequal_lengths,
     "data-loading": data_loading,
     "evaluation-or-logging": evaluation_or_logging,
     NEEDLESS: needless_synchronisation,
     "no-overlap": no_overlap,
-    "bucket-cap": bucket_cap,
+    "bucket-cap": _first_of(judge_of("bucket-cap"), bucket_cap),
     ", ".join(LIMITS): communication_bound,
 }
 MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
@@ -96,6 +125,7 @@ MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "wrong-interface": wrong_interface,
     "nccl-settings": nccl_settings,
     "gpu-surroundings": gpu_surroundings,
+    "lowered-clocks": lowered_clocks,
 }
 """Causes in the machine and its settings, which the watcher alone reads."""
 GPU_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
@@ -108,12 +138,20 @@ GPU_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
 OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     "hang": hang,
     "slow-update": slow_update,
+    **{cause: judge_of(cause) for cause in NEEDLESS_WORK},
+    "heavy-update": heavy_update,
+    "own-exchange": own_exchange,
+    "beside-the-model": beside_the_model,
+    "epoch-start": epoch_start,
+    "sent-buffers": sent_buffers,
     "padding": padding,
     "needless-search": needless_search,
     "garbage-collection": collecting,
     "recompilation": recompiling,
     "allocator-retries": allocator_retries,
     "growing-memory": growing_memory,
+    "memory-imbalance": unequal_memory,
+    "reserved-memory": reserved_memory,
     "wide-gradients": narrow_gradients,
     **GPU_CAUSES,
     **MACHINE_CAUSES,
@@ -124,8 +162,10 @@ BY_PROFILE = {
     ", ".join(LIMITS): exposed_communication,
 }
 """Judged by profiled steps where the steps as they were do not suffice, by the name there."""
-MANY_UNJUDGED = 9
+MANY_UNJUDGED = 12
 """With so many causes not judged, it means little that none of the others was found."""
+NEW_SHARE = 0.02
+"""Share of a step by which a cause takes more after a change, to be named there again."""
 WIDTH = 96
 """Characters of a line in a report."""
 
@@ -140,6 +180,8 @@ class Diagnosis:
         summary: speedup, efficiency and parts of the step, in a sentence or two.
         tried: changes that were tried on the spot, the best first.
         unexplained: shares of a step that scaling costs; None where they are not known.
+        lost: sentence on where most of a step goes beside its passes, for a run that falls short
+            of ``TARGET_EFFICIENCY``; empty for one that does not.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -147,11 +189,12 @@ class Diagnosis:
     summary: str
     tried: tuple[Tried, ...] = ()
     unexplained: Unexplained | None = None
+    lost: str = ""
 
     @property
     def healthy(self) -> bool:
         """Returns True if no cause was found, and none seems to be missing."""
-        return not self.verdicts and not self.much_unexplained
+        return not (self.verdicts or self.much_unexplained or self.lost)
 
     @property
     def much_unexplained(self) -> bool:
@@ -196,12 +239,27 @@ def examine_case(case: Case) -> Diagnosis:
     tried = tried_changes(case)
     verdicts = borne_out(case, tried, verdicts)
     verdicts += shown_by_trials(case, tried, {verdict.cause for verdict in verdicts})
+    if case.run.opened.machine_state == DISTURBED:
+        verdicts = [_hint(verdict) for verdict in verdicts]
     return Diagnosis(
-        verdicts=tuple(in_order([v.with_interval(case.run.noise) for v in verdicts])),
+        verdicts=tuple(
+            in_its_words(case, verdict.with_interval(case.run.noise))
+            for verdict in in_order(verdicts)
+        ),
         not_judged=tuple(not_judged),
         summary=_summary(case),
         tried=tried,
         unexplained=unexplained(case, verdicts),
+        lost=_lost(case),
+    )
+
+
+def _hint(verdict: Verdict) -> Verdict:
+    """Returns what is left of a verdict where other work had the cores: no time is sure then."""
+    if verdict.group != PERFORMANCE or verdict.cause in COUNTED:
+        return verdict
+    return replace(
+        verdict, confidence="low", reason=f"other work had the cores meanwhile; {verdict.reason}"
     )
 
 
@@ -243,14 +301,26 @@ def lost_by_round(case: Case, cause: str) -> list[float]:
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Sorts by group and cost; but a mistake comes before the limit that is left without it."""
-    ordered = sorted(verdicts, key=lambda verdict: verdict.order)
-    causes = [verdict.cause for verdict in ordered]
-    if NEEDLESS in causes:
-        at = causes.index(NEEDLESS)
-        limits = [v for v in ordered[:at] if v.cause in LIMITS]
-        before = [v for v in ordered[:at] if v.cause not in LIMITS]
-        ordered = [*before, ordered[at], *limits, *ordered[at + 1 :]]
-    return ordered
+    mistakes = [
+        verdict
+        for verdict in verdicts
+        if verdict.cause in MISTAKES
+        and verdict.group == PERFORMANCE
+        and verdict.confidence != "low"
+    ]
+
+    def position(verdict: Verdict) -> tuple[tuple[int, float], bool]:
+        if verdict.cause not in LIMITS:
+            return verdict.order, False
+        before = [
+            mistake.order
+            for mistake in mistakes
+            if mistake.cause == NEEDLESS
+            or mistake.lost_share >= LARGE_PART * (verdict.lost_share or 0.0)
+        ]
+        return max([verdict.order, *before]), bool(before)
+
+    return sorted(verdicts, key=position)
 
 
 def diagnose_folder(
@@ -276,8 +346,29 @@ def case_of(
         return Case(run)
 
 
+def _lost(case: Case) -> str:
+    """Returns where most of a step goes beside its passes, if ranks bring little; see ``lost``."""
+    now = case.speedup_now
+    if case.ranks == 1 or now is None or now >= TARGET_EFFICIENCY * case.ranks:
+        return ""
+    try:
+        parts = case.run.parts
+    except NotJudged:
+        return "No step was measured in parts."
+    beside = {name: parts.parts_ms[name] for name in PARTS if name not in ("forward", "backward")}
+    most = max(beside, key=beside.get)
+    return (
+        f"Beside its passes a step spends most on {most}, {percent(beside[most] / parts.step_ms)}."
+    )
+
+
 def _summary(case: Case) -> str:
     sentences = []
+    if case.run.opened.machine_state == DISTURBED:
+        sentences.append(
+            f"{case.run.opened.machine.reason[0].upper()}{case.run.opened.machine.reason[1:]} "
+            "meanwhile: what was timed is a hint, and says more once nothing else runs."
+        )
     if case.ranks == 1:
         sentences.append("One rank: there is no scaling to explain.")
     elif case.speedup_now is not None:
@@ -317,42 +408,61 @@ def lines_of(diagnosis: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[s
         diagnosis: verdicts, summary and trials of a run.
         many_unjudged: with so many causes not judged, finding no other means little.
     """
-    lines = _wrapped(diagnosis.summary)
+    lines = wrapped(diagnosis.summary)
     if diagnosis.much_unexplained:
-        lines += _wrapped(diagnosis.unexplained.said())
-        if not diagnosis.verdicts:
-            lines.append("No cause was found for it.")
+        lines += wrapped(diagnosis.unexplained.said())
+    if not diagnosis.verdicts and not diagnosis.healthy:
+        lines += wrapped(f"No cause was found for it. {diagnosis.lost}")
     if diagnosis.healthy and len(diagnosis.not_judged) < many_unjudged:
         lines.append("No limiting cause found.")
     elif diagnosis.healthy:
         lines.append("No limiting cause found among the few that can be judged here.")
-    for number, verdict in enumerate(diagnosis.verdicts, 1):
+    lines += lines_of_causes(diagnosis.verdicts, diagnosis.tried)
+    if diagnosis.tried:
+        lines += ["", "Tried on a copy of the model, each change alone:"]
+        for tried in diagnosis.tried:
+            lines += wrapped(f"{tried.said()}.", "   - ")
+    if diagnosis.not_judged:
+        lines += ["", "Not judged:"]
+        for cause, why in diagnosis.not_judged:
+            lines += wrapped(f"{cause}: {why}", "   - ")
+    return lines
+
+
+def lines_of_causes(verdicts: Sequence[Verdict], trials: Sequence[Tried] = ()) -> list[str]:
+    """Returns causes as text, with the changes that were tried against them."""
+    lines: list[str] = []
+    for number, verdict in enumerate(verdicts, 1):
         lost = f"; takes {percent(verdict.lost_share)}" if verdict.lost_share else ""
-        lines += ["", *_wrapped(f"{verdict.title} ({verdict.cause}{lost})", f"{number}. ")]
+        lines += ["", *wrapped(f"{verdict.title} ({verdict.cause}{lost})", f"{number}. ")]
         for sentence in verdict.evidence:
-            lines += _wrapped(sentence, "   - ")
-        lines += _wrapped(f"Confidence: {verdict.confidence} ({verdict.reason}).", "   ")
-        lines += _wrapped(f"Change: {verdict.change}", "   ")
+            lines += wrapped(sentence, "   - ")
+        lines += wrapped(f"Confidence: {verdict.confidence} ({verdict.reason}).", "   ")
+        lines += wrapped(f"Change: {verdict.change}", "   ")
         if verdict.predicted_speedup is not None and verdict.speedup_now is not None:
             lines.append(
                 f"   Speedup now {verdict.speedup_now:.2f}, predicted after the change "
                 f"{verdict.predicted_speedup:.2f} ({verdict.speedup_low:.2f} to "
                 f"{verdict.speedup_high:.2f})."
             )
-        if tried := tried_against(verdict, diagnosis.tried):
-            lines += _wrapped(f"Tried: {tried.said()}.", "   ")
-    if diagnosis.tried:
-        lines += ["", "Tried on a copy of the model, each change alone:"]
-        for tried in diagnosis.tried:
-            lines += _wrapped(f"{tried.said()}.", "   - ")
-    if diagnosis.not_judged:
-        lines += ["", "Not judged:"]
-        for cause, why in diagnosis.not_judged:
-            lines += _wrapped(f"{cause}: {why}", "   - ")
+        if tried := tried_against(verdict, trials):
+            lines += wrapped(f"Tried: {tried.said()}.", "   ")
     return lines
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
+def new_causes(before: Diagnosis, after: Diagnosis) -> list[Verdict]:
+    """Returns the causes that were not found before, or that take more by ``NEW_SHARE``."""
+    shares = {verdict.cause: verdict.lost_share or 0.0 for verdict in before.verdicts}
+    return [
+        verdict
+        for verdict in after.verdicts
+        if verdict.cause not in shares
+        or (verdict.lost_share or 0.0) - shares[verdict.cause] > NEW_SHARE
+    ]
+
+
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """Returns text in lines of at most ``WIDTH`` characters, the first after an indent."""
     return textwrap.wrap(
         text,
         WIDTH,

@@ -1,34 +1,44 @@
 """A diagnosis of whatever a user names: a bundle, a run of assignment 4, or what a job left behind.
 
-For the last, nothing of this project need have run. Each kind of file is evidence for some causes;
-without it they are not judged, and the message says which files would be needed.
+For the last, nothing of this project need have run, and files of any kind are read. Each kind is
+evidence for some causes; without it they are not judged, and the message says which files would be
+needed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-import pandas as pd
+from ddplab_watch.change_points import Change
 
-from common.diagnose.causes.job_traces import CAUSES, profiled_step
-from common.diagnose.diagnosis import Diagnosis, case_of, examine_case, in_order, judged, lines_of
+from common.diagnose.causes.job.all_causes import JOB_CAUSES
+from common.diagnose.causes.job.collectives import judged_tables, list_rows, rows_as_json
+from common.diagnose.causes.job.traces import profiled_step
+from common.diagnose.diagnosis import (
+    Diagnosis,
+    case_of,
+    examine_case,
+    in_order,
+    judged,
+    lines_of,
+    lines_of_causes,
+    new_causes,
+    wrapped,
+)
 from common.diagnose.evidence.bundle import is_bundle, read_bundle
 from common.diagnose.evidence.bundle_tables import TABLES_FOLDER, write_run
 from common.diagnose.evidence.case import Case
-from common.diagnose.evidence.evidence import NotJudged
 from common.diagnose.evidence.left_behind import RESULT, LeftBehind, read_left_behind
+from common.diagnose.long_runs import Part, parts_of
 from common.diagnose.pages.page import diagnosis_page
 from common.errors import UserError
+from common.perfmodel.cluster.clusters import load_cluster
 from common.runtime.records.run_directory import write_atomically
-from common.runtime.wording import counted
 
 PAGE, JSON = "diagnosis.html", "diagnosis.json"
-FEW = 3
-"""With so many of the five causes not judged, it means little that none was found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +49,7 @@ class Opened:
         name: name of the bundle or run, for titles.
         folder: folder that results may be written to.
         notes: sentences on what could not be seen.
+        later: changes while the script ran, each with the diagnosis of the steps after it.
     """
 
     name: str
@@ -46,15 +57,29 @@ class Opened:
     case: Case
     diagnosis: Diagnosis
     notes: tuple[str, ...] = ()
+    later: tuple[tuple[Change, Diagnosis | None], ...] = ()
 
     def lines(self) -> list[str]:
         """Returns the diagnosis as text, with what could not be seen at its end."""
         notes = [f"   - {note}" for note in self.notes]
-        return [*lines_of(self.diagnosis), *(["", "Not seen:", *notes] if notes else [])]
+        lines = [*lines_of(self.diagnosis), *(["", "Not seen:", *notes] if notes else [])]
+        for change, diagnosis in self.later:
+            sentence = change.said()
+            lines += ["", *wrapped(f"{sentence[0].upper()}{sentence[1:]}.")]
+            if diagnosis is not None:
+                lines += lines_of_causes(new_causes(self.diagnosis, diagnosis))
+        return lines
 
     def as_json(self) -> dict[str, object]:
         """Returns the diagnosis as JSON can hold it."""
-        return {"name": self.name} | self.diagnosis.as_json() | {"notes": list(self.notes)}
+        content = {"name": self.name} | self.diagnosis.as_json() | {"notes": list(self.notes)}
+        if self.later:
+            content["changes"] = [
+                asdict(change)
+                | {"said": change.said(), "diagnosis": diagnosis and diagnosis.as_json()}
+                for change, diagnosis in self.later
+            ]
+        return content
 
     def write(self) -> list[Path]:
         """Writes ``diagnosis.json`` and ``diagnosis.html``; returns their paths.
@@ -85,9 +110,11 @@ def open_diagnosis(path: Path | str, baseline: Path | str | None = None) -> Open
     if not path.exists():
         raise UserError(f"{path}: no such folder")
     notes: tuple[str, ...] = ()
+    parts: list[Part] = []
     name, folder, tables = path.name, path, path
     if is_bundle(path):
-        bundle = read_bundle(path)
+        full = read_bundle(path)
+        bundle, parts = parts_of(full)
         name, folder, notes = f"{bundle.script} ({path.name})", path, bundle.notes
         if path.is_file():  # what is found lies beside what was packed
             folder = path.with_name(path.name.removesuffix(".tar.gz") + "-diagnosis")
@@ -99,57 +126,63 @@ def open_diagnosis(path: Path | str, baseline: Path | str | None = None) -> Open
     elif path.is_file():
         raise UserError(f"{path}: neither a bundle nor a run directory")
     case = case_of(tables, baseline)
-    return Opened(name, folder, case, examine_case(case), notes)
+    later = tuple((part.change, _diagnosis_after(part, tables, baseline)) for part in parts)
+    return Opened(name, folder, case, examine_case(case), notes, later)
 
 
-def compared(before: Opened, after: Opened) -> pd.DataFrame:
-    """Returns what changed between two runs: a row per part of the step, in ms.
-
-    Columns: part, before, after, ratio. Rows of the whole step and of samples per second come
-    first; parts that one of the two has not are left out.
-    """
-    rows = [
-        ("step", before.case.run.step_ms, after.case.run.step_ms),
-        ("samples/s", before.case.run.throughput, after.case.run.throughput),
-    ]
+def _diagnosis_after(part: Part, tables: Path, baseline: Path | str | None) -> Diagnosis | None:
+    """Diagnoses the steps after a change; None where not enough was recorded of them."""
+    if part.bundle is None:
+        return None
     try:
-        parts = [opened.case.run.parts.parts_ms for opened in (before, after)]
-    except NotJudged:
-        parts = [{}, {}]
-    rows += [(name, value, parts[1][name]) for name, value in parts[0].items() if name in parts[1]]
-    table = pd.DataFrame(rows, columns=["part", "before", "after"])
-    return table.assign(ratio=table["after"] / table["before"].where(table["before"] > 0))
-
-
-def causes_changed(before: Opened, after: Opened) -> Sequence[str]:
-    """Returns a sentence for each cause that has come or gone."""
-    first, then = ({v.cause: v.title for v in o.diagnosis.verdicts} for o in (before, after))
-    gone = [f"Gone: {title}." for cause, title in first.items() if cause not in then]
-    come = [f"New: {title}." for cause, title in then.items() if cause not in first]
-    return [*gone, *come] or ["The same causes were found in both."]
+        folder = tables.with_name(f"{tables.name}-step-{part.change.step}")
+        return examine_case(case_of(write_run(part.bundle, folder), baseline))
+    except UserError:  # the script ended right after it
+        return None
 
 
 @dataclass(frozen=True, eq=False)
 class PostMortem:
-    """A diagnosis, and what it was made from."""
+    """A diagnosis of what a job left behind.
 
+    Attributes:
+        name: what was read, for titles.
+        folder: folder that the result is written to; None where no single folder was named.
+        job: what was read.
+    """
+
+    name: str
+    folder: Path | None
     job: LeftBehind
     diagnosis: Diagnosis
+
+    @property
+    def judged(self) -> int:
+        """Returns the number of causes for which there was evidence."""
+        return len(JOB_CAUSES) - len(self.diagnosis.not_judged)
 
     def lines(self) -> list[str]:
         """Returns the diagnosis as text."""
         notes = [f"   - {note}" for note in self.job.notes]
-        return [*lines_of(self.diagnosis, FEW), *(["", "Not read:", *notes] if notes else [])]
+        lines = lines_of(self.diagnosis, len(JOB_CAUSES) // 2)
+        for table in judged_tables(self.job):
+            lines += list_rows(table)
+        return [*lines, *(["", "Not read:", *notes] if notes else [])]
 
-    def write(self) -> Path:
-        """Writes ``diagnosis.json`` into the folder; returns its path.
+    def write(self) -> Path | None:
+        """Writes ``diagnosis.json`` into the folder, if one was named; returns its path.
 
         Raises:
             UserError: the folder cannot be written.
         """
-        notes = {"notes": list(self.job.notes)}
-        content = {"name": self.job.folder.name} | self.diagnosis.as_json() | notes
-        path = self.job.folder / RESULT
+        if self.folder is None:
+            return None
+        content = {"name": self.name} | self.diagnosis.as_json()
+        content |= {"judged": self.judged, "notes": list(self.job.notes)}
+        content["healthy"] = self.diagnosis.healthy and self.judged > len(JOB_CAUSES) // 2
+        if tables := judged_tables(self.job):
+            content["collectives"] = [rows_as_json(table) for table in tables]
+        path = self.folder / RESULT
         try:
             write_atomically(path, json.dumps(content, indent=1))
         except OSError as error:
@@ -157,27 +190,25 @@ class PostMortem:
         return path
 
 
-def open_postmortem(folder: Path | str) -> PostMortem:
-    """Diagnoses all that a folder, and those below it, hold of a job.
+def open_postmortem(*paths: Path | str, hardware: str = "") -> PostMortem:
+    """Diagnoses all that files and folders hold of a job; ``-`` is the standard input.
+
+    Args:
+        paths: files, folders and ``-``.
+        hardware: cluster that the job ran on: a name of data/clusters, or a YAML file.
 
     Raises:
-        UserError: there is no such folder, or nothing in it that can be read.
+        UserError: a path does not exist or is a device, or nothing in any of them can be read.
     """
-    job = read_left_behind(folder)
-    verdicts, not_judged = judged(CAUSES, job)
+    named = [Path(path) for path in paths]
+    job = read_left_behind(named, load_cluster(hardware) if hardware else None)
+    verdicts, not_judged = judged(JOB_CAUSES, job)
     diagnosis = Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(job))
-    return PostMortem(job, diagnosis)
+    folder = named[0] if len(named) == 1 and named[0].is_dir() else None
+    return PostMortem(", ".join(path.name for path in named), folder, job, diagnosis)
 
 
 def _summary(job: LeftBehind) -> str:
     """Returns what was read, and where a step's time goes in the traces."""
-    read = []
-    if len(job.steps):
-        ranks, steps = job.steps["rank"].nunique(), job.common_steps
-        read.append(f"profiler traces of {counted(ranks, 'rank')}, {steps} steps")
-    if job.log is not None:
-        read.append(f"NCCL's log of {len(job.log.hosts)} ranks")
-    if job.dumps:
-        read.append(f"flight recorders' dumps of {len(job.dumps)} ranks")
-    sentence = f"Read: {'; '.join(read)}."
+    sentence = f"Read: {'; '.join(job.kinds())}."
     return f"{sentence} {profiled_step(job)}." if job.common_steps else sentence

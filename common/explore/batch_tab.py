@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipywidgets
 import numpy as np
 import plotly.graph_objects as go
 
@@ -10,16 +9,9 @@ from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, RED
 from common.data.text_lengths import LengthDistribution, read_text_lengths
 from common.errors import UserError
 from common.explore.bucket_tab import needs
-from common.explore.controls import Key, Slider, Text, box, choice, column
+from common.explore.controls import Key, Slider, Text, choice, page
 from common.explore.figures import Figure, figure, line
-from common.explore.micro_batches import (
-    PLANS,
-    STATIC,
-    BatchSettings,
-    BatchView,
-    divide,
-    rectangles,
-)
+from common.explore.micro_batches import PLANS, STATIC, BatchSettings, BatchView, divide, rectangles
 
 DATA_SETS = {
     "SST-2: phrases of film reviews": "sst2",
@@ -54,12 +46,16 @@ class BatchTab:
         }
         self.message = Text("ddplab-message")
         self.caption = Text("ddplab-caption")
-        self.headings = {
-            "rectangles": Text(heading=True),
-            "ranks": Text(heading=True, legend=KEY),
-        }
+        self.headings = {"rectangles": Text(heading=True), "ranks": Text(heading=True, legend=KEY)}
         self.figures = {"rectangles": rectangle_figure(), "ranks": rank_figure()}
-        self.widget = self._laid_out()
+        for dropdown in (self.data_set, self.plan):
+            dropdown.add_class("ddplab-stacked")
+        self.widget = page(
+            [self.message.widget],
+            [self.data_set, self.plan, *self.sliders.values()],
+            [("timeline", self.headings[name], made) for name, made in self.figures.items()],
+            [self.caption.widget],
+        )
         for control, trait in (
             (self.data_set, "value"),
             (self.plan, "value"),
@@ -106,24 +102,6 @@ class BatchTab:
             f"{view.lower_bound:,}.",
             f"{len(view.lengths):,} texts, their lengths drawn from recorded ones "
             "(data/text-lengths). The optimum is task A3.1: in a student's tree the student's own.",
-        )
-
-    def _laid_out(self) -> ipywidgets.Widget:
-        panels = [  # each as wide as there is room
-            column([self.headings[name].widget, made], "ddplab-panel", "ddplab-timeline")
-            for name, made in self.figures.items()
-        ]
-        for dropdown in (self.data_set, self.plan):
-            dropdown.add_class("ddplab-stacked")
-        choices = [self.data_set, self.plan, *self.sliders.values()]
-        for text in (self.message.widget, self.caption.widget):
-            text.add_class("ddplab-wide")
-        return box(
-            self.message.widget,
-            column(choices, "ddplab-controls"),
-            box(*panels, css_class="ddplab-plots"),
-            self.caption.widget,
-            css_class="ddplab-explore",
         )
 
 

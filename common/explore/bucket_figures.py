@@ -147,11 +147,7 @@ def efficiency_figure() -> Figure:
     )
     ranks = [1, 4, 16, 64, 256, 1024]
     made.update_xaxes(
-        type="log",
-        tickvals=ranks,
-        ticktext=list(map(str, ranks)),
-        tickangle=0,
-        range=[-0.05, 3.06],
+        type="log", tickvals=ranks, ticktext=list(map(str, ranks)), tickangle=0, range=[-0.05, 3.06]
     )
     made.update_yaxes(range=[0, 105], dtick=20)
     with made.batch_update():

@@ -30,16 +30,7 @@ from common.explore.buckets import (
     predict_line,
     shown_ranks,
 )
-from common.explore.controls import (
-    Command,
-    Slider,
-    Text,
-    box,
-    choice,
-    column,
-    steps_between,
-    time_text,
-)
+from common.explore.controls import Command, Slider, Text, choice, page, steps_between, time_text
 from common.explore.systems import System
 from common.perfmodel.ddp.best_cap import BestCap
 from common.runtime.wording import counted, digits
@@ -84,7 +75,12 @@ class BucketTab:
             "caps": cap_figure(),
             "efficiency": efficiency_figure(),
         }
-        self.widget = self._laid_out()
+        self.widget = page(
+            [self.choice, self.message.widget],
+            [*self.sliders.values(), self.reset],
+            [(name, self.headings[name], made) for name, made in self.figures.items()],
+            [self.command, self.caption.widget],
+        )
         self.choice.observe(lambda _: self.open(self.choice.value), "value")
         self.reset.on_click(lambda _: self.start_anew())
         for slider in self.sliders.values():
@@ -186,24 +182,6 @@ class BucketTab:
         if now.ranks != self.at_first.ranks:
             how += f", on {now.ranks:,} ranks"
         self.caption.show(f"{self.system.caption}. Shown: {how}.")
-
-    def _laid_out(self) -> ipywidgets.Widget:
-        panels = [
-            column([self.headings[name].widget, made], "ddplab-panel", f"ddplab-{name}")
-            for name, made in self.figures.items()
-        ]
-        wide = [self.choice, self.message.widget, self.command, self.caption.widget]
-        for widget in wide:
-            widget.add_class("ddplab-wide")
-        return box(
-            self.choice,
-            self.message.widget,
-            column([*self.sliders.values(), self.reset], "ddplab-controls"),
-            box(*panels, css_class="ddplab-plots"),
-            self.command,
-            self.caption.widget,
-            css_class="ddplab-explore",
-        )
 
 
 def needs(task: str) -> str:

@@ -267,7 +267,8 @@ def _of_run(system: System, now: BucketSettings, moved: list[str]) -> list[str]:
     model = system.start.model
     one_curve = model.crowded_network is None
     smallest_first = model.network.times_s[0] == model.network.times_s.min()
-    if moved and moved[0] == "alpha_us" and len(moved) == 1 and one_curve and smallest_first:
+    takes_alpha = one_curve and smallest_first and "--from-traces" not in flags
+    if moved == ["alpha_us"] and takes_alpha:
         flags += ["--alpha-us", f"{now.alpha_us:g}"]
     return flags
 
@@ -276,9 +277,7 @@ def _of_cluster(
     command: ClusterCommand, now: BucketSettings, moved: list[str]
 ) -> tuple[list[str], set[str]]:
     """Returns the flags for a cluster, and the settings that they tell."""
-    work = command.workload
-    flags = ["--cluster", command.cluster, "--model", work.model, "--gpus", f"{now.ranks}"]
-    flags += ["--batch-size", f"{work.batch_size}", "--precision", work.precision]
+    flags = ["--cluster", command.cluster, *command.flags, "--gpus", f"{now.ranks}"]
     covered = {"ranks"}
     if not command.is_this:
         return flags, covered

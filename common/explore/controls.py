@@ -97,10 +97,7 @@ class Text:
         """
         keys = {name: key for name, key in self.legend.items() if name not in without}
         self.widget.value = rendered(
-            HERE / "text.html.j2",
-            lines=list(filter(None, lines)),
-            heading=self.heading,
-            keys=keys,
+            HERE / "text.html.j2", lines=list(filter(None, lines)), heading=self.heading, keys=keys
         )
 
 
@@ -126,6 +123,31 @@ def box(*children: ipywidgets.Widget, css_class: str) -> ipywidgets.Box:
     container = ipywidgets.Box(children)
     container.add_class(css_class)
     return container
+
+
+def page(
+    above: Sequence[ipywidgets.Widget],
+    controls: Sequence[ipywidgets.Widget],
+    panels: Sequence[tuple[str, Text, ipywidgets.Widget]],
+    below: Sequence[ipywidgets.Widget],
+) -> ipywidgets.Box:
+    """Returns a tab: controls beside panels; ``above`` and ``below`` are as wide as the page.
+
+    A panel is the name of its width in the style sheet, a heading and a figure.
+    """
+    for widget in (*above, *below):
+        widget.add_class("ddplab-wide")
+    plots = [
+        column([heading.widget, made], "ddplab-panel", f"ddplab-{width}")
+        for width, heading, made in panels
+    ]
+    return box(
+        *above,
+        column(controls, "ddplab-controls"),
+        box(*plots, css_class="ddplab-plots"),
+        *below,
+        css_class="ddplab-explore",
+    )
 
 
 def steps_between(low: float, high: float, extra: float | None = None) -> list[float]:

@@ -13,9 +13,12 @@ from pathlib import Path
 from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run, open_run
 from common.analysis.buckets.networks import NetworkRun, open_networks
 from common.analysis.buckets.sweep import BucketSweep
+from common.analysis.replay.caps import checked_system
+from common.analysis.replay.job import read_job
 from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
+from common.explore.chosen_model import DEFAULT_MODEL, ChosenModel, named_model
 from common.explore.systems import ClusterCommand, Placed, RunCommand, System, on_a_ring
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.cluster.assumptions import STRAGGLER_SPREAD
@@ -23,29 +26,37 @@ from common.perfmodel.cluster.clusters import COURSE_CLUSTERS, load_cluster
 from common.perfmodel.cluster.computed_profile import computed_model, predicted_profile
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce
-from common.perfmodel.cluster.steps import ADAMW_BYTES, default_caps_mib
+from common.perfmodel.cluster.pass_time import adamw_s
+from common.perfmodel.cluster.steps import default_caps_mib
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.ddp.step import StepParts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.peaks import known_peak
-from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.published import DATA, UMD_A100, load_recorded
+from common.perfmodel.replay.engine import run
+from common.perfmodel.replay.gate import gate_of
 from common.perfmodel.tables import read_step_parts
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table, read_environment
 
 Opener = Callable[[], System]
 
-CLUSTER_MODEL, CLUSTER_GPUS = "gpt2-large", 64
-"""The model and the number of GPUs that a cluster starts with."""
+CLUSTER_GPUS = 64
+"""The number of GPUs that a cluster starts with."""
 
 
-def known_systems(run_dir: str | Path | None = None) -> dict[str, Opener]:
+def known_systems(
+    run_dir: str | Path | None = None,
+    model: ChosenModel | None = None,
+    traces: str | Path | None = None,
+) -> dict[str, Opener]:
     """Returns a function that opens each system, by its name; the first is shown first.
 
     Args:
         run_dir: Run of assignment 2; by default the newest complete one. Recorded runs come
             after it.
+        model: Model on the computed clusters; by default gpt2-large.
+        traces: Folder with a job's traces, which is shown first.
 
     Raises:
         UserError: there is no such folder, or no complete run of assignment 2 in it.
@@ -53,11 +64,15 @@ def known_systems(run_dir: str | Path | None = None) -> dict[str, Opener]:
     recorded = recorded_assignment("assignment2")
     chosen = choose_folder(run_dir, "assignment2", tuple(WRITTEN_BY))
     openers: dict[str, Opener] = {}
+    if traces:
+        name = f"traces: {Path(traces).name}"
+        openers[name] = partial(from_traces, name, Path(traces))
     for folder in dict.fromkeys([chosen.resolve(), recorded.resolve()]):
         openers |= _of_run(folder)
     openers["published: gpt2-large on 2 × 4 A100"] = published
+    model = model or named_model(DEFAULT_MODEL)
     for name in COURSE_CLUSTERS:
-        openers[f"computed: {CLUSTER_MODEL} on {name}"] = partial(on_cluster, name)
+        openers[f"computed: {model.name} on {name}"] = partial(on_cluster, name, model)
     return openers
 
 
@@ -85,13 +100,13 @@ def _of_run(folder: Path) -> dict[str, Opener]:
 
 def over_own_network(name: str, folder: Path) -> System:
     """Opens a run of assignment 2."""
-    run = open_run(folder)
+    opened = open_run(folder)
     return _measured(
         name=name,
-        run=run,
-        model=run.model,
-        caption=run.caption,
-        sweep=run.sweep,
+        run=opened,
+        model=opened.model,
+        caption=opened.caption,
+        sweep=opened.sweep,
         local=find_table(folder, "local-times.csv", WRITTEN_BY["local-times.csv"]),
         command=RunCommand(("--run-dir", relative_to_project(folder))),
     )
@@ -138,6 +153,36 @@ def _measured(
     )
 
 
+def from_traces(name: str, folder: Path) -> System:
+    """Opens a job's traces, as ``ddplab predict --from-traces`` does.
+
+    Raises UserError where the replay, or the model at the trace's own buckets, is off.
+    """
+    job = read_job(folder)
+    gate = gate_of(run(job.program))
+    gate.check()
+    system = checked_system(job)
+    ranks, backward_s = job.world_size, float(system.measured_s.mean())
+    update_s = max(
+        sum(span.end_us - span.start_us for span in part.trace.updates)
+        / len(part.trace.steps)
+        / 1e6
+        for part in job.lanes
+    )
+    model = system.calibration.model()
+    forward_s = max(0.0, gate.measured_s - backward_s - update_s)
+    parts = StepParts(forward_s, update_s, local_backward_s=model.profile.backward_s)
+    where = "GPUs" if job.on_device else "CPUs"
+    return System(
+        name=name,
+        caption=f"a job of yours on {ranks} {where}, from its traces: {'; '.join(system.assumed)}",
+        ranks=ranks,
+        on=cache(on_a_ring(model, parts, ranks)),
+        alone=parts,
+        command=RunCommand(("--from-traces", str(folder))),
+    )
+
+
 def published() -> System:
     """Opens the published tables of gpt2-large on eight A100s."""
     recorded = load_recorded(UMD_A100)
@@ -150,31 +195,27 @@ def published() -> System:
         local_backward_s=recorded.profile.backward_s,
     )
     model = calibrated_model(recorded.profile, recorded.all_reduce)
-    workload = Workload(
-        model=recorded.settings["model"],
-        batch_size=recorded.settings["batch_size"],
-        precision=recorded.settings["dtype"],
-    )
+    settings = recorded.settings
+    flags = ("--model", settings["model"], "--batch-size", f"{settings['batch_size']}")
+    flags += ("--precision", settings["dtype"])
     return System(
         name="published: gpt2-large on 2 × 4 A100",
-        caption=f"{workload.model}, {recorded.caption}",
+        caption=f"{settings['model']}, {recorded.caption}",
         ranks=recorded.world_size,
         on=cache(on_a_ring(model, parts, recorded.world_size)),
         alone=parts,
-        command=ClusterCommand("a100-ib", workload, is_this=False),
+        command=ClusterCommand("a100-ib", flags, is_this=False),
     )
 
 
-def on_cluster(name: str) -> System:
-    """Computes a GPT-2 on a cluster that nobody measured, as ``ddplab predict --cluster`` does."""
-    cluster = load_cluster(name)
-    workload = Workload(model=CLUSTER_MODEL, precision="bfloat16")
+def on_cluster(name: str, chosen: ChosenModel) -> System:
+    """Computes a model on a cluster that nobody measured, as ``ddplab predict --cluster`` does."""
+    cluster, job = load_cluster(name), Job(chosen.architecture)
     peak = known_peak(cluster.gpu)
-    config = workload.config
-    profile = predicted_profile(Job.of(workload), peak, workload.batch_size)
+    profile = predicted_profile(job, peak, job.batch_size)
     alone = StepParts(
         forward_s=profile.backward_s / 2,
-        update_s=ADAMW_BYTES * config.num_parameters() / peak.memory_bytes_per_s,
+        update_s=adamw_s(chosen.architecture.num_parameters, peak.memory_bytes_per_s),
         local_backward_s=profile.backward_s,
     )
 
@@ -185,14 +226,15 @@ def on_cluster(name: str) -> System:
         model = computed_model(profile.scaled(compute=slowest), network, peak.memory_bytes_per_s)
         return Placed(model, parts)
 
+    flags = (*chosen.flags, "--batch-size", f"{job.batch_size}", "--precision", job.precision)
     return System(
-        name=f"computed: {CLUSTER_MODEL} on {name}",
-        caption=f"{CLUSTER_MODEL}, {workload.batch_size} sequences a GPU, {workload.precision}, on "
+        name=f"computed: {chosen.name} on {name}",
+        caption=f"{chosen.name}, {job.micro_batch_words} a GPU, {job.precision}, on "
         f"{cluster.gpus_per_node} × {cluster.gpu} a node over {cluster.network}; computed, not "
         "measured: passes by pass_time, all-reduces by a model of NCCL",
         ranks=CLUSTER_GPUS,
         on=cache(on),
         alone=alone,
-        command=ClusterCommand(name, workload),
+        command=ClusterCommand(name, flags),
         caps_mib=tuple(default_caps_mib(profile.total_bytes).tolist()),
     )

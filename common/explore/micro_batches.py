@@ -62,7 +62,7 @@ class BatchView:
 
     Attributes:
         lengths: [B] tokens of each text, in the order of arrival.
-        groups: for each rank its texts; None where the plan's task is not written yet.
+        groups: texts of each rank; None where the plan's task is not written yet.
         padded, unpadded: [G] tokens of each rank, with padding and without.
         bottlenecks: padded tokens of the slowest rank, by plan.
         lower_bound: no plan has a smaller bottleneck.

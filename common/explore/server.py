@@ -26,13 +26,14 @@ import psutil
 
 from common.analysis.runs import given_folder
 from common.errors import RunFailed, UserError
+from common.explore.chosen_model import MODEL_VARIABLE, ChosenModel, write_model
 from common.runtime.paths import project_root
 from common.runtime.processes.child import RANK_VARIABLES
 from common.runtime.processes.orphans import ending_with_parent
 
 HOST = "127.0.0.1"
-RUN_DIR_VARIABLE = "DDPLAB_EXPLORE_RUN"
-"""Names the run directory for the notebook's kernel."""
+RUN_DIR_VARIABLE, TRACES_VARIABLE = "DDPLAB_EXPLORE_RUN", "DDPLAB_EXPLORE_TRACES"
+"""Variables that name the run directory and the folder of traces for the notebook's kernel."""
 OWN = Path(__file__).parent / "jupyter"
 STARTS_WITHIN_S, ENDS_WITHIN_S = 60.0, 10.0
 LOG = "voila.log"
@@ -82,13 +83,21 @@ def token_to_use(token: str | None) -> str:
 
 
 @contextlib.contextmanager
-def serving(run_dir: str = "", port: int = 0, token: str | None = None) -> Iterator[Served]:
+def serving(
+    run_dir: str = "",
+    port: int = 0,
+    token: str | None = None,
+    model: ChosenModel | None = None,
+    traces: str = "",
+) -> Iterator[Served]:
     """Serves the explorer while the block runs; then server and kernels are gone.
 
     Args:
         run_dir: Run of assignment 2; by default the newest one.
         port: Port of the page; 0 for one that is free.
         token: Word without which nobody on this machine gets at the page; None for a random one.
+        model: Model to put on clusters; None for the default.
+        traces: Folder with a job's traces, shown first.
 
     Raises:
         UserError: a port or a token that cannot be used.
@@ -98,12 +107,17 @@ def serving(run_dir: str = "", port: int = 0, token: str | None = None) -> Itera
     with tempfile.TemporaryDirectory(prefix="ddplab-explore-") as name:
         folder = Path(name)  # readable by its owner alone, as the token is in it
         (folder / "voila.json").write_text(json.dumps(_configuration(folder, port, token)))
+        variables = _variables(folder, run_dir)
+        variables[TRACES_VARIABLE] = str(Path(traces).resolve()) if traces else ""
+        if model is not None:
+            write_model(model, folder / "model")
+            variables[MODEL_VARIABLE] = str(folder / "model")
         notebook = project_root() / "notebooks" / "explore.ipynb"
         log = folder / LOG
         with log.open("w") as output:
             process = subprocess.Popen(
                 ending_with_parent([sys.executable, "-m", "voila", str(notebook)]),
-                env=_variables(folder, run_dir),
+                env=variables,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from common.perfmodel.ddp.bucketings import Bucketing, distinct_bucketings
 from common.perfmodel.ddp.step import StepParts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.whatif import scale_ranks
-
-if TYPE_CHECKING:
-    from common.perfmodel.one_device.workload import Workload
 
 CURVE_BYTES = np.geomspace(1024, 2**30, 81)
 """Sizes at which a computed all-reduce becomes a curve that can be stretched."""
@@ -33,10 +29,13 @@ class RunCommand:
 
 @dataclass(frozen=True)
 class ClusterCommand:
-    """``ddplab predict`` of a cluster; ``is_this`` is False where it only resembles the system."""
+    """``ddplab predict`` of a cluster; ``is_this`` is False where it only resembles the system.
+
+    ``flags`` name the model, its micro-batch and its precision.
+    """
 
     cluster: str
-    workload: Workload
+    flags: tuple[str, ...]
     is_this: bool = True
 
 
@@ -60,7 +59,7 @@ class System:
         alone: the step of one rank that exchanges nothing, with its backward pass.
         command: the ``ddplab predict`` that answers for it.
         caps_mib: the caps to search; None for every distinct bucketing.
-        measured_ms: by bucket cap in MiB, the backward passes that were measured here.
+        measured_ms: backward passes that were measured here, by bucket cap in MiB.
     """
 
     name: str

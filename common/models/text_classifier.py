@@ -90,7 +90,7 @@ class TextClassifier(nn.Module):
 
         Args:
             input_ids: integer tensor [batch, length], length at most ``max_length``.
-            attention_mask: the same shape; 1 or True where a token is real, at least one a text.
+            attention_mask: as large; 1 or True where a token is real, at least one a text.
 
         Raises:
             UserError: texts longer than the model has positions.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby, pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
 from common.models.traced_memory import joined_activations, with_activations
-from common.perfmodel.architectures.activations import NO_ACTIVATIONS
+from common.perfmodel.architectures.activations import CUDA, NO_ACTIVATIONS
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.architectures.architecture import Tensor as Parameter
 
@@ -31,26 +32,26 @@ BATCHED = r"bmm|scaled_dot_product|attention"
 """Names of operators that multiply two batches of matrices."""
 Made = tuple[nn.Module, object, Callable[[nn.Module, object], Tensor]]
 """A module, a batch, and a function that returns the loss of the two."""
+Result = TypeVar("Result")
 
 
-def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
+def traced_architecture(make: Callable[[], Made], name: str, device: str = CUDA) -> Architecture:
     """Follows a module's passes on fake tensors, and returns it as layers.
 
     Args:
         make: returns (module, batch, loss); it is called where tensors are fake. The batch's first
             tensor has a sample in each row.
         name: name of the model.
+        device: cuda, or cpu, whose dropout and attention are other kernels.
 
     Raises UserError where the module cannot be followed, with what stopped it.
     """
     try:
-        with FakeTensorMode(), _operator_by_operator():
-            with _Zeros():
-                module, batch, loss = make()
+        with faked(make) as (module, batch, loss):
             samples = next(len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
             architecture = _followed(module, lambda: loss(module, batch), samples, name)
             sized = with_activations(
-                architecture, module, lambda: loss(module, batch), batch, samples
+                architecture, module, lambda: loss(module, batch), batch, samples, device
             )
             return replace(sized, layers=tuple(_joined(sized.layers)))
     except UserError:
@@ -61,6 +62,16 @@ def traced_architecture(make: Callable[[], Made], name: str) -> Architecture:
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{name} cannot be followed on fake tensors: {first[0]}") from error
+
+
+@contextmanager
+def faked(make: Callable[[], Result]) -> Iterator[Result]:
+    """Makes a model of fake tensors, whose passes may run inside the block; nothing is compiled."""
+    eager = torch.compiler.set_stance("force_eager")  # code for fake tensors crashes on others
+    with FakeTensorMode(), _operator_by_operator(), eager:
+        with _Zeros():
+            made = make()
+        yield made
 
 
 @contextmanager
@@ -108,7 +119,9 @@ def _followed(
         layer = Layer(
             name=registered[0] if is_part else path,
             tensors=tuple(
-                Parameter(key.removeprefix(f"{path}.") if units[path] else key, trained[key].shape)
+                Parameter(
+                    key.removeprefix(f"{path}.") if units[path] else key, tuple(trained[key].shape)
+                )
                 for key in registered
             ),
             forward_flops=flops.pop(path, 0) / samples,
@@ -143,6 +156,11 @@ def _in_forward_order(
         parts = [part for part in parts if part[0] != path or (part[1] and not units[path])]
         parts.append((path, [*before, *keys]))
     return parts[::-1]
+
+
+def block_paths(module: nn.Module) -> list[str]:
+    """Returns the paths of a module's blocks, in the order in which they are registered."""
+    return [path for path, is_block in _units(module).items() if is_block]
 
 
 def _units(module: nn.Module) -> dict[str, bool]:

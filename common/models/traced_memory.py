@@ -2,15 +2,15 @@
 
 Each storage counts once, where it is first kept, views with it; parameters do not count, nor do
 their low-precision copies. The step is followed in float32 and under autocast; where that does
-not run, sizes of float32 are taken for both. Dropout is taken as a GPU does it, with a byte an
-element, and attention as a fused kernel.
+not run, sizes of float32 are taken for both. For a GPU dropout keeps a byte an element, and
+attention is a fused kernel.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from common.perfmodel.architectures.activations import Activations, Numerics, Piece
+from common.perfmodel.architectures.activations import CASTS, CUDA, Activations, Numerics, Piece
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.one_device.memory import STATE
 from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
@@ -31,7 +31,6 @@ PRODUCTS = (
     torch.ops.aten.addmm.default,
     torch.ops.aten.convolution.default,
 )
-CASTS = ("float32", "autocast")
 
 
 @dataclass
@@ -52,7 +51,7 @@ class _Bytes:
 
 @dataclass
 class _Unit:
-    """What was seen of a unit in one step; peaks are of all that is alive, but for parameters."""
+    """Memory of a unit in one step; peaks are of all that is alive, but for parameters."""
 
     kept: _Bytes = field(default_factory=_Bytes)
     entering: _Bytes = field(default_factory=_Bytes)
@@ -67,6 +66,7 @@ def with_activations(
     loss: Callable[[], Tensor],
     batch: object,
     samples: int,
+    device: str = CUDA,
 ) -> Architecture:
     """Returns an architecture whose layers have what was seen of them.
 
@@ -76,13 +76,16 @@ def with_activations(
         loss: runs its forward pass.
         batch: tensors of the batch.
         samples: samples of the batch.
+        device: cuda or cpu, whose kernels of dropout and attention are followed.
     """
     paths = [layer.name for layer in architecture.layers]
-    watched = {"float32": _step(module, loss, paths, autocast=False)}
-    try:
-        watched["autocast"] = _step(module, loss, paths, autocast=True)
-    except RuntimeError:  # some operators of a CPU do not run under autocast
-        watched["autocast"] = watched["float32"]
+    watched = {"float32": _step(module, loss, paths, device)}
+    for casts in CASTS[1:]:
+        try:
+            watched[casts] = _step(module, loss, paths, device, casts)
+        except RuntimeError:  # some operators do not run in 16 bits
+            as_it_is = watched["float32"]
+            watched[casts] = _halved(as_it_is) if casts == "half" else as_it_is
     batch_bytes = sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
     sized = replace(
         architecture,
@@ -93,7 +96,7 @@ def with_activations(
     layers = []
     for index, layer in enumerate(sized.layers):
         forward, backward = (
-            _piece("temporary buffers", *(extras[casts][index][way] for casts in CASTS))
+            Piece("temporary buffers", tuple(extras[casts][index][way] for casts in CASTS))
             for way in (0, 1)
         )
         activations = replace(layer.activations, forward=(forward,), backward=((backward,),))
@@ -126,9 +129,22 @@ def joined_activations(layers: Sequence[Layer]) -> Activations:
     )
 
 
-def _piece(part: str, float32: float, autocast: float, integers: float = 0) -> Piece:
-    """Makes a piece; in 16 bits throughout, floating-point numbers take half."""
-    return Piece(part, (float32, autocast, (float32 - integers) / 2 + integers))
+def _halved(units: Mapping[str, _Unit]) -> dict[str, _Unit]:
+    """Returns what would be seen in 16 bits throughout: floating-point numbers take half."""
+
+    def half(size: _Bytes) -> _Bytes:
+        return _Bytes(size.floats / 2, size.integers)
+
+    return {
+        path: _Unit(
+            kept=half(unit.kept),
+            entering=half(unit.entering),
+            selected=half(unit.selected),
+            forward_peak=unit.forward_peak / 2,
+            backward_peak=unit.backward_peak / 2,
+        )
+        for path, unit in units.items()
+    }
 
 
 def _with_kept(layer: Layer, watched: Mapping[str, Mapping[str, _Unit]], samples: int) -> Layer:
@@ -136,8 +152,7 @@ def _with_kept(layer: Layer, watched: Mapping[str, Mapping[str, _Unit]], samples
 
     def pieces(name: str) -> tuple[Piece, ...]:
         sizes = [getattr(unit, name) for unit in units]
-        totals = ((size.floats + size.integers) / samples for size in sizes)
-        return (_piece(PART, *totals, integers=sizes[0].integers / samples),)
+        return (Piece(PART, tuple((size.floats + size.integers) / samples for size in sizes)),)
 
     activations = Activations(pieces("kept"), pieces("entering"), pieces("selected"))
     return replace(layer, activations=activations)
@@ -149,8 +164,14 @@ def _extras(
     """Returns what was alive in each layer's passes beyond what its moments add up to, a sample."""
     moments = predict_training_memory(Passes(architecture, samples, Numerics(casts))).moments
     before = {"batch", *STATE} - {"gradients"}
+    # A weight in 16 bits has such a gradient; FSDP makes float32 of it only to reduce it.
+    share = {"gradients": 0.5} if casts == "half" else {}
     sizes = [
-        sum(size for part, size in moment.components.items() if part not in before)
+        sum(
+            share.get(part, 1) * size
+            for part, size in moment.components.items()
+            if part not in before
+        )
         for moment in moments
     ]
     count = len(architecture.layers)
@@ -167,20 +188,54 @@ def _extras(
 
 
 def _step(
-    module: nn.Module, loss: Callable[[], Tensor], paths: Sequence[str], autocast: bool
+    module: nn.Module,
+    loss: Callable[[], Tensor],
+    paths: Sequence[str],
+    device: str,
+    casts: str = "float32",
 ) -> dict[str, _Unit]:
     """Follows one step, and returns what was seen of each path's module."""
     for parameter in module.parameters():
         parameter.grad = None
     units = {path: _Unit() for path in paths}
-    watch = _Watch(module, units)
-    with watch.hooks(module), watch, _Kernels():
-        saved = torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda tensor: tensor)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), saved:
-            value = loss()
-        watch.close_forward()
-        value.backward()
+    kernels = _Kernels() if device == CUDA else nullcontext()
+    with _in_half(module, paths) if casts == "half" else nullcontext():
+        watch = _Watch(module, units)
+        with watch.hooks(module), watch, kernels:
+            saved = torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda tensor: tensor)
+            with torch.autocast("cpu", torch.bfloat16, enabled=casts == "autocast"), saved:
+                value = loss()
+            watch.close_forward()
+            value.backward()
     return units
+
+
+@contextmanager
+def _in_half(module: nn.Module, paths: Sequence[str]) -> Iterator[None]:
+    """Casts weights, and what enters the module or a block, to 16 bits, as FSDP does."""
+
+    def cast(_module: nn.Module, args: tuple, kwargs: dict) -> tuple:
+        return tree_map_only(
+            Tensor, lambda t: t.bfloat16() if t.is_floating_point() else t, (args, kwargs)
+        )
+
+    weights = [(parameter, parameter.data) for parameter in module.parameters()]
+    entered = [module]
+    for path in paths:
+        with suppress(AttributeError):  # a parameter's own unit
+            entered.append(module.get_submodule(path))
+    handles = [part.register_forward_pre_hook(cast, with_kwargs=True) for part in entered]
+    try:
+        for parameter, weight in weights:
+            parameter.grad = None
+            parameter.data = weight.bfloat16()
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter, weight in weights:
+            parameter.grad = None
+            parameter.data = weight
 
 
 class _Kernels(TorchFunctionMode):
@@ -267,7 +322,7 @@ class _Watch(TorchDispatchMode):
         for path, unit in self.units.items():
             try:
                 part = module.get_submodule(path)
-            except AttributeError:
+            except AttributeError:  # a parameter's own unit
                 continue
             enter = self._entered(unit)
             handles.append(part.register_forward_pre_hook(enter, with_kwargs=True))

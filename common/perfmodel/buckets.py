@@ -128,3 +128,17 @@ def ddp_buckets(
     ordered_sizes = [sizes_bytes[i] for i in ready_order]
     buckets = assign_buckets(ordered_sizes, limits, kinds=ordered_kinds)
     return [[ready_order[i] for i in bucket] for bucket in buckets]
+
+
+def short_cap(low_bytes: int, high_bytes: int) -> float:
+    """Returns the cap in MiB with the fewest digits that lies within two bounds in bytes.
+
+    It is the geometric mean of the bounds, rounded to as few significant digits as still lie
+    between them once DDP has cut the cap to whole bytes.
+    """
+    middle = (low_bytes * high_bytes) ** 0.5 / MIB
+    for digits in range(1, 18):
+        cap = float(f"{middle:.{digits}g}")
+        if low_bytes <= int(cap * MIB) <= high_bytes:
+            return cap
+    return (low_bytes + 0.5) / MIB

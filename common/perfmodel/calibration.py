@@ -25,6 +25,7 @@ from common.perfmodel.tables import (
     read_overlap_samples,
     read_ready_samples,
 )
+from common.samples import resampled
 
 PASSES, ALL_REDUCES, OVERLAP = "backward passes", "all-reduces", "passes beside all-reduces"
 SOURCES = (PASSES, ALL_REDUCES, OVERLAP)
@@ -100,9 +101,9 @@ class Calibration:
         # next one's. That is a pass for gradients, and a round for everything that shares rounds.
         passes = rounds = None
         if PASSES in sources:
-            passes = generator.integers(self.ready.passes, size=self.ready.passes)
+            [passes] = resampled(range(self.ready.passes), draws=1, seed=generator)
         if OVERLAP in sources and self.overlap:
-            rounds = generator.integers(self.overlap.rounds, size=self.overlap.rounds)
+            [rounds] = resampled(range(self.overlap.rounds), draws=1, seed=generator)
 
         def curve(samples: AllReduceSamples) -> MeasuredAllReduce:
             return samples.drawn(generator) if ALL_REDUCES in sources else samples.curve()

@@ -204,9 +204,7 @@ class DdpModel:
         """Predicts a whole step, whose other parts were measured without DDP."""
         options = options or StepOptions()
         backward = self.backward(
-            options.ddp,
-            gradient_as_bucket_view=options.gradient_as_bucket_view,
-            hook=options.hook,
+            options.ddp, gradient_as_bucket_view=options.gradient_as_bucket_view, hook=options.hook
         )
         return step_timeline(parts, options, backward, self.profile.backward_s)
 

@@ -48,6 +48,16 @@ class Slice:
     event: BucketEvent | None = None
 
 
+@dataclass(frozen=True)
+class Box:
+    """Something that a lane does; seconds from the beginning of the program."""
+
+    lane: str
+    name: str
+    start_s: float
+    end_s: float
+
+
 def slices(timeline: BackwardTimeline, around: Around | None = None) -> list[Slice]:
     """Cuts a backward pass into boxes; those of one kind and lane do not overlap.
 
@@ -128,7 +138,35 @@ def trace_json(
             indices = box.event and (box.event.members or _at(members, box.event.index))
             names = [parameters[index] for index in indices or () if index < len(parameters)]
             ids = {"pid": process, "tid": numbers[_thread_name(box)]}
-            records.append(_complete(box, zero_s) | ids | {"args": _arguments(box, names)})
+            complete = _complete(box.kind, box.name, box.start_s + zero_s, box.end_s + zero_s)
+            records.append(complete | ids | {"args": _arguments(box, names)})
+    return _document(records, facts)
+
+
+def lanes_json(
+    timelines: Mapping[str, Sequence[Box]], *, facts: Mapping[str, str] | None = None
+) -> str:
+    """Returns the text of a trace file of replays: a process for each, a thread for each lane.
+
+    Args:
+        timelines: name of a process, such as ``measured`` → its boxes.
+        facts: as for ``trace_json``.
+    """
+    records: list[dict] = []
+    number = 0
+    for process, (label, boxes) in enumerate(timelines.items(), start=1):
+        threads = {lane: number + i for i, lane in enumerate(sorted({b.lane for b in boxes}), 1)}
+        number += len(threads)
+        records += _metadata(process, label, threads)
+        records += [
+            _complete(box.name, box.name, box.start_s, box.end_s)
+            | {"pid": process, "tid": threads[box.lane]}
+            for box in boxes
+        ]
+    return _document(records, facts)
+
+
+def _document(records: Sequence[dict], facts: Mapping[str, str] | None) -> str:
     document = {"traceEvents": records, "displayTimeUnit": "ms", "otherData": dict(facts or {})}
     return json.dumps(document, separators=(",", ":"))
 
@@ -165,14 +203,14 @@ def _metadata(process: int, label: str, threads: Mapping[str, int]) -> list[dict
     return records
 
 
-def _complete(box: Slice, zero_s: float) -> dict:
-    """Makes a complete event of a box.
+def _complete(category: str, name: str, start_s: float, end_s: float) -> dict:
+    """Makes a complete event.
 
     Ends are rounded to nanoseconds, not lengths, so that neighbours meet and never overlap.
     """
-    start_ns, end_ns = (round((at_s + zero_s) * 1e9) for at_s in (box.start_s, box.end_s))
+    start_ns, end_ns = round(start_s * 1e9), round(end_s * 1e9)
     times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
-    return {"ph": "X", "cat": box.kind, "name": box.name, **times}
+    return {"ph": "X", "cat": category, "name": name, **times}
 
 
 def _arguments(box: Slice, names: Sequence[str]) -> dict:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
-from common.samples import slowest_rank
+from common.samples import resampled, slowest_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ class AllReduceSamples:
         return cls(sizes, time_s, int(table["rank"].max()) + 1)
 
     def drawn(self, generator: np.random.Generator) -> MeasuredAllReduce:
-        """Returns the curve of as many samples drawn with replacement: rounds, then calls in each.
+        """Returns the curve of samples drawn with replacement: as many rounds, then calls in each.
 
         Rounds are the same for all sizes. Where a size has fewer calls than another, as many are
         drawn as there are, and of these: the median of two calls is known worse than that of 16.
@@ -131,12 +131,12 @@ class AllReduceSamples:
         # A bootstrap in two stages, as calls of one round are alike. The known calls of a round
         # stand first, so a number from 0 to 1 times their count is the index of one of them, and
         # the last place is NaN where there are fewer than places.
-        sizes, rounds, calls = self.time_s.shape
+        sizes, _, calls = self.time_s.shape
         # A run that was stopped in a round has not all sizes in it.
         complete = np.flatnonzero((~np.isnan(self.time_s)).any(axis=2).all(axis=0))
-        chosen = complete[generator.integers(len(complete), size=rounds)]
+        [chosen] = resampled(complete, draws=1, seed=generator)
         present = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
-        iterations = (generator.random((sizes, rounds, calls)) * present).astype(int)
+        iterations = (generator.random((sizes, len(chosen), calls)) * present).astype(int)
         iterations = np.where(np.arange(calls) < present, iterations, calls - 1)
         return self.curve(chosen, iterations)
 

@@ -43,7 +43,5 @@ def simulate_backward(
         bucket_cap_mib_list=tuple(bucket_cap_mb_list),
     )
     return DdpModel(profile, network, **system).backward(
-        options,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        hook=hook,
+        options, gradient_as_bucket_view=gradient_as_bucket_view, hook=hook
     )

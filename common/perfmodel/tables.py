@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepParts
-from common.perfmodel.printed_collectives import is_printed, read_printed
+from common.perfmodel.printed.collectives import is_printed, read_printed
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
 from common.samples import slowest_rank
 
@@ -40,12 +40,12 @@ def read_all_reduce(path: Path | str) -> AllReduceTable:
     """Reads ``allreduce-times.csv`` (seconds) or this project's raw ``allreduce-samples.csv``.
 
     From raw samples a point is the median over samples of the slowest rank. The file may also be
-    what nccl-tests or all_reduce_bench.py have printed (``printed_collectives``).
+    what nccl-tests, all_reduce_bench.py or NCCL Inspector have printed (``printed_collectives``).
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise UserError(f"{path}: a folder or a device; the file of a table is needed")
     if is_printed(path):
-        printed = read_printed(path)
-        if printed.collective != "all_reduce":
-            raise UserError(f"{path}: times of {printed.collective}, not of all_reduce")
+        printed = read_printed(path, "all_reduce")
         return AllReduceTable(printed.curve, None, printed.ranks, str(path))
     if has_samples(path):
         samples = read_all_reduce_samples(path)

@@ -52,11 +52,7 @@ def cases(model: DdpModel, ranks: int, factors: Sequence[float]) -> list[Case]:
         later = replace(later, added_latency_s=model.added_latency_s * factor)
         changes += [
             Case("latency α", factor, later),
-            Case(
-                "bandwidth β",
-                factor,
-                _with_network(model, partial(scaled, transfer=1 / factor)),
-            ),
+            Case("bandwidth β", factor, _with_network(model, partial(scaled, transfer=1 / factor))),
             Case("gradient bytes B", factor, _with_profile(model, size=factor)),
             Case("compute time g", factor, _with_profile(model, compute=factor)),
         ]

@@ -138,9 +138,9 @@ def _end_failed_rank(error: BaseException) -> None:
     if not isinstance(error, RunFailed):  # most often only the consequence of another rank's death
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # such as a full disk; the error is printed all the same
             get_error_handler().record_exception(error)  # in TORCHELASTIC_ERROR_FILE, if set
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # nobody reads any more
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
@@ -174,7 +174,7 @@ def report_error(error: UserError) -> None:
     nothing wait a moment, because the first to leave makes torchrun end the others.
     """
     if "DDPLAB_ERROR_FILE" in os.environ:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the line below says it, too
             Path(os.environ["DDPLAB_ERROR_FILE"]).write_text(str(error))
     if is_main_rank() or error.this_rank_only:
         print(f"error: {error}", file=sys.stderr, flush=True)

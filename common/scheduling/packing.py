@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from common.errors import UserError
+from common.scheduling.partition import check_ranks
 
 
 def largest_first(weights: ArrayLike, world_size: int) -> list[list[int]]:
@@ -120,13 +121,7 @@ def _samples(tree: object) -> Iterator[int]:
 
 def _checked(weights: ArrayLike, world_size: int) -> list:
     values = np.asarray(weights)
-    if world_size < 1:
-        raise UserError(f"{world_size} ranks; at least 1")
-    if len(values) < world_size:
-        raise UserError(
-            f"{len(values)} samples for {world_size} ranks; each rank needs at least one: a larger "
-            "global batch, or fewer ranks"
-        )
+    check_ranks(len(values), world_size)
     if not (values > 0).all():
         at = int(np.argmin(values > 0))
         raise UserError(f"sample {at} weighs {values[at]}; weights must be above 0")

@@ -118,6 +118,17 @@ def bounded_plan(
     return Plan(groups, best, low, exact=best == low)
 
 
+def check_ranks(samples: int, world_size: int) -> None:
+    """Raises UserError for no ranks, or fewer samples than ranks."""
+    if world_size < 1:
+        raise UserError(f"{world_size} ranks; at least 1")
+    if samples < world_size:
+        raise UserError(
+            f"{samples} samples for {world_size} ranks; each rank needs at least one: a larger "
+            "global batch, or fewer ranks"
+        )
+
+
 def check_lengths(lengths: ArrayLike, world_size: int) -> NDArray:
     """Returns ``lengths`` as int64 [B].
 
@@ -127,13 +138,7 @@ def check_lengths(lengths: ArrayLike, world_size: int) -> NDArray:
     tokens = np.asarray(lengths)
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise UserError("lengths: give the number of tokens of each sample, whole numbers")
-    if world_size < 1:
-        raise UserError(f"{world_size} ranks; at least 1")
-    if len(tokens) < world_size:
-        raise UserError(
-            f"{len(tokens)} samples for {world_size} ranks; each rank needs at least one: a larger "
-            "global batch, or fewer ranks"
-        )
+    check_ranks(len(tokens), world_size)
     if tokens.min() < 1:
         at = int(tokens.argmin())
         raise UserError(

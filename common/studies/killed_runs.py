@@ -128,7 +128,7 @@ class Launched:
         for process in marked_processes(self._mark):
             try:
                 processes[int(process.environ()["RANK"])] = process
-            except (psutil.Error, KeyError):
+            except (psutil.Error, KeyError):  # gone, or no rank
                 continue
         return processes
 

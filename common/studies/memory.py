@@ -20,6 +20,7 @@ import pandas as pd
 
 from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.memory_fit import largest_batch
+from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.environment import describe_environment
 from common.runtime.records.study import study_run, with_verdicts
@@ -30,8 +31,6 @@ from common.studies.model_steps import ModelCase
 
 Case = Workload | ModelCase
 GB = 10**9
-GPU_OVERHEAD_GB = 1.0
-"""Memory that is left to the CUDA context and the libraries."""
 KEYS = (
     "model",
     "batch_size",
@@ -95,11 +94,7 @@ class MemoryStudy(Settings):
     def workloads(self) -> list[Workload]:
         """Returns a workload for each combination, by model in the order given."""
         combinations = itertools.product(
-            self.models,
-            self.batch_sizes,
-            self.seq_lens,
-            self.attentions,
-            self.checkpointing,
+            self.models, self.batch_sizes, self.seq_lens, self.attentions, self.checkpointing
         )
         return [
             Workload(
@@ -178,7 +173,7 @@ def largest_batches(study: MemoryStudy) -> pd.DataFrame:
     for model, (way, options) in itertools.product(study.models, ways.items()):
         workload = Workload(model, 1, 1024, optimizer_implementation="fused", **options)
         for size in study.capacities_gb:
-            batch = largest_batch(workload, (size - GPU_OVERHEAD_GB) * GB)
+            batch = largest_batch(workload, size * GB - LIBRARIES_BYTES)
             rows.append({"model": model, "way": way, "memory_gb": size, "largest_batch": batch})
     return pd.DataFrame(rows)
 

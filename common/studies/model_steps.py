@@ -19,10 +19,11 @@ from typing import Annotated
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.csv_tables import read_table
 from common.errors import UserError
+from common.models.from_config import LossOf, random_samples, transformers_model
 from common.models.traced import Made, traced_architecture
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.hugging_face import FAMILIES, model_of
@@ -171,18 +172,6 @@ CPU_CASES = (
     ModelCase("resnet", SMALL_RESNET, 2, precision="float32"),
 )
 CASES = {"cpu": CPU_CASES, "cuda": GPU_CASES}
-
-
-class LossOf(nn.Module):
-    """A model of transformers, called with inputs and labels; it returns their loss."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Returns the loss that the model computes, a scalar."""
-        return self.model(**{self.model.main_input_name: inputs, "labels": labels}).loss
 
 
 @dataclass(frozen=True)
@@ -339,30 +328,10 @@ def visit(case: ModelCase, study: ModelsStudy, device: torch.device) -> tuple[li
 
 def build(case: ModelCase, device: torch.device) -> tuple[TrainingStep, tuple[Tensor, Tensor]]:
     """Returns the step of a case, with random weights, and a random batch."""
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForImageClassification,
-        AutoModelForMaskedLM,
-        AutoModelForSeq2SeqLM,
-    )
-
-    of_kind = {
-        "bert": AutoModelForMaskedLM,
-        "t5": AutoModelForSeq2SeqLM,
-        "resnet": AutoModelForImageClassification,
-        "vit": AutoModelForImageClassification,
-    }
     seed_everything(42)
-    config = AutoConfig.for_model(**case.config)
     with device:
-        model = of_kind.get(config.model_type, AutoModelForCausalLM).from_config(config)
-        if case.seq_len:
-            shape = (case.batch_size, case.seq_len)
-            inputs = labels = torch.randint(config.vocab_size, shape)
-        else:
-            inputs = torch.randn(case.batch_size, 3, 224, 224)
-            labels = torch.randint(config.num_labels, (case.batch_size,))
+        model = transformers_model(case.config)
+        inputs, labels = random_samples(model, case.batch_size, case.seq_len)
     if case.checkpointing:
         model.gradient_checkpointing_enable()
     model.train()

@@ -211,8 +211,9 @@ def regrets(label: str, sweep: Path) -> dict:
     swept, best = rounds.median(), fastest(rounds)
     runoff = pd.read_csv(sweep / "runoff-visits.csv")
     against = runoff_regret(runoff, visits, label)
+    verdict = best.lead.said if best else str(Verdict.NOT_MEASURED)
     return {
-        "best_of_sweep": best.arm if best and best.lead.is_settled else str(Verdict.HIDDEN),
+        "best_of_sweep": best.arm if best and best.lead.is_settled else verdict,
         "regret": against.estimate,
         "regret_low": against.interval.low,
         "regret_high": against.interval.high,

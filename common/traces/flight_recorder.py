@@ -22,6 +22,7 @@ from common.errors import UserError
 LIBRARIES = ("site-packages", "dist-packages", "lib/python", "torch/", "<")
 """Parts of the file names of frames that are no user's code."""
 COMPLETED = "completed"
+MOST_BYTES = 2**30
 AT_END = re.compile(r"(\d+)(?:\.[A-Za-z]+)*$")
 OF_A_TRACE = (b"schemaVersion", b"traceEvents")
 """A profiler's trace has one of these at its beginning, and names process groups, too."""
@@ -37,6 +38,7 @@ class Call:
         sizes: sizes of the input tensors.
         is_done: the rank saw its end.
         caller: file, line and function that called it; empty where no stack was kept.
+        where: place of the line that tells of it, where it is no dump's.
     """
 
     number: int
@@ -44,6 +46,7 @@ class Call:
     sizes: str
     is_done: bool
     caller: str
+    where: str = ""
 
     @property
     def what(self) -> str:
@@ -103,13 +106,9 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}")
 
 
-def is_dump(path: Path) -> bool:
-    """Returns True for a file that looks like a flight recorder's dump."""
-    try:
-        head = path.open("rb").read(4096)
-    except OSError:
-        return False
-    if any(mark in head for mark in OF_A_TRACE):
+def is_dump(head: bytes) -> bool:
+    """Returns True for a file that begins as a flight recorder's dump does."""
+    if head.lstrip()[:1] not in (b"{", b"\x80") or any(mark in head for mark in OF_A_TRACE):
         return False
     return b"pg_config" in head or (b"entries" in head and b"version" in head)
 
@@ -123,8 +122,10 @@ def read_dump(path: Path) -> Dump:
     suffix = AT_END.search(path.name)
     if suffix is None:
         raise UserError(f"{path}: no rank at the end of its name, as in nccl_trace_rank_0")
-    octets = path.read_bytes()
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError(f"{path}: a flight recorder's dump of more than {MOST_BYTES >> 20} MiB")
+        octets = path.read_bytes()
         text = octets.lstrip()[:1] == b"{"
         content = json.loads(octets) if text else _Plain(io.BytesIO(octets)).load()
         groups = {
@@ -136,6 +137,8 @@ def read_dump(path: Path) -> Dump:
             if not entry.get("is_p2p", False):
                 call = _call(entry)
                 calls.setdefault(str(entry["process_group"][0]), {})[call.number] = call
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, IndexError) as error:
         raise UserError(f"{path}: not a flight recorder's dump ({error})") from None
     except pickle.UnpicklingError as error:

@@ -6,14 +6,11 @@ time needs, so a trace of another machine or program can be read as well as a fr
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import UserError
+from common.traces.trace_stream import records_of
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -67,14 +64,7 @@ def read_records(path: Path) -> list[dict]:
 
     Raises UserError for a file that is no trace.
     """
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            records = json.load(file)["traceEvents"]
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, EOFError, zlib.error):  # cut off, or something else
-        raise UserError(f"{path}: not a trace of torch.profiler") from None
-    return records
+    return list(records_of(path))
 
 
 def events_of(records: Sequence[dict]) -> list[Event]:

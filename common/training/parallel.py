@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -64,15 +64,65 @@ def parallelise(
         dist.broadcast(parameter.data, src=0)
     if config.compile:
         check_compiler(worker.device)
-    mesh = mesh or make_mesh(config, worker)
-    reshard = config.strategy != "SHARD_GRAD_OP"
-    for block in model.blocks:
-        if config.compile:
+    if config.compile:
+        for block in model.blocks:
             block.compile()
-        fully_shard(
-            block, mesh=mesh, reshard_after_forward=reshard, mp_policy=block_precision(config)
-        )
-    return fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    return shard(
+        model,
+        [[block] for block in model.blocks],
+        mesh or make_mesh(worker, config.strategy, config.shard_size),
+        reshard=config.strategy != "SHARD_GRAD_OP",
+        policy=block_precision(config),
+    )
+
+
+def shard(
+    model: nn.Module,
+    units: Sequence[Sequence[nn.Module]],
+    mesh: DeviceMesh,
+    *,
+    reshard: bool,
+    policy: MixedPrecisionPolicy,
+    root_policy: MixedPrecisionPolicy | None = None,
+    prefetch: int = 1,
+) -> nn.Module:
+    """Spreads a model over a mesh by FSDP2: each unit of blocks, and the rest as the root.
+
+    Args:
+        units: blocks that are gathered at once, in the order of the forward pass.
+        reshard: whether a unit is dropped after its forward pass, too.
+        policy: types of the blocks.
+        root_policy: types of the root, by default as they are.
+        prefetch: units that are gathered ahead of the one that computes; by itself FSDP2 gathers
+            one.
+    """
+    for unit in units:
+        modules = unit[0] if len(unit) == 1 else list(unit)
+        fully_shard(modules, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    root_policy = root_policy or MixedPrecisionPolicy()
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=root_policy)
+    if prefetch != 1:
+        gather_ahead(model, [unit[0] for unit in units], prefetch)
+    return model
+
+
+def gather_ahead(model: FSDPModule, units: Sequence[FSDPModule], count: int) -> None:
+    """Lets FSDP2 gather so many units ahead of the one that computes, in both passes.
+
+    A unit that is told of none gathers the next one in the backward pass, so the last one, and with
+    a count of 0 every one, is told of itself, which is there by then.
+
+    Args:
+        model: the root.
+        units: a module of each unit, in the order of the forward pass.
+        count: number of units.
+    """
+    for order, tell in (
+        ([model, *units], FSDPModule.set_modules_to_forward_prefetch),
+        ([model, *reversed(units)], FSDPModule.set_modules_to_backward_prefetch),
+    ):
+        for index, module in enumerate(order):
+            tell(module, order[index + 1 : index + 1 + count] or [module])
 
 
 def can_shard(worker: Worker) -> bool:
@@ -93,12 +143,12 @@ def refuse_unshardable(strategy: str, worker: Worker) -> None:
         )
 
 
-def make_mesh(config: TrainingConfig, worker: Worker) -> DeviceMesh:
-    """Makes a mesh of all ranks in one row, or HYBRID_SHARD's groups as rows."""
+def make_mesh(worker: Worker, strategy: str, group_size: int) -> DeviceMesh:
+    """Makes a mesh of all ranks in one row, or HYBRID_SHARD's groups of ranks as rows."""
     device, ranks = worker.device.type, worker.world_size
-    if config.strategy != "HYBRID_SHARD":
+    if strategy != "HYBRID_SHARD":
         return init_device_mesh(device, (ranks,))
-    shape = (ranks // config.shard_size, config.shard_size)
+    shape = (ranks // group_size, group_size)
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
 

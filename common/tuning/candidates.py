@@ -20,7 +20,7 @@ from common.perfmodel.ddp.bucketings import Bucketing, distinct_bucketings
 from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.model import DdpModel
-from common.tuning.ddp_setting import DEFAULT, DdpSetting, short_cap
+from common.tuning.ddp_setting import DEFAULT, DdpSetting
 
 if TYPE_CHECKING:
     from common.tuning.measured import Measured
@@ -98,7 +98,9 @@ def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted
     return Predicted(
         default=default,
         bucketings=searched,
-        candidates=tuple(sorted(ordered[:MOST_CANDIDATES], key=lambda p: _place(p.step_s, lowest))),
+        candidates=tuple(
+            sorted(ordered[:MOST_CANDIDATES], key=lambda p: time_class(p.step_s, lowest))
+        ),
         options=(*best_compressed(measured, bucketings), accumulated),
     )
 
@@ -108,17 +110,9 @@ def _same_buckets(first: Prediction, second: Prediction) -> bool:
     return (first.num_buckets, first.backward_s) == (second.num_buckets, second.backward_s)
 
 
-def _place(time_s: float, best_s: float) -> int:
+def time_class(time_s: float, best_s: float) -> int:
     """Returns a time's distance from the best in steps of ALIKE; equal for times that are alike."""
     return int(np.log(time_s / best_s) / ALIKE)
-
-
-def cap_of(bucketing: Candidate) -> float:
-    """Returns the cap in MiB to ask for a bucketing by: the number with the fewest digits."""
-    return short_cap(
-        low_bytes=max(1, round(bucketing.low_mib * MIB)),
-        high_bytes=max(1, round(bucketing.high_mib * MIB)),
-    )
 
 
 def spread_settings(bucketings: Sequence[Candidate]) -> list[DdpSetting]:
@@ -129,8 +123,8 @@ def spread_settings(bucketings: Sequence[Candidate]) -> list[DdpSetting]:
     """
     best_s = min(bucketing.total_s for bucketing in bucketings)
     chosen: list[float] = []
-    for bucketing in sorted(bucketings, key=lambda b: (_place(b.total_s, best_s), -b.low_mib)):
-        cap = cap_of(bucketing)
+    for bucketing in sorted(bucketings, key=lambda b: (time_class(b.total_s, best_s), -b.low_mib)):
+        cap = bucketing.short_cap_mib
         if all(max(cap / other, other / cap) >= APART for other in chosen):
             chosen.append(cap)
     return [DdpSetting(cap) for cap in chosen]
@@ -155,7 +149,7 @@ def best_compressed(measured: Measured, bucketings: Sequence[Bucketing]) -> list
     for name in measured.cast_s_per_byte:
         model, hook = ddp_model(measured, name), cast_hook(measured, name)
         best = model.best_cap(bucketings=bucketings, hook=hook)
-        fastest = cap_of(best.candidate(best.cap_mib))
+        fastest = best.candidate(best.cap_mib).short_cap_mib
         predictions.append(predict(measured, DdpSetting(fastest, compression=name)))
     return [min(predictions, key=lambda p: p.step_s)]
 

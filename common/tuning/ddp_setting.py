@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from common.errors import UserError
-from common.perfmodel.buckets import MIB, cap_label, parse_cap
+from common.perfmodel.buckets import cap_label, parse_cap
 from common.settings import AtLeast, OneOf, Settings
 
 COMPRESSIONS = ("none", "fp16", "bf16")
@@ -99,17 +99,3 @@ class DdpSetting(Settings):
 
 
 DEFAULT = DdpSetting()
-
-
-def short_cap(low_bytes: int, high_bytes: int) -> float:
-    """Returns the cap in MiB with the fewest digits that lies within two bounds in bytes.
-
-    It is the geometric mean of the bounds, rounded to as few significant digits as still lie
-    between them once DDP has cut the cap to whole bytes.
-    """
-    middle = (low_bytes * high_bytes) ** 0.5 / MIB
-    for digits in range(1, 18):
-        cap = float(f"{middle:.{digits}g}")
-        if low_bytes <= int(cap * MIB) <= high_bytes:
-            return cap
-    return (low_bytes + 0.5) / MIB

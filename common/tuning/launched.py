@@ -47,10 +47,31 @@ def tune_on_ranks(
     check_module_exists(function, folder)
     if ranks < 2:
         raise UserError(f"tune on {ranks} ranks: there is nothing to exchange; at least 2")
-    output = Path(output_dir).absolute()
-    run_id = run_id or new_run_id("tune")
-    settings = {"function": function, "folder": folder, "output_dir": output}
-    settings |= {"run_id": run_id} | dict(flags or {})
+    settings = {"function": function, "folder": folder, "output_dir": output_dir}
+    settings |= {"run_id": run_id or new_run_id("tune")} | dict(flags or {})
+    return read_recommendation(run_job(JOB, settings, ranks, hosts=hosts, on_output=on_output))
+
+
+def run_job(
+    job: Path,
+    settings: Mapping[str, object],
+    ranks: int,
+    *,
+    hosts: EmulatedCluster | None = None,
+    on_output: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Runs a script on ranks that are started for it; returns its run directory.
+
+    Args:
+        job: the script.
+        settings: its flags, ``output_dir`` and ``run_id`` among them.
+        ranks, hosts, on_output: as for ``tune_on_ranks``.
+
+    Raises UserError as the script does, and leaves nothing behind; RunFailed where a rank died.
+    """
+    output = Path(settings["output_dir"]).absolute()
+    run_id = settings["run_id"]
+    settings = {**settings, "output_dir": output}
     made = [path for path in (output, *output.parents) if not path.exists()]
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -59,7 +80,7 @@ def tune_on_ranks(
     log = output / f"{run_id}.log"
     try:
         launch(
-            JOB,
+            job,
             as_flags(settings),
             hosts.ranks if hosts else ranks,
             log,
@@ -73,4 +94,4 @@ def tune_on_ranks(
                 path.rmdir()
         raise
     log.unlink()
-    return read_recommendation(output / run_id)
+    return output / run_id

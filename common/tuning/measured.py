@@ -7,6 +7,7 @@ large all-reduces, and contention at three sizes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,9 +155,13 @@ def curve_sizes(total_bytes: int) -> list[int]:
 
 
 def measure_all_reduces(
-    profile: BackwardProfile, dtype: torch.dtype, worker: Worker, recorder: Recorder
+    profile: BackwardProfile,
+    dtype: torch.dtype,
+    worker: Worker,
+    recorder: Recorder,
+    formats: Sequence[str] = tuple(WIRE_DTYPES),
 ) -> dict[str, AllReduceTable]:
-    """Times all-reduces in the gradients' ``dtype`` (``none``), and in 16 bits at fewer sizes.
+    """Times all-reduces in the gradients' ``dtype`` (``none``), and in ``formats`` at fewer sizes.
 
     Writes allreduce-samples.csv and one for each format. Returns the tables by format.
     """
@@ -164,7 +169,8 @@ def measure_all_reduces(
     rows = _time_sizes(sizes, dtype, recorder)
     path = _write(recorder, "allreduce-samples.csv", ALL_REDUCE_COLUMNS, rows)
     networks = {"none": on_main(worker, lambda: read_all_reduce(path))}
-    for name, wire_dtype in WIRE_DTYPES.items():
+    for name in formats:
+        wire_dtype = WIRE_DTYPES[name]
         # Gradients take half the bytes of float32. The smallest size is timed, all gradients at
         # once and, of the larger sizes between them, every second one.
         between = (size // 2 for size in sizes[len(sizes) // 2 : -1 : 2])

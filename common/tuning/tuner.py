@@ -22,21 +22,23 @@ from common.runtime.group.process_group import Worker
 from common.runtime.machine.environment import RankGroup, describe_environment
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
-from common.samples import Interval, paired_gain, per_round
-from common.tuning.candidates import Predicted, Prediction, cap_of, ddp_model, predict_all
+from common.samples import per_round
+from common.tuning.candidates import Predicted, Prediction, ddp_model, predict_all
 from common.tuning.ddp_setting import DEFAULT
 from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes
-from common.tuning.plan import (
-    ROUNDS_PER_LEVEL,
-    VisitPlan,
-    plan_visits,
-    rounds_with_time_left,
-    with_final_rounds,
-)
 from common.tuning.results.recommendation import Recommendation, Verified, write_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
 from common.tuning.tune_settings import SWEEP_ROUNDS, TuneSettings
 from common.tuning.user_model import UserModel, checked_model, user_step
+from common.tuning.visit_plan import (
+    ROUNDS_PER_LEVEL,
+    VisitPlan,
+    halved,
+    plan_visits,
+    rounds_with_time_left,
+    saving,
+    with_final_rounds,
+)
 from common.tuning.visits import (
     STEPS,
     WARMUP_STEPS,
@@ -168,7 +170,7 @@ def _tune(
         if prediction is base and label in times:
             measured_s = base_s
         elif label in times:
-            gain = _gain(times, label)
+            gain = saving(times, label, DEFAULT.label)
             measured_s = base_s * (1 - gain.estimate)
         return Verified(
             setting=prediction.setting,
@@ -226,22 +228,17 @@ def _expected_error(measured: Measured, best: Prediction, recorder: Recorder) ->
 def rank_candidates(
     visits: Visits, candidates: Sequence[Prediction], plan: VisitPlan
 ) -> list[Prediction]:
-    """Halves the candidates by real steps until one is left; returns all, the best first.
+    """Halves the candidates by what they save of the default's time; every rank does alike."""
 
-    A level goes on with those that have saved most in all rounds so far. What it leaves out stays
-    behind what it keeps, and what there is no time for comes last. Every rank ranks the same.
-    """
-    ranked = list(candidates)
-    for level, count in enumerate(plan.levels):
-        settings = [DEFAULT, *(candidate.setting for candidate in ranked[:count])]
+    def times_after(level: int, visited: list[Prediction]) -> pd.DataFrame:
+        settings = [DEFAULT, *(candidate.setting for candidate in visited)]
         visits.rounds(f"choice {level + 1}", settings, ROUNDS_PER_LEVEL)
-        times = instance_times_s(visits.samples)
-        saved = {
-            candidate: _gain(times, candidate.setting.label).estimate
-            for candidate in ranked[:count]
-        }
-        ranked[:count] = sorted(saved, key=saved.__getitem__, reverse=True)
-    return ranked
+        return instance_times_s(visits.samples)
+
+    def label(candidate: Prediction) -> str:
+        return candidate.setting.label
+
+    return halved(candidates, plan.levels, times_after, label, DEFAULT.label)
 
 
 def instance_times_s(samples: pd.DataFrame) -> pd.DataFrame:
@@ -253,20 +250,11 @@ def instance_times_s(samples: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(stages, ignore_index=True) / 1e3
 
 
-def _gain(times: pd.DataFrame, label: str) -> Interval:
-    """Returns what a setting saves of the default's time in the rounds that both were visited in.
-
-    ``times`` are those of ``instance_times_s``.
-    """
-    pairs = times[[label, DEFAULT.label]].dropna()
-    return paired_gain(pairs[label], pairs[DEFAULT.label])
-
-
 def bucketing_table(predicted: Predicted, measured: Measured) -> pd.DataFrame:
     """Returns ``predictions.csv``: a row for every distinct bucketing, by cap."""
     return pd.DataFrame(
         {
-            "bucket_cap_mib": cap_of(bucketing),
+            "bucket_cap_mib": bucketing.short_cap_mib,
             "low_mib": bucketing.low_mib,
             "high_mib": bucketing.high_mib,
             "num_buckets": bucketing.num_buckets,

@@ -69,7 +69,7 @@ class TrainedPart(nn.Module):
                     yield name, parameter
 
 
-def user_step(user: UserModel, worker: Worker) -> FixedBatchStep:
+def user_step(user: UserModel, worker: Worker, precision: str = "float32") -> FixedBatchStep:
     """Makes the step of a user's model: forward and backward pass.
 
     There is no optimizer: nothing is trained here, and its time is the same under any setting.
@@ -79,6 +79,7 @@ def user_step(user: UserModel, worker: Worker) -> FixedBatchStep:
         lambda called: user.loss(called, user.batch),
         worker,
         forward_model=user.module,
+        precision=precision,
         name=user.name,
     )
 
@@ -89,15 +90,20 @@ def load_user_model(target: str, folder: Path, device: torch.device) -> UserMode
     Raises:
         UserError: what is wrong, in one line.
     """
-    module_name, function_name = parse_target(target)
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    function = _find(module_name, function_name, folder)
+    function = function_of(target, folder)
     try:
         made = function()
     except (Exception, SystemExit) as error:
         raise UserError(f"{target} raised {said(error)}") from None
     return checked_model(made, target, device)
+
+
+def function_of(target: str, folder: Path) -> Callable:
+    """Imports MODULE and returns FUNCTION. Raises UserError, in one line, where there is none."""
+    module_name, function_name = parse_target(target)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return _find(module_name, function_name, folder)
 
 
 def followed_model(target: str, folder: Path) -> Architecture:

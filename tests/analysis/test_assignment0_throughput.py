@@ -10,11 +10,7 @@ import pytest
 import yaml
 
 from common.analysis.one_device import throughput_figures as plots
-from common.analysis.one_device.options import (
-    GAINS,
-    OptionsRun,
-    not_measured,
-)
+from common.analysis.one_device.options import GAINS, OptionsRun, not_measured
 from common.analysis.one_device.throughput import (
     SATURATION,
     SWEEP,
@@ -196,8 +192,8 @@ def test_options_within_the_noise_are_marked_first(tmp_path: Path) -> None:
         "all-but-sdpa": settled,
     }
     facts = told_of(run, GAINS)
-    assert facts["can be told from noise"] == "sdpa"
-    assert facts["cannot be told from noise"] == "fused"
+    assert facts["can be told from the baseline"] == "sdpa"
+    assert facts["cannot be told from the baseline"] == "fused"
     assert facts["largest ratio of one option"] == "2.00 (sdpa)"
     assert facts["control: the baseline measured twice"].endswith("hidden by noise")
     assert not_measured(run) == {"tf32": "no effect"}

@@ -27,13 +27,7 @@ from common.errors import UserError
 from common.judged import Judged
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.samples import Interval
-from common.tables import (
-    ARM_COLUMNS,
-    BUCKET_COLUMNS,
-    COST_COLUMNS,
-    PROBE_COLUMNS,
-    STEP_COLUMNS,
-)
+from common.tables import ARM_COLUMNS, BUCKET_COLUMNS, COST_COLUMNS, PROBE_COLUMNS, STEP_COLUMNS
 
 SIGMA, KAPPA = 0.06, 0.01
 FORWARD, BACKWARD, UPDATE = 1 / 3, 2 / 3, 0.0
@@ -259,9 +253,11 @@ def test_a_part_table_says_first_whether_parts_are_a_plain_steps(run: Path) -> N
     facts = parts_facts(sweep)
     assert facts["noise floor: the same step under two names differs by"] == "not known"
     assert facts["arms whose parts add up to the plain step within 3%"] == "1 of 1"
-    # Computation was made alike on one rank and on two.
-    name = "computation of 2 ranks, batch 30 each (weak) over the same on one rank by itself"
-    assert facts[name] == "1.00"
+    # Computation was made alike on one rank and on two, in each of four rounds.
+    name = "passes of the largest batch on the most ranks, over one rank's (weak)"
+    assert facts[name] == "1.00 (1.00 to 1.00): hidden by noise"
+    name = "communication's share of a step, smallest batch above largest (weak)"
+    assert facts[name] == "not measured: a single batch"
 
 
 def test_speedups_of_all_ranks_are_shown_with_their_interval(tmp_path: Path) -> None:
@@ -279,9 +275,9 @@ def test_speedups_of_all_ranks_are_shown_with_their_interval(tmp_path: Path) -> 
     [
         (1.01, 1.09, 4, "faster"),
         (0.49, 0.68, 4, "slower"),
-        (0.76, 1.11, 4, "cannot be told: within noise over 4 rounds"),
-        (1.01, 1.09, 2, "cannot be told: 2 rounds of 4"),
-        (np.nan, np.nan, 1, "cannot be told: 1 round of 4"),
+        (0.76, 1.11, 4, "hidden by noise"),
+        (1.01, 1.09, 2, "not settled: 2 more rounds"),
+        (np.nan, np.nan, 1, "not settled: 3 more rounds"),
     ],
 )
 def test_what_an_interval_says_against_one_rank(
@@ -317,13 +313,19 @@ def test_errors_of_predictions_are_those_of_their_steps(run: Path) -> None:
     assert sweep.errors["adjusted_error"].isna().all()
 
 
-def test_a_law_that_describes_the_points_says_where_it_ends(run: Path) -> None:
-    lab = open_assignment4(run)
+def test_a_law_that_describes_the_points_says_where_it_ends(tmp_path: Path, run: Path) -> None:
+    of_four = fitted_parameters(open_assignment4(run).replay.series)
+    assert set(of_four["describes_points"]) == {"not settled: 2 more rounds"}
+    assert limits_table(open_assignment4(run).replay.series)["most speedup"].isna().all()
+    write_run(tmp_path / "run", label="assignment4")
+    write_sweep(tmp_path / "run" / "sweep", [1, 2], "mlp")
+    write_sweep(tmp_path / "run" / "replay", [1, 2, 3, 4, 6, 8], "replay", rounds=6)
+    lab = open_assignment4(tmp_path / "run")
     laws = fitted_parameters(lab.replay.series)
     assert dict(zip(laws["parameter"], laws["describes_points"], strict=True)) == {
-        "s": False,
-        "σ": True,
-        "κ": True,
+        "s": "no",
+        "σ": "yes",
+        "κ": "yes",
     }
     gustafson, usl = limits_table(lab.replay.series).to_dict("records")
     peak = np.sqrt((1 - SIGMA) / KAPPA)
@@ -341,6 +343,7 @@ def test_a_parameter_that_is_0_whatever_is_drawn_has_no_interval() -> None:
     table = pd.DataFrame(
         {"world_size": ranks, "speedup": ranks, "speedup_low": ranks, "speedup_high": ranks}
     )
+    table["judged"] = [Judged(Interval(n, n, n, rounds=6)) for n in ranks]
     ideal = Series("strong", 64, table, np.tile(ranks, (3, 1)))
     assert set(fitted_parameters([ideal])["interval"]) == {"at its bound"}
     assert set(limits_table([ideal])["most speedup"]) == {"no bound"}

@@ -175,5 +175,5 @@ def test_bookkeeping_is_the_pass_with_ddp_over_the_one_without_as_published():
         ]
         assert row["with DDP (ms)"] == pytest.approx(median(own))
         assert row["added"] == pytest.approx(median(own) / median(local) - 1)
-    stated = published(r"matter: ([\d.]+), ([\d.]+) and ([\d.]+) ms at 1, 25 and 400 MiB")
+    stated = published(r"0\.1 %: ([\d.]+), ([\d.]+) and ([\d.]+) ms at 1, 25 and 400 MiB")
     assert stated == [round(value, 1) for value in shown["with DDP (ms)"]]

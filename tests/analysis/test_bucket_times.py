@@ -25,7 +25,7 @@ def profile() -> BackwardProfile:
 
 
 def measured(times_ms: dict[float, tuple[float, int]]) -> BucketSweep:
-    """Makes a sweep of four rounds: per cap its time and its number of buckets."""
+    """Makes a sweep of six rounds: per cap its time and its number of buckets."""
     rows = [
         {
             "bucket_cap_mib": cap,
@@ -39,7 +39,7 @@ def measured(times_ms: dict[float, tuple[float, int]]) -> BucketSweep:
             "step_time_ms": time_ms + 2,
         }
         for cap, (time_ms, buckets) in times_ms.items()
-        for round_ in range(4)
+        for round_ in range(6)
     ]
     return BucketSweep(pd.DataFrame(rows), 2)
 

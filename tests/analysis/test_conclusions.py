@@ -40,9 +40,6 @@ NOT_SETTLED = {
     },
     "assignment0_throughput": {
         "the step reaches more than half of the peak",  # a single visit
-        "batch 1 spends most of its time on its sequence",
-        "the largest batch reaches nine tenths of the ceiling",
-        "a batch is more than 5 % off the line",
         "bfloat16 makes the step faster",  # four rounds of six
         "`compile` makes the step faster",
         "four passes an update make the step faster",
@@ -80,12 +77,15 @@ NOT_SETTLED = {
         "the pass without DDP was slower in the sweep",
         "less is exposed than DDP recorded, at every cap",
         "on the slowest link a(x) is enough for 3 %",  # four rounds of six
+        "the smallest cap does so at worst, not in the median",  # 3 % (0 to 13)
     },
     "assignment2_emulated_hosts": {  # four rounds of six
+        "on the slowest link one bucket is slower than the best",
         "on the slowest link the chosen cap beats the default",
         "on the slowest link the error is told from noise",
     },
     "assignment3_dynamic_batches": {
+        "ranks wait less than padded tokens alone would say",  # 12.1 % ends the interval
         "on IMDB dynamic takes less than static",
         "on IMDB dynamic does not pay",
     },
@@ -96,21 +96,25 @@ NOT_SETTLED = {
         "no series reaches 80 %",
         "the correction makes the other arms' predictions worse",
         "no law describes the points",  # three rounds
-        "the most hosts are slower than the best number",
         "all steps of the replay are predicted too short",
         "on the most hosts ranks wait or send for half of the step",
     },
     "assignment4_text_scaling": {
         "per sample four GPUs are faster on AG News, too",  # a single run of either
         "several ranks are faster than one",
-        "communication grows most",
-        "the step becomes shorter",
         "accumulation raises the speedup",  # three rounds
         "a 16-bit exchange raises the speedup",
         "with a 16-bit exchange several ranks are slower than one",
     },
 }
 """By notebook what the recorded run leaves open: noise hides it, or there are too few rounds."""
+LONG = {
+    "assignment2_part3_evaluation",
+    "assignment2_part4_scale",
+    "assignment2_discussion",
+    "assignment4_synthetic_scaling",
+}
+"""Notebooks whose conclusions take seconds."""
 NOT_MEASURED = {"assignment0_memory": {"more is reserved than allocated"}}  # on a CPU
 
 
@@ -118,7 +122,10 @@ def statements(found: dict[str, Status], status: Status) -> set[str]:
     return {statement for statement, said in found.items() if said is status}
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "notebook",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NOTEBOOKS],
+)
 def test_the_recorded_run_contradicts_no_conclusion(notebook: str) -> None:
     recorded = recorded_assignment(notebook.partition("_")[0])
     found = {c.statement: seen(c, recorded).status for c in conclusions_of(notebook)}
@@ -193,7 +200,7 @@ def test_the_table_shows_the_recorded_run_beside_this_one(copied: Path) -> None:
     assert table.columns == ["question", "conclusion", "recorded run", "this run"]
     [row] = [row for row in table.cells if row[1] == "bfloat16 makes the step faster"]
     assert row[2].startswith("**not settled**: 1.6")
-    assert row[2].endswith("4 rounds of 6")
+    assert row[2].endswith("2 more rounds")
     assert row[3].startswith("**holds**: 1.6")
     own = str(recorded_assignment("assignment0"))
     assert conclusions("assignment0_throughput", own).columns == table.columns[:3]

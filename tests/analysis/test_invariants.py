@@ -106,6 +106,15 @@ def test_tables_that_are_cut_off_or_missing_violate_nothing(tmp_path: Path) -> N
     assert violations(tmp_path) == ()
 
 
+def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RUNS["assignment0"], run)
+    [peaks, *_] = sorted(run.glob("*/device-peak.csv"))
+    peaks.write_text("device\na processor\n")
+    [sentence] = violations(run)
+    assert sentence.startswith("peaks apart: not checked, its tables cannot be read (")
+
+
 def test_peaks_of_two_devices_may_differ(tmp_path: Path) -> None:
     run = tmp_path / "assignment0"
     shutil.copytree(RUNS["assignment0"], run)

@@ -295,7 +295,7 @@ def test_what_can_be_fused_lies_between_matrix_products():
 
 def test_the_profilers_cost_is_told_from_the_spread_of_the_steps():
     plain = [10.0, 11.0, 10.0, 11.0]
-    assert profile_of({False: plain, True: [13.0, 14.0, 13.5, 13.0]}).overhead_is_clear
+    assert profile_of({False: plain, True: [13.0, 14.0, 13.5, 13.0]}).overhead.is_settled
     # longer in the median, and in three pairs of four
-    assert not profile_of({False: plain, True: [10.5, 11.5, 12.5, 10.5]}).overhead_is_clear
-    assert not profile_of({False: plain[:3], True: [13.0, 14.0, 13.5]}).overhead_is_clear
+    assert not profile_of({False: plain, True: [10.5, 11.5, 12.5, 10.5]}).overhead.is_settled
+    assert not profile_of({False: plain[:3], True: [13.0, 14.0, 13.5]}).overhead.is_settled

@@ -1,5 +1,7 @@
 """The README's picture shows the recorded sweep, from zero, with the best points where they are."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,18 +54,34 @@ def test_the_readme_shows_the_recorded_run_and_says_how_it_was_drawn(recorded):
     assert f"`{COMMAND}`" in caption(recorded)
 
 
-def test_time_begins_at_zero_and_the_best_points_are_where_they_were_measured(recorded):
+def rings(axes) -> list:
+    return [line for line in axes.get_lines() if line.get_markeredgecolor() == RED]
+
+
+def test_of_four_rounds_no_measured_cap_is_marked_and_of_eight_those_that_are_tied(recorded):
+    [axes] = draw(recorded).axes
+    assert rings(axes) == []
+    assert not any("measured best" in str(line.get_label()) for line in axes.get_lines())
+    assert "No measured cap is called best: 4 rounds of 6." in caption(recorded)
+    steps = recorded.sweep.steps
+    twice = pd.concat([steps, steps.assign(round=steps["round"] + 4)])
+    eight = replace(recorded, sweep=replace(recorded.sweep, steps=twice))
+    [axes] = draw(eight).axes
+    names = [str(line.get_label()) for line in axes.get_lines()]
+    [label] = [name for name in names if name.startswith("measured best: ")]
+    named = [float(cap) for cap in re.findall(r"(?<![\d.])[\d.]*\d", label.partition(": ")[2])]
+    caps = [line.get_xdata()[0] for line in rings(axes)]
+    assert caps == named[len(named) - len(caps) :]
+    measured = medians(recorded)
+    assert [line.get_ydata()[0] for line in rings(axes)] == pytest.approx(measured[caps].tolist())
+    assert measured.idxmin() in caps
+    assert "called best" not in caption(eight)
+
+
+def test_time_begins_at_zero_and_the_predicted_best_is_lowest(recorded):
     [axes] = draw(recorded).axes
     assert axes.get_ylim()[0] == 0
     drawn = {line.get_label(): line for line in axes.get_lines()}
-    measured = medians(recorded)
-    # Three caps are told from none of each other: 1 MiB leads 0.25 and 2 by 1 % on average.
-    [label] = [name for name in drawn if name.startswith("measured best")]
-    assert label == "measured best: 3 caps are tied: 0.25, 1, and 2 MiB"
-    rings = [line for line in axes.get_lines() if line.get_markeredgecolor() == RED]
-    assert [line.get_xdata()[0] for line in rings] == [0.25, 1, 2]
-    assert [line.get_ydata()[0] for line in rings] == pytest.approx(measured[[0.25, 1, 2]].tolist())
-    assert measured.idxmin() in (0.25, 1, 2)
     [star] = [line for name, line in drawn.items() if "b*" in name]
     line = drawn["predicted"]
     lowest = np.min(line.get_ydata())

@@ -20,6 +20,8 @@ def by_hand(name: str, n: np.ndarray, *values: float) -> np.ndarray:
 
 
 CASES = [(AMDAHL, (0.1,)), (GUSTAFSON, (0.25,)), (USL, (0.08, 0.01))]
+KNOWN = ("scatter", "errors", "rounds")
+"""What is known of the noise of each case's points."""
 
 
 def values_of(fitted: FittedLaw) -> list[float]:
@@ -36,8 +38,11 @@ def test_parameters_come_back_from_exact_points(law: Law, true: tuple[float, ...
     assert fitted.predict([1]) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("known", ["scatter", "errors", "rounds"])
-@pytest.mark.parametrize(("law", "true"), CASES, ids=lambda v: getattr(v, "name", ""))
+@pytest.mark.parametrize(
+    ("law", "true", "known"),
+    [(*case, known) for case, known in zip(CASES, KNOWN, strict=True)],
+    ids=lambda v: getattr(v, "name", ""),
+)
 def test_the_interval_holds_the_truth_about_as_often_as_it_says(
     law: Law, true: tuple[float, ...], known: str
 ) -> None:

@@ -73,8 +73,8 @@ def test_a_speedup_is_paired_by_round_and_stands_beside_what_explains_it(tmp_pat
     off = stats.t.ppf(1 - 0.025 / 2, 5) * logs.std(ddof=1) / np.sqrt(6)
     row = table.loc["DDP"]
     assert row["speedup"] == pytest.approx(np.exp(logs.mean()))
-    assert row["speedup_low"] == pytest.approx(np.exp(logs.mean() - off))
-    assert row["speedup_high"] == pytest.approx(np.exp(logs.mean() + off))
+    assert row["interval"].low == pytest.approx(np.exp(logs.mean() - off))
+    assert row["interval"].high == pytest.approx(np.exp(logs.mean() + off))
     assert (row["verdict"], row["rounds"], row["ranks"]) == ("faster", 6, 2)
     assert row["gradient_bytes"] == 27_607_040
     assert row["computation_ms"] == 50.0
@@ -110,8 +110,8 @@ def test_few_rounds_and_text_after_text_settle_nothing(tmp_path: Path) -> None:
     strategies(tmp_path / "two", {"single": [100.0, 101.0], "DDP": [50.0, 51.0]}, {})
     strategies(tmp_path / "one", {"single": [100.0], "DDP": [50.0]}, {})
     rows = {row.run.folder.name: row for row in find_speedups([tmp_path])}
-    assert rows["two"].verdict == "2 rounds of 6"
-    assert rows["one"].verdict == "1 round of 6"
+    assert rows["two"].verdict == "not settled: 4 more rounds"
+    assert rows["one"].verdict == "not settled: 5 more rounds"
     assert np.isnan(rows["one"].computation_ms)
     assert np.isnan(rows["one"].speedup.interval.low)
 
@@ -120,7 +120,7 @@ def test_a_noisy_speedup_is_not_called_one(tmp_path: Path) -> None:
     times = {"single": [100.0] * 6, "DDP": [80.0, 130.0, 90.0, 120.0, 95.0, 105.0]}
     strategies(tmp_path / "compare", times, {})
     [row] = find_speedups([tmp_path])
-    assert row.verdict == "within noise over 6 rounds"
+    assert row.verdict == "hidden by noise"
 
 
 def test_where_nothing_differs_a_table_rarely_calls_a_speedup_settled(tmp_path: Path) -> None:
@@ -156,9 +156,12 @@ def test_the_recorded_runs_have_every_speedup_once() -> None:
     assert row["speedup"] == pytest.approx(expected)
     assert row["gradient_bytes"] == 14_694_400
     text = table.set_index("what").loc["text training"]
-    assert text["verdict"] == "1 round of 6"
-    assert np.isnan(text["speedup_low"])
-    assert "| MLP sweep, batch 64 | 4 rounds of 6 |" in show(table, TITLES)._repr_markdown_()
+    assert text["verdict"] == "not settled: 5 more rounds"
+    assert text["interval"].text() == "not told (1 round; 4 are needed)"
+    assert (
+        "| MLP sweep, batch 64 | not settled: 2 more rounds |"
+        in show(table, TITLES)._repr_markdown_()
+    )
 
 
 def test_a_table_that_is_none_is_refused_by_name(tmp_path: Path) -> None:

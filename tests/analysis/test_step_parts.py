@@ -48,14 +48,7 @@ def made_up(steps=8, computed=((30.0,) * 2), communication=5.0, gap=0.0, **more)
 def test_parts_are_means_over_ranks_and_add_up_to_the_step() -> None:
     parts = decompose(made_up(computed=(30.0, 40.0)))
     assert parts.parts_ms == pytest.approx(
-        {
-            "data": 1,
-            "forward": 10,
-            "backward": 35,
-            "waiting": 5,
-            "communication": 5,
-            "optimizer": 2,
-        }
+        {"data": 1, "forward": 10, "backward": 35, "waiting": 5, "communication": 5, "optimizer": 2}
     )
     assert list(parts.parts_ms) == list(PARTS)
     assert parts.step_ms == pytest.approx(58)
@@ -122,12 +115,7 @@ def test_one_rank_has_no_exchange() -> None:
 def test_hidden_communication_is_what_ran_beside_computation() -> None:
     # Two buckets: ready at 10 and 30 (the end of computation), done at 25 and 40. The first is
     # hidden for 15 ms; the second is exposed. Rank 1 is ready earlier and waits inside.
-    rows = [
-        (0, 0, 10.0, 25.0),
-        (0, 1, 30.0, 40.0),
-        (1, 0, 5.0, 25.0),
-        (1, 1, 30.0, 40.0),
-    ]
+    rows = [(0, 0, 10.0, 25.0), (0, 1, 30.0, 40.0), (1, 0, 5.0, 25.0), (1, 1, 30.0, 40.0)]
     buckets = pd.DataFrame(
         [
             {

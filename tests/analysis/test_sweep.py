@@ -8,12 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.buckets.sweep import (
-    evaluate,
-    exposed_record,
-    local_backward_s,
-    read_sweep,
-)
+from common.analysis.buckets.sweep import evaluate, exposed_record, local_backward_s, read_sweep
 from common.errors import UserError
 from common.perfmodel.ddp.profile import BackwardProfile
 
@@ -144,7 +139,7 @@ def test_regret_is_what_following_the_prediction_costs(path: Path) -> None:
     assert accuracy.best.tied == (1.0, 2.0)
     # medians of two rounds: 11.5, 13 at 1 MiB; of what 2 and 4 MiB both give 8.5, 9.5
     assert accuracy.regret.estimate == pytest.approx((11.5 / 8.5 * 13 / 9.5) ** 0.5 - 1)
-    assert accuracy.regret.reason == "2 rounds of 6"
+    assert accuracy.regret.said == "not settled: 4 more rounds"
 
 
 def test_the_default_cap_stays_out_of_the_comparison(tmp_path: Path) -> None:

@@ -184,19 +184,3 @@ def test_the_run_is_failed_too_when_the_rank_that_writes_it_is_killed(start):
     assert len(kept(sweep.partial)) >= 8
     assert living(processes) == []
     assert read_environment(sweep.run)["status"] == "failed"
-
-
-@pytest.mark.slow
-def test_ctrl_c_interrupts_the_sweep_and_its_samples_are_kept(start):
-    sweep = start(ALL_REDUCE_SWEEP, "allreduce-samples.csv", rows=8)
-    processes = sweep.processes()
-    sweep.parent.send_signal(signal.SIGINT)
-    sweep.parent.communicate(timeout=60)
-    assert sweep.parent.returncode in (-signal.SIGINT, 130)
-    record = read_environment(sweep.run)
-    assert record["status"] == "interrupted"
-    assert record["end_time"] >= record["start_time"]  # by the run itself, not from its absence
-    samples = kept(sweep.partial)
-    assert len(samples) >= 8
-    assert set(samples["rank"]) == {0, 1}
-    assert living(processes) == []

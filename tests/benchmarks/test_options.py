@@ -245,7 +245,7 @@ def test_an_arm_that_runs_out_of_memory_is_dropped_with_its_reason(
     arms = pd.read_csv(tmp_path / "run" / "options-arms.csv").set_index("arm")
     assert arms.loc["sdpa", "reason"] == "out of memory, beside the models of the other arms"
     assert set(pd.read_csv(tmp_path / "run" / "options-times.csv")["arm"]) == {
-        *("baseline", "baseline-again", "gradient_accumulation"),
+        *("baseline", "baseline-again", "gradient_accumulation")
     }
 
 

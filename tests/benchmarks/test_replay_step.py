@@ -16,14 +16,12 @@ import yaml
 from rank_support import ASSIGNMENT2
 from refusal_support import refused_line
 
-from common.analysis.buckets.measurements import check_comparable, open_run
+from common.analysis.buckets.measurements import check_comparable
 from common.analysis.buckets.sweep import read_sweep
 from common.benchmarks.one_device.replayed_profile import open_replayed
-from common.cli.predict import Predict
-from common.cli.prediction.report import Report
 from common.errors import UserError
 from common.perfmodel.published import load_recorded
-from common.perfmodel.tables import read_costs, read_ready_times
+from common.perfmodel.tables import read_ready_times
 from common.runtime.paths import project_root
 
 pytestmark = pytest.mark.xdist_group("assignment2_runs")
@@ -52,12 +50,6 @@ def delayed_ddp(benchmark_run):
     """Runs the same with 5 ms added to each bucket, the recording named in another way."""
     replay = ("--replay", project_root() / "data" / SYSTEM, *SMALLER)
     return benchmark_run("ddp_benchmark", *replay, *SWEEP, "--added_latency_ms", LATENCY_MS)
-
-
-@pytest.fixture(scope="module")
-def overlap(benchmark_run):
-    flags = ("--message_mib", 0.0625, "--rounds", 1, "--num_steps", 1)
-    return benchmark_run("overlap_benchmark", *REPLAY, *flags)
 
 
 def config(run) -> dict:
@@ -127,7 +119,7 @@ def test_a_replay_has_no_layer_tables(train):
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("run", ["train", "ddp", pytest.param("overlap", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("run", ["train", "ddp"])
 def test_the_record_says_what_was_replayed_and_nothing_of_a_model_that_was_not_there(run, request):
     folder = request.getfixturevalue(run)
     settings = config(folder)
@@ -173,14 +165,6 @@ def test_a_replay_says_of_every_measured_step_how_late_it_was(ddp, ddp_run):
     assert not (ddp_run / "replay-lateness.csv").exists()  # a GPT-2 computes
 
 
-@pytest.mark.slow  # test_overlap.py measures them beside a model
-@pytest.mark.two_ranks
-def test_costs_are_measured_beside_a_replay_too(overlap):
-    assert min(read_costs(overlap / "overlap-times.csv").delays[1]) >= 0
-    sent = pd.read_csv(overlap / "overlap-times.csv")["gradient_bytes"]
-    assert set(sent) == {open_replayed(SYSTEM, FACTOR, TIME_FACTOR).profile.total_bytes}
-
-
 @pytest.mark.two_ranks
 def test_tables_of_one_replay_can_be_compared_however_it_was_named(train, ddp, delayed_ddp):
     for run in (ddp, delayed_ddp):
@@ -200,22 +184,6 @@ def test_a_replay_is_never_mixed_with_a_model_another_factor_or_another_latency(
     (other / "config.yaml").write_text(yaml.safe_dump(config(train) | {"replay_factor": 64.0}))
     with pytest.raises(UserError, match="replay_factor differs"):
         check_comparable([other / "gradient-ready-times.csv", ddp / "ddp-times.csv"])
-
-
-@pytest.mark.slow  # in kind: tests/perfmodel/test_model.py
-@pytest.mark.two_ranks
-def test_a_run_with_added_latency_is_predicted_with_it(
-    train, overlap, delayed_ddp, allreduce_run, chunk_run, tmp_path
-):
-    for run in (train, overlap, delayed_ddp, allreduce_run, chunk_run):
-        shutil.copytree(run, tmp_path / "all" / run.parent.name)
-    opened = open_run(tmp_path / "all")
-    assert opened.settings["added_latency_ms"] == LATENCY_MS
-    timeline = opened.model.at_cap(0.5)
-    assert timeline.total_s >= timeline.num_buckets * LATENCY_MS / 1e3
-    report = Report(Predict(run_dir=str(tmp_path / "all")))
-    assert report.model.at_cap(0.5) == timeline
-    assert report.notes == [f"every bucket waits {LATENCY_MS:g} ms in addition, as it did"]
 
 
 REFUSED = [

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from common.benchmarks import selftest, selftest_checks
 from common.benchmarks.selftest import (
-    CHECKS,
     LOST,
     Result,
     Selftest,
@@ -25,35 +24,8 @@ from common.benchmarks.selftest import (
 from common.benchmarks.selftest_checks import Check, alone, tiny_training
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.gpus import CudaDevice
-from common.runtime.paths import project_root
 from common.runtime.processes.ranks import Ranks
 from common.training.config import FsdpConfig
-
-SCRIPT = project_root() / "common" / "benchmarks" / "selftest.py"
-
-
-@pytest.mark.slow  # the other tests hold what is done with checks that fail
-@pytest.mark.two_ranks
-def test_a_folder_that_cannot_be_written_fails_with_its_remedy_and_the_rest_is_tried(
-    rank_server, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    results = tmp_path / "results"
-    flags = ("--output_dir", tmp_path / "file", "--device", "cpu", "--results", results)
-    done = rank_server.run(SCRIPT, *flags, ranks=2)
-    assert done.exit_codes == [1, 1], "\n".join(done.stderr)
-    found = {result.name: result for result in read_results(results)}
-    assert list(found) == [check.name for check in CHECKS]  # none ended the others
-    passed = {name for name, result in found.items() if result.outcome == "passed"}
-    assert {"torch and driver", "placement", "all-reduce over all ranks"} <= passed
-    failed = found["output folder"]
-    assert failed.outcome == "failed"
-    assert "OUTPUT_DIR" in failed.remedy
-    # What writes fails on all ranks at once, and none is left waiting for another.
-    for name in ("ddp_benchmark", "train_baseline", "train_ddp", "train_fsdp"):
-        assert found[name].outcome == "failed"
-    assert "output folder" in done.stdout[0]
-    assert done.stdout[1] == ""  # rank 0 speaks
 
 
 def test_messages_with_brackets_do_not_break_the_table(capsys: pytest.CaptureFixture) -> None:

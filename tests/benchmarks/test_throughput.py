@@ -237,7 +237,7 @@ def test_rounds_visit_the_headline_between_the_other_sizes(
     low, high = stats.ttest_1samp(rates, 0).confidence_interval()
     assert (opened.speed.interval.low, opened.speed.interval.high) == pytest.approx((low, high))
     assert opened.tokens_per_s == pytest.approx(np.mean(rates))
-    assert opened.speed.reason == "3 rounds of 6"
+    assert opened.speed.said == "not settled: 3 more rounds"
 
 
 def test_a_headline_that_does_not_fit_says_what_would(outcomes: Outcomes, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_refusal_is_one_line_and_exit_status_2_of_the_process() -> None:
     assert "predict" in error_line(Ended(done.returncode, done.stdout, done.stderr))
 
 
-@pytest.mark.parametrize("command", ["--help", "diagnose"])
+@pytest.mark.parametrize("command", ["--help", pytest.param("diagnose", marks=pytest.mark.slow)])
 def test_a_reader_that_goes_away_gets_no_traceback(command: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "common.cli.main", command]
     if command == "diagnose":

@@ -88,6 +88,8 @@ def test_a_cluster_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
         ((*QUESTION, "--csv", ""), ["--csv ''", "name of a file"]),
         ((*QUESTION, "--tf32"), ["tf32", "bfloat16"]),
         ((*QUESTION, "--run-dir", "data"), ["--run-dir", "--cluster"]),
+        ((*QUESTION, "--allreduce", "nowhere.txt"), ["nowhere.txt"]),
+        ((*QUESTION, "--allreduce", "a", "--from-traces", "b"), ["give one"]),
     ],
 )
 def test_mistakes_get_one_line(arguments: tuple[str, ...], words: list[str]) -> None:

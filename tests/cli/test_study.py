@@ -14,6 +14,8 @@ from command_line import refused
         (["memory", "--only", "x"], "--only: study memory runs all of its cases"),
         (["memory", "--continues", "x"], "--continues: study memory cannot be continued"),
         (["scripts", "--only", "nothing"], "unknown case 'nothing'"),
+        (["plan", "--only", "llama-2x1gbits"], "did you mean 'llama-2x1gbit'"),
+        (["plan", "--continues", "none"], "no case of it was planned"),
         (["scripts", "--only", "fifth", "--continues", "none"], "there is no cases.csv in it"),
     ],
 )

@@ -14,7 +14,7 @@ from private_slurm import PrivateSlurm, private_slurm, why_not
 from stub_slurm import EndedJob, make_project, run_job_file
 
 NEEDED = {"FUNCTION": "tuned_models:make"}
-"""Variables without which a job file (launch-tune) refuses to run anything."""
+"""Variables without which a job file (launch-tune, launch-plan) refuses to run anything."""
 
 
 @pytest.fixture(scope="session")

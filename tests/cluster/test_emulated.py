@@ -325,18 +325,14 @@ def test_each_link_carries_its_own_rate(script, quick_torchrun) -> None:
 
 
 @needs_hosts
-@pytest.mark.parametrize("real_torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(
-    script, quick_torchrun, tmp_path: Path, real_torchrun: bool
+    script, quick_torchrun, tmp_path: Path
 ) -> None:
     def started(name: str, *command: object, hosts: int = 1) -> subprocess.Popen:
         folder = tmp_path / name
         folder.mkdir()
         more = ("--hosts", hosts, "--", script(WAIT), folder, hosts)
-        # torchrun is told to stop, and has to tell its rank
-        real = real_torchrun and name == "interrupted"
-        variables = {} if real else quick_torchrun
-        return start(*more, command=command or (DDPLAB,), variables=variables)
+        return start(*more, command=command or (DDPLAB,), variables=quick_torchrun)
 
     def running(name: str) -> bool:
         return (tmp_path / name / "all").exists()

@@ -127,7 +127,7 @@ def test_without_variables_a_job_file_does_as_the_readme_says(plain_run, setting
     assert settings.device is None
     for name, value in expected.by_default.items():
         assert getattr(settings, name) == value
-    if path.stem == "launch-tune":
+    if "FOLDER" in expected.reads:
         assert settings.folder == job.calls[0].variables["SLURM_SUBMIT_DIR"]
 
 
@@ -168,8 +168,9 @@ def test_a_failed_selftest_says_what_to_look_at_unless_one_line_said_all(run, st
     assert bool(job.stderr) == bool(said)
 
 
-def test_tune_needs_a_function(run):
-    job = run(SBATCH / "launch-tune.sbatch", FUNCTION="")
+@pytest.mark.parametrize("name", ["launch-tune", "launch-plan"])
+def test_tune_and_plan_need_a_function(run, name):
+    job = run(SBATCH / f"{name}.sbatch", FUNCTION="")
     assert (job.status, job.calls) == (2, ())
     [line] = job.stderr.splitlines()
     assert line.startswith("error: FUNCTION is not set")

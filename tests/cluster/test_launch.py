@@ -277,57 +277,14 @@ def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(
 def test_a_script_that_fails_ends_the_series_and_the_one_before_stays(
     tmp_path, write, alive, quick_torchrun, code, error, words
 ):
-    check_that_a_failure_ends_the_series(tmp_path, write(code), error, words)
-    assert alive() == 0
-
-
-@pytest.mark.slow
-def test_a_script_that_is_killed_ends_the_series(tmp_path, write, alive):
-    check_that_a_failure_ends_the_series(tmp_path, write(DIE), RunFailed, "SIGKILL")
-    assert alive() == 0
-
-
-def check_that_a_failure_ends_the_series(tmp_path, script, error, words):
     good = tmp_path / "good.py"
     good.write_text("")
     said = pytest.raises(error, match=words)
     with said, launch_series(ranks=2) as series:
-        for one in (good, script, good):
+        for one in (good, write(code), good):
             series.add(one)
         for log in ("first", "second", "third"):
             series.wait(tmp_path / log)
     assert (tmp_path / "first").exists()
     assert not (tmp_path / "third").exists()
-
-
-@pytest.mark.slow  # in kind: the launch above, and kept ranks (test_kept_ranks.py)
-def test_ctrl_c_during_a_series_reaches_the_script(tmp_path, write, alive):
-    code = """
-import os, pathlib, signal, sys, time
-def told(*_):
-    pathlib.Path(sys.argv[1], "told-" + os.environ["RANK"]).touch()
-    sys.exit(1)
-signal.signal(signal.SIGINT, told)
-os.write(1, b"waiting\\n")
-time.sleep(60)
-"""
-    waiting = []
-
-    def interrupt(line: str) -> None:
-        waiting.append(line)
-        if waiting.count("waiting") == 2:
-            assert alive() == 5  # torchrun, two ranks and the script on each
-            raise KeyboardInterrupt
-
-    script = write(code)
-
-    def run_twice() -> None:
-        with launch_series(ranks=2) as series:
-            series.add(script, tmp_path)
-            series.add(script, tmp_path)
-            series.wait(tmp_path / "log", interrupt)
-
-    with pytest.raises(KeyboardInterrupt):
-        run_twice()
     assert alive() == 0
-    assert {path.name for path in tmp_path.glob("told-*")} == {"told-0", "told-1"}

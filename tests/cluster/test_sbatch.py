@@ -1,7 +1,7 @@
 """The job files of sbatch/, submitted as they are to a private Slurm of two nodes.
 
-One of them stands for all others, which only the slow tests submit; what each file runs, and how it
-ends, is tested without a Slurm (test_job_files.py, test_job_start.py).
+One of them stands for all others, of which the slow tests submit one of each kind; what each file
+runs, and how it ends, is tested without a Slurm (test_job_files.py, test_job_start.py).
 """
 
 from __future__ import annotations
@@ -51,40 +51,6 @@ while not told:
 (folder / ("checkpoint-" + rank)).touch()
 time.sleep(1)
 print("rank", rank, "went on to its end")
-"""
-
-FAILING = """#!/bin/bash
-#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive
-set -euo pipefail
-source "$PROJECT_ROOT/sbatch/rendezvous.sh"
-run_ranks "$SCRIPT" --output_dir "$OUTPUT_DIR"
-echo "not reached"
-"""
-# The last rank, on the second node, fails in the middle of a run that the first one writes.
-FAIL = """
-import time
-from dataclasses import dataclass
-from common.errors import RunFailed
-from common.runtime.processes.ranks import current_ranks
-from common.runtime.records.run_directory import RunDirectory
-from common.runtime.script import run_script
-
-@dataclass(frozen=True)
-class Settings:
-    output_dir: str = ""
-    device: str = "cuda"
-
-def main(settings):
-    ranks = current_ranks()
-    name, started = f"of-rank-{ranks.rank}", {"status": "running"}
-    with RunDirectory.create(settings.output_dir, "fail", {}, started, name) as run:
-        run.stream("samples.csv", ("rank", "time_ms")).write([{"rank": 0, "time_ms": 1.0}])
-        time.sleep(1)
-        if ranks.rank == ranks.world_size - 1:
-            raise RunFailed("the disk of the last rank is full")
-        time.sleep(1000)
-
-run_script(main, Settings)
 """
 
 # What ranks have, started as job files on all GPUs are.
@@ -162,8 +128,8 @@ def processes_of_job(job_id: int) -> list[str]:
     "name",
     [
         pytest.param(name, marks=[] if name == SUBMITTED_ALWAYS else [pytest.mark.slow])
-        for name in CASES
-        if name != "launch-report"
+        for name, case in CASES.items()
+        if case.is_submitted and name != "launch-report"
     ],
 )
 def test_a_job_file_runs_as_it_is(slurm, submitted, output, name):
@@ -194,27 +160,6 @@ def test_the_report_comes_after_the_jobs_it_depends_on(slurm, submitted, output)
     assert CASES["launch-report"].says in said
     assert (output / "report.pdf").read_bytes().startswith(b"%PDF")
     assert "<html" in (output / "index.html").read_text()
-
-
-@pytest.mark.slow  # in kind: test_job_start.py, without a Slurm
-def test_a_failing_rank_fails_the_job_with_its_own_message_and_leaves_nothing(
-    slurm, submit, tmp_path, processes_of
-):
-    job, said = ended(slurm, submit(FAILING, FAIL, RANKS_PER_NODE="1"))
-    assert job.state == "FAILED"
-    assert job.exit_status != 0
-    assert "failed: the disk of the last rank is full" in said.splitlines()
-    assert "not reached" not in said
-    # Nothing looks complete, neither what the failing rank wrote nor what the other did.
-    for rank in range(2):
-        run = tmp_path / f"of-rank-{rank}"
-        assert json.loads((run / "environment.json").read_text())["status"] == "failed"
-        assert [path.name for path in run.glob("*.csv*")] == ["samples.csv.partial"]
-    # What runs on the nodes is what runs there without a job.
-    deadline = time.monotonic() + 10
-    while set(living := processes_of(slurm.folder)) & {"python", "uv", "srun", "slurmstepd"}:
-        assert time.monotonic() < deadline, living
-        time.sleep(0.1)
 
 
 @pytest.mark.skipif(gpus_visible(env={}), reason="there are GPUs that can be used")

@@ -309,7 +309,9 @@ def test_an_exercise_that_is_too_long_is_not_parsed() -> None:
 
 
 @pytest.mark.grading
-def test_what_no_limit_of_a_file_finds_is_ended_by_those_of_the_process() -> None:
+def test_what_no_limit_of_a_file_finds_is_ended_by_those_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(UserError, match="it takes more than 1 s"):
         limited(yaml.safe_load, cpu_s=1, stream="1:" * 1_000_000 + "1")
     with pytest.raises(UserError, match="it takes more than 2 GiB of memory"):
@@ -317,6 +319,9 @@ def test_what_no_limit_of_a_file_finds_is_ended_by_those_of_the_process() -> Non
     with pytest.raises(UserError, match=r"it cannot be read: JSONDecodeError"):
         limited(json.loads, s="{")
     assert limited(yaml.safe_load, stream="a: [1, b]") == {"a": [1, "b"]}
+    monkeypatch.setattr("common.course.grading.limited.FREE_BYTES", 2**60)
+    with pytest.raises(OSError, match="No space left"):  # which is no student's fault
+        limited(json.loads, s="{")
 
 
 def with_header(payload: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -56,7 +57,7 @@ class StandIn:
 
 
 @pytest.fixture
-def tests(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def tests(monkeypatch: pytest.MonkeyPatch, read_here: None) -> StandIn:
     stand_in = StandIn()
     monkeypatch.setattr(checks, "run_tests", stand_in)
     return stand_in
@@ -90,6 +91,30 @@ def test_what_did_not_change_is_not_run_again(tmp_path: Path, tests: StandIn) ->
     assert tests.runs == [CHECKS] * 2
     grade(path, variant=1, folder="other")
     assert tests.runs == [CHECKS] * 3
+
+
+def test_a_check_that_was_not_begun_is_run_again(
+    tmp_path: Path, tests: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative"
+
+    def slow(*arguments: object, **_: object) -> list[Outcome]:
+        said = 'failed on setup with "Failed: no time is left"'
+        outcomes = {f"{o.file}.py::{o.name}": o for o in tests(*arguments)}
+        return [
+            replace(o, outcome="failed", message=said) if c == late else o
+            for c, o in outcomes.items()
+        ]
+
+    path, folder = reference(tmp_path, "a"), tmp_path / "grades"
+    monkeypatch.setattr(checks, "run_tests", slow)
+    [grade] = Class(Grader(ROOT), [path]).grade(folder, lambda _: None)
+    assert grade.remark == "1 check had not begun after 330 s"
+    assert grade.remark in (folder / "grades.csv").read_text()
+    monkeypatch.setattr(checks, "run_tests", tests)
+    [grade] = Class(Grader(ROOT), [path]).grade(folder, lambda _: None)
+    assert (grade.score, grade.remark) == (sum(task.points for task in TASKS.values()), "")
+    assert tests.runs == [CHECKS, {late}]
 
 
 def test_changed_tests_are_run_again(tmp_path: Path) -> None:

@@ -161,7 +161,8 @@ def test_a_file_that_imports_what_it_may_not_is_not_run(tmp_path: Path) -> None:
     assert "line 1: it imports subprocess" in fit.why
 
 
-EVERY_PART = [of for number in range(5) for of in parts_of(number, "all-right")]
+EVERY_PART = [of for number in (0, 1, 2, 4) for of in parts_of(number, "all-right")]
+"""What is handed in of the assignments but the third, whose references are graded above."""
 
 
 @pytest.mark.grading

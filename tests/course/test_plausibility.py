@@ -23,19 +23,23 @@ from common.course.grading.limited import lay_out
 from common.course.grading.plausibility import (
     CODE,
     FEWEST,
+    KEPT,
     REFERENCE,
     SAMPLES,
     TEXTS,
     Suspicion,
+    keep,
     of_code,
     of_samples,
-    write_suspicions,
+    pages_of,
+    suspicions_of,
 )
 from common.course.markers import student_source
 from common.course.submission import HandedIn, Submission
 from common.course.tasks import read_tasks
 from common.runtime.paths import project_root
 
+pytestmark = pytest.mark.usefixtures("read_here")
 ROOT = project_root()
 RECORDED = ROOT / "data" / "epyc-2-cores"
 TABLE = "run/compare_strategies/strategy-times.csv"
@@ -234,10 +238,9 @@ OTHER = (
 def test_the_list_is_written_and_a_late_one_is_held_against_it(tmp_path: Path) -> None:
     texts = {"answers.yaml": answers_with(LONG), "exercises/fsdp.py": b"x = 1\n"}
     first = hand_in("doe-jane", **another_run(0), **texts)
-    write_suspicions(tmp_path, [("doe-jane", first)], ROOT)
-    assert (tmp_path / "plausibility.csv").read_text() == (
-        "student,kind,other student,evidence,strength\n"
-    )
+    keep(tmp_path / KEPT / "doe-jane.json", first, ROOT)
+    header = "student,kind,other student,evidence,strength\n"
+    assert pages_of(tmp_path, suspicions_of(tmp_path, ROOT))["plausibility.csv"] == header
     copied = answers_with(LONG.replace("nothing can hide", "cannot be hidden").upper())
     late = hand_in("roe-max", **another_run(1), **{"answers.yaml": copied})
     honest = hand_in("poe-kim", **another_run(2), **{"answers.yaml": answers_with(OTHER)})
@@ -245,9 +248,11 @@ def test_the_list_is_written_and_a_late_one_is_held_against_it(tmp_path: Path) -
     broken = hand_in("bad-one", **another_run(0), **broken)
     theirs = hand_in("poe-ann")
     handed_in = {"roe-max": datetime(2026, 1, 1, tzinfo=UTC)}
-    pairs = [(hand_in.of.name, hand_in) for hand_in in (late, honest, broken, theirs)]
-    suspicions = write_suspicions(tmp_path, pairs, ROOT, handed_in)
-    rows = list(csv.DictReader((tmp_path / "plausibility.csv").read_text().splitlines()))
+    for other in (late, honest, broken, theirs):
+        keep(tmp_path / KEPT / f"{other.of.name}.json", other, ROOT)
+    suspicions = suspicions_of(tmp_path, ROOT, handed_in)
+    pages = pages_of(tmp_path, suspicions)
+    rows = list(csv.DictReader(pages["plausibility.csv"].splitlines()))
     kinds = {(r["student"], r["kind"], r["other student"]) for r in rows}
     assert kinds == {
         ("doe-jane", TEXTS, "roe-max"),
@@ -257,11 +262,11 @@ def test_the_list_is_written_and_a_late_one_is_held_against_it(tmp_path: Path) -
         ("roe-max", "run", ""),
     }
     assert len(rows) == len(suspicions)
-    page = (tmp_path / "plausibility.md").read_text()
-    assert "5 suspicions among 5 submissions" in page
+    assert "5 suspicions among 5 submissions" in pages["plausibility.md"]
     # Handed in again, and then alone: the others stay.
     better = hand_in("bad-one", **another_run(3))
-    suspicions = write_suspicions(tmp_path, [("bad-one", better)], ROOT)
+    keep(tmp_path / KEPT / "bad-one.json", better, ROOT)
+    suspicions = suspicions_of(tmp_path, ROOT)
     assert {s.student for s in suspicions} == {"doe-jane", "poe-ann"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_a_student_counts_once_and_the_interval_is_students_over_their_logarithm
     assert row["low"] == pytest.approx(2 * np.exp(-off))
     assert row["high"] == pytest.approx(2 * np.exp(off))
     assert row["students"] == 3
-    assert row["verdict"] == "3 students of 4"
+    assert row["verdict"] == "not settled: 1 more student"
     assert (row["above"], row["below"]) == (2, 0)
     students = pool.students.set_index("student")
     assert students["rounds"].to_dict() == {"doe-jane": 2, "roe-max": 9, "poe-kim": 1}
@@ -308,7 +309,7 @@ def test_what_cannot_be_pooled_is_said_by_name_and_reason(tmp_path: Path) -> Non
     (class_ / "mine.zip").write_bytes(b"")
     (class_ / "grades.csv").write_text("a\n")
     (class_ / "empty").mkdir()
-    tables = {"bad-table": "a,b\n1,2\n", "no-table": "", "text-only": "x", "wide": "a," * 300_000}
+    tables = {"bad-table": "a,b\n1,2\n", "no-table": "", "text-only": "x\n", "wide": "a," * 300_000}
     for name, table in tables.items():
         write_student(class_ / name, {"single": [98.5], "DDP": [48.5]})
         (class_ / name / "compare_strategies" / "strategy-times.csv").write_text(table)
@@ -343,6 +344,70 @@ def test_what_cannot_be_pooled_is_said_by_name_and_reason(tmp_path: Path) -> Non
         assert name in text
 
 
+NAMES = ("Anna O'Neil", "d'Arc, Jeanne", "José de la Cruz", "Ng-Smith (2)", "von  Neumann")
+
+
+def test_people_are_called_what_their_folders_are_called(tmp_path: Path) -> None:
+    class_ = write_class(tmp_path / "my class", dict.fromkeys(NAMES, 1.5))
+    output = tmp_path / "the instructor's pool"
+    answered("course", "pool", class_, "--output", output)
+    students = pd.read_csv(output / "students.csv")["student"]
+    assert sorted(students) == sorted(NAMES)
+    assert "| Anna O'Neil " in (output / "pool.md").read_text()
+    assert not pd.read_csv(output / "left-out.csv").size
+    # A pool that lies among the hand-ins is none of them.
+    shutil.copytree(output, class_ / "pool")
+    again = pool_folders([class_])
+    assert [(line.student, line.reason) for line in again.left_out] == [("pool", "no run in it")]
+    assert len(again.students) == len(NAMES)
+
+
+def test_a_hand_in_that_was_downloaded_twice_counts_once(tmp_path: Path) -> None:
+    runs, class_ = write_class(tmp_path / "runs", {"a-a": 1.5, "b-b": 1.6}), tmp_path / "class"
+    (class_ / "late").mkdir(parents=True)
+    path = hand_in(class_, HandedIn("doe-jane", 1, 2), runs / "a-a")
+    shutil.copy(path, class_ / f"{path.name.removesuffix('.tar.gz')} (1).tar.gz")
+    shutil.copy(path, class_ / "late")
+    hand_in(class_, HandedIn("roe-max", 1, 2), runs / "b-b")
+    pool = pool_folders([class_, class_ / "late", path])
+    assert sorted(pool.students["student"]) == ["doe-jane", "roe-max"]
+    assert [(line.student, line.reason) for line in pool.left_out] == [
+        ("doe-jane", "the same measurement as doe-jane's: counted once")
+    ]
+
+
+def test_what_is_no_students_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    class_ = write_class(tmp_path / "class", {"a-a": 1.5, "b-b": 1.6})
+    (class_ / "website" / "data").mkdir(parents=True)
+    (class_ / "website" / "environment.json").write_text('{"name": "web"}')
+    (class_ / "website" / "data" / "steps.csv").write_text("a,b\n1,2\n")
+    (class_ / "gone").symlink_to(tmp_path / "nowhere")
+    (class_ / "round").symlink_to(class_ / "round")
+    os.mkfifo(class_ / "pipe")
+    for name, kept in (("cut-row", -9), ("cut-number", -1)):
+        write_student(class_ / name, {"single": [98.5] * 4, "DDP": [48.5] * 4})
+        table = class_ / name / "compare_strategies" / "strategy-times.csv"
+        table.write_text(table.read_text()[:kept])
+    pool = pool_folders([class_])
+    assert sorted(pool.students["student"]) == ["a-a", "b-b"]
+    cut = "compare_strategies/strategy-times.csv:49: cut off within a row"
+    assert {line.student: line.reason for line in pool.left_out} == {
+        "website": "it measured nothing that is pooled",
+        "gone": "No such file or directory",
+        "round": "Too many levels of symbolic links",
+        "pipe": "Not a directory",
+        "cut-row": cut,
+        "cut-number": cut,
+    }
+
+
+def test_students_of_one_round_are_students(tmp_path: Path) -> None:
+    class_ = write_class(tmp_path / "class", dict.fromkeys("abcde", 1.5), rounds=1)
+    pool = pool_folders([class_])
+    assert row_of(pool, SPEEDUP)["verdict"] == "settled"
+    assert set(pool.students["verdict"]) == {"not settled: 3 more rounds"}
+
+
 def test_words_of_a_hand_in_stay_words(tmp_path: Path) -> None:
     class_ = write_class(tmp_path / "class", {"a-a": 1.5, "b-b": 1.6, "[red]c-c": 9.0})
     write_student(
@@ -369,7 +434,7 @@ def test_an_assignment_leaves_hand_ins_of_others_out(tmp_path: Path) -> None:
         ("roe-max", "of assignment 2, not 1")
     ]
     row = row_of(pool, SPEEDUP)
-    assert row["verdict"] == "only one student: no interval"
+    assert row["verdict"] == "not settled: 3 more students"
     assert np.isnan(row["low"])
     with pytest.raises(UserError, match="nothing to pool: doe-jane"):
         pool_folders([class_ / "doe-jane-assign1-part2.tar.gz"], assignment=3)
@@ -407,7 +472,7 @@ def test_recorded_runs_of_all_assignments_have_their_quantities(tmp_path: Path) 
     pool = pool_folders([*folders, DATA / "xeon-2-cores" / "assignment4"])
     quantities = pool.quantities.set_index("quantity")
     assert set(quantities["assignment"]) == {1, 3, 4}
-    assert set(quantities["verdict"]) == {"only one student: no interval"}
+    assert set(quantities["verdict"]) == {"not settled: 3 more students"}
     modes = pd.read_csv(DATA / "epyc-2-cores/assignment3/compare_modes/mode-times.csv")
     steps = modes.groupby(["mode", "step"])["step_time_ms"].max()
     ratio = steps["dynamic"].mean() / steps["static"].mean()
@@ -445,19 +510,31 @@ def test_the_command_writes_tables_figures_and_a_page(tmp_path: Path) -> None:
     [
         ((), "no folder was given"),
         (("nowhere",), "nowhere: no such folder or hand-in"),
-        (("{empty}",), "nothing to pool"),
+        (("{empty}",), "nothing to pool: empty: no run in it"),
+        (("{foreign}",), "nothing to pool: foreign: it measured nothing that is pooled"),
+        (("{cut}",), "nothing to pool: cut: compare_strategies/strategy-times.csv:13: cut off"),
         (("{empty}", "--assignment", "0"), "--assignment 0: nothing of it is pooled"),
         (("{class}", "--output", "{file}"), "Not a directory"),
     ],
 )
-def test_a_mistake_gets_one_line(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    (tmp_path / "empty").mkdir()
+def test_a_mistake_gets_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    for name in ("empty", "foreign"):
+        (tmp_path / name).mkdir()
     (tmp_path / "file").write_text("")
+    (tmp_path / "foreign" / "environment.json").write_text('{"name": "web"}')
     write_class(tmp_path / "class", {"a-a": 1.5, "b-b": 1.6})
-    names = {name: str(tmp_path / name) for name in ("empty", "class")}
+    run = write_student(tmp_path / "cut", {"single": [98.5], "DDP": [48.5]})
+    table = run / "compare_strategies" / "strategy-times.csv"
+    table.write_text(table.read_text().rstrip())
+    names = {name: str(tmp_path / name) for name in ("empty", "foreign", "cut", "class")}
     names["file"] = str(tmp_path / "file" / "below")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     line = error_line(ddplab("course", "pool", *(word.format(**names) for word in arguments)))
     assert words in line
+    assert sorted(tmp_path.rglob("*")) == before  # nothing half-written
 
 
 def test_wordings_are_of_one_ratio() -> None:

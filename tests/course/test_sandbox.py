@@ -181,6 +181,26 @@ ATTACKS = {
         "        torch._C._nn.scaled_dot_product_attention(query, query, query)",
         "PermissionError: .*not for exercises",
     ),
+    "makes torch's counter without its constructor": (
+        "import sys\n\ndef attack():\n"
+        "    counter = getattr(sys.modules['torch.utils.flop_counter'], 'Flop' + 'CounterMode')\n"
+        "    return counter.__new__(counter).get_total_flops()",
+        "PermissionError: .*not for exercises",
+    ),
+    "starts a Python from which nothing is withheld": (
+        "import os, sys\n\ndef attack():\n    os.execv(sys.executable, ['python', '-c', 'pass'])",
+        "PermissionError",
+    ),
+    "keeps memory that no process is seen to have": (
+        "import os\n\ndef attack():\n    return os.memfd_create('states')",
+        "PermissionError",
+    ),
+    "leaves memory for the next check": (
+        "import ctypes\n\ndef attack():\n    libc = ctypes.CDLL(None, use_errno=True)\n"
+        "    found = libc.shmget(4711, 4096, 0o1666)\n"
+        "    raise OSError(ctypes.get_errno(), f'shmget: {found}')",
+        "PermissionError: .*shmget: -1",
+    ),
     "nests without end": (
         "def attack():\n    found = []\n    for _ in range(10**5):\n        found = [found]\n"
         "    return found",
@@ -254,6 +274,7 @@ WITHOUT_NAMESPACES = (
     "kills the first process",
     "writes to every descriptor",
     "calls torch's DDP",
+    "starts a Python from which nothing is withheld",
 )
 SLOW = ("forks without end", "returns what cannot be held")
 
@@ -335,6 +356,27 @@ def test_what_nobody_reads_is_not_kept(sandbox: Sandbox, part: Callable) -> None
     before = own.memory_info().rss
     assert module.attack() == 7
     assert own.memory_info().rss - before < 100 * 2**20
+
+
+def test_stopped_processes_take_no_processor(sandbox: Sandbox, part: Callable) -> None:
+    source = (
+        "import os\n\ndef attack():\n    for _ in range(2):\n        if os.fork() == 0:\n"
+        "            while True:\n                pass\n"
+    )
+    sandbox.start(part(source), timeout_s=ANSWER_S).module("exercise loss_scale").attack()
+
+    def taken_s() -> float:
+        return sum(process.cpu_times().user for process in sandbox.processes())
+
+    with sandbox.still():
+        before = taken_s()
+        time.sleep(0.2)
+        assert taken_s() == before
+    deadline = time.monotonic() + ANSWER_S
+    while taken_s() == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert taken_s() > before
+    sandbox.afresh()
 
 
 class TimeIsUp(BaseException):

@@ -94,11 +94,6 @@ TASK = "{title: t, file: f.py, points: 2, hours: 1, checks: {a: 1, b: 1}"
         (f"tasks: {{A1.1: {TASK}, pionts: 3}}}}", "did you mean 'points'"),
         ("tasks: {A1.1: {title: t, points: 2}}", "no file, hours, checks"),
         (f"tasks: {{A1.1: {TASK.replace('b: 1', 'b: 2')}}}}}", "2 points, and its checks give 3"),
-        (
-            f"tasks: {{A1.1: {TASK}, loses_too: [a]}}}}",
-            "loses_too: a list of checks for each check",
-        ),
-        (f"tasks: {{A1.1: {TASK}, loses_too: {{a: [c]}}}}}}", "loses_too: c is no check"),
         (f"tasks: {{A1.1: {TASK}, needs: [A9.9]}}}}", "needs A9.9, which is no task"),
         (f"without: [A1.2]\ntasks: {{A1.1: {TASK}}}}}", "without: unknown task 'A1.2'"),
         (

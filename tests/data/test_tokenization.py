@@ -257,11 +257,7 @@ def test_the_command_makes_a_source_of_known_entropy(tmp_path: Path) -> None:
     asked = ("--num_tokens", 9000, "--seed", 3, "--output_dir", tmp_path / "out")
     said = answered("data", "tokens", "--synthetic", *asked)
     source = MarkovSource(seed=3)
-    entropies = (
-        source.unigram_entropy_nats,
-        source.first_order_entropy_nats,
-        source.entropy_nats,
-    )
+    entropies = (source.unigram_entropy_nats, source.first_order_entropy_nats, source.entropy_nats)
     for entropy in entropies:
         assert f"{entropy:.4f}" in said
     assert read_source(tmp_path / "out")["entropy_nats"] == pytest.approx(source.entropy_nats)

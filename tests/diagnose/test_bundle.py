@@ -12,6 +12,7 @@ from bundle_support import step_row, with_steps, write_bundle
 
 from common.diagnose.causes.ranks import slow_rank, unequal_lengths
 from common.diagnose.causes.validity import mixed_configurations
+from common.diagnose.diagnosis import examine_case
 from common.diagnose.evidence.bundle import is_bundle, read_bundle
 from common.diagnose.evidence.bundle_tables import tables_of, write_run
 from common.diagnose.evidence.case import Case
@@ -159,6 +160,35 @@ def changed_rows(folder: Path, table: str, change: dict, ranks: tuple[int, ...] 
 
 
 @pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({"interval_own_cores": 0.6}, "disturbed"),
+        ({"interval_own_cores": 0.97}, "quiet"),
+        ({"interval_own_cores": 0.6, "interval_busy_cores": 1.3}, "quiet"),  # there is room
+        ({"interval_own_cores": 0.9, "interval_stolen_cores": 0.2}, "disturbed"),
+        ({"interval_own_cores": 0.6, "core_list": "0"}, "not witnessed"),  # perhaps on others
+        ({"interval_own_cores": 0.6, "interval_s": 0.2}, "not witnessed"),
+        ({"interval_own_cores": None}, "quiet"),
+    ],
+)
+def test_other_work_on_the_ranks_cores_leaves_hints(tmp_path: Path, changed, state: str) -> None:
+    folder = write_bundle(tmp_path / "b")
+    changed_rows(folder, "steps", {"data_time_ms": 6.0})
+    read = {"table": "surroundings", "machine": "m", "host": "h", "machine_cores": 2}
+    read |= {"core_list": "0-1", "load_1min": 2.0}
+    span = {"interval_s": 9.0, "interval_busy_cores": 2.0, "interval_stolen_cores": 0.0}
+    for rank in (0, 1):
+        with (folder / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in (read, read | span | changed))
+    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
+    assert case.run.opened.machine_state == state
+    diagnosis = examine_case(case)
+    assert ("hint" in diagnosis.summary) == (state == "disturbed")
+    [loading] = [verdict for verdict in diagnosis.verdicts if verdict.cause == "data-loading"]
+    assert ("other work had the cores" in loading.reason) == (state == "disturbed")
+
+
+@pytest.mark.parametrize(
     ("status", "resumed_at", "goes_on"),
     [
         ("ended", None, True),
@@ -235,7 +265,7 @@ def test_equal_ranks_send_while_all_of_them_compute(
             file.writelines(json.dumps(row) + "\n" for row in rows)
     case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
     found = slow_rank(case)
-    assert found.title == "rank 1 is slower than the others"
+    assert found.title == "rank 1's forward pass is slow"
     assert found.lost_share == pytest.approx((28.0 - then_ms) / 40.0)
     assert ("Once no rank is late" in str(found.evidence)) == (then_ms > 8.0)
 

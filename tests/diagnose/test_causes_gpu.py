@@ -13,8 +13,7 @@ from test_causes_machine import GPU, HEALTHY, network
 from common.diagnose.causes.settings import NOT_ON_A_GPU
 from common.diagnose.diagnosis import GPU_CAUSES, diagnose_folder
 from common.diagnose.evidence.case import MINOR, Case, Verdict
-from common.diagnose.evidence.evidence import NotJudged, open_evidence
-from common.tables import SURROUNDING_COLUMNS
+from common.diagnose.evidence.evidence import SURROUNDING_COLUMNS, NotJudged, open_evidence
 
 ON_GPU = MadeUp(placement={"device": "cuda:0"})
 

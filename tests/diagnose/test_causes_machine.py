@@ -19,9 +19,8 @@ from scaling_evidence import MadeUp
 from common.diagnose.causes.settings import NOT_ON_A_GPU
 from common.diagnose.diagnosis import MACHINE_CAUSES, diagnose_folder
 from common.diagnose.evidence.case import MINOR, PERFORMANCE, Case, Verdict
-from common.diagnose.evidence.evidence import NotJudged, open_evidence
+from common.diagnose.evidence.evidence import SURROUNDING_COLUMNS, NotJudged, open_evidence
 from common.diagnose.evidence.measured_surroundings import surroundings_of
-from common.tables import SURROUNDING_COLUMNS
 
 MIB = 2**20
 # A healthy host of three cores, which gloo's ranks reach over its one card.
@@ -40,6 +39,7 @@ HEALTHY = {
     "load_1min": 2.0,
     "dev_shm_bytes": 2**30,
     "dev_shm_free_bytes": 2**30,
+    "interval_stolen_cores": 0.0,
     "interface": "eth0",
     "interface_source": "route to MASTER_ADDR",
     "interface_mbit": 10000,
@@ -391,10 +391,13 @@ ACTIVE = {"infiniband": "mlx5_0:1 100 Gb/sec (4X EDR) InfiniBand"}
         ("TORCH_NCCL_BLOCKING_WAIT=1", ({}, {}), "medium"),
         ("CUDA_LAUNCH_BLOCKING=1", ({}, {}), "high"),
         ("TORCH_DISTRIBUTED_DEBUG=DETAIL", ({}, {}), "high"),
+        ("NCCL_DEBUG_SUBSYS=INIT,COLL", ({}, {}), "low"),
     ],
 )
 def test_a_setting_that_slows_nccl_is_named(setting, by_rank, level, tmp_path):
-    changed = GPU | ACTIVE | {"nccl_settings": f"NCCL_DEBUG='a b' {setting}"}
+    changed = (
+        GPU | ACTIVE | {"nccl_settings": f"NCCL_NET_GDR_LEVEL='a b' NCCL_DEBUG=INFO {setting}"}
+    )
     verdict = named("nccl-settings", write(tmp_path, ON_GPU, by_rank=by_rank, **changed))
     [sentence] = verdict.evidence
     assert f"{setting} is set on all ranks" in sentence
@@ -416,6 +419,8 @@ def test_a_setting_that_slows_nccl_is_named(setting, by_rank, level, tmp_path):
         ("NCCL_NET=IB", ON_GPU, HOSTS, GPU | ACTIVE),
         ("CUDA_LAUNCH_BLOCKING=1", MadeUp(), ({}, {}), {}),
         ("TORCH_DISTRIBUTED_DEBUG=INFO", MadeUp(), ({}, {}), {}),
+        ("NCCL_DEBUG_SUBSYS=COLL", ON_GPU, ({}, {}), GPU),  # of nothing that is logged
+        ("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT", ON_GPU, ({}, {}), GPU),
     ],
 )
 def test_a_setting_that_slows_nothing_is_no_cause(setting, run, by_rank, changed, tmp_path):
@@ -476,13 +481,8 @@ def test_one_rank_has_no_exchange_to_slow(tmp_path):
             "seat the card",
         ),
         ({"gpu_numa_node": 1}, "NUMA node 1, the process may run on cores of node 0", "numactl"),
-        (
-            {"gpu_throttle_reasons": "GpuIdle HwThermalSlowdown"},
-            "HwThermalSlowdown (at 1500 of 1980 MHz",
-            "nvidia-smi -q",
-        ),
-        ({"gpu_power_limit_w": 400}, "400 W, below the 700 W", "nvidia-smi -pl 700"),
         ({"gpu_other_processes": 2}, "2 processes of another job", "nvidia-smi shows"),
+        ({"gpu_other_processes": 1}, "as many other processes as ranks", "map_location='cpu'"),
     ],
 )
 def test_what_holds_a_gpu_back_is_named(changed, said, do, tmp_path):
@@ -502,8 +502,6 @@ def test_what_holds_a_gpu_back_is_named(changed, said, do, tmp_path):
         {"gpu_pcie_generation": 3, "gpu_utilisation_share": 0.4},  # an idle link saves power
         {"core_numa_nodes": "0-1", "gpu_numa_node": 1},  # cores of both nodes
         {"core_numa_nodes": None, "gpu_numa_node": 1},
-        {"gpu_throttle_reasons": "ApplicationsClocksSetting GpuIdle"},
-        {"gpu_throttle_reasons": "none", "gpu_power_limit_w": 400},  # the limit lowers nothing
         {"gpu_other_processes": 1, "gpu_uuid": "GPU-0"},  # the other rank, which is shared-device
         dict.fromkeys(name for name in GPU if name not in ("backend", "gpu_uuid")),
     ],
@@ -517,6 +515,83 @@ def test_gpus_are_not_judged_without_their_facts_nor_where_there_are_none(tmp_pa
     with pytest.raises(NotJudged, match="pynvml"):
         judge("gpu-surroundings", write(tmp_path / "blind", ON_GPU, backend="nccl"))
     assert judge("gpu-surroundings", write(tmp_path / "processor")) is None
+
+
+# Clocks.
+
+
+def twice(tmp_path: Path, run: MadeUp, before: Mapping, after: Mapping) -> Path:
+    """Writes surroundings that were read twice; what is given is of rank 1."""
+    folder = write(tmp_path, run, by_rank=({}, dict(before)))
+    file = folder / "surroundings.csv"
+    first = pd.read_csv(file)
+    write(tmp_path, run, by_rank=({}, dict(after)))
+    pd.concat([first, pd.read_csv(file)]).to_csv(file, index=False)
+    return folder
+
+
+MHZ = {"cpu_mhz": 3000.0}
+OTHER_GPU = GPU | {"gpu_uuid": "GPU-2", "gpu_name": "NVIDIA Another"}
+
+
+@pytest.mark.parametrize(
+    ("run", "before", "after", "said", "do"),
+    [
+        (
+            *(ON_GPU, GPU, GPU | {"gpu_throttle_reasons": "GpuIdle HwThermalSlowdown"}),
+            *("Rank 1: clocks are lowered by HwThermalSlowdown (at 1500 of 1980", "nvidia-smi -q"),
+        ),
+        (
+            *(ON_GPU, GPU, GPU | {"gpu_power_limit_w": 400}),
+            *("Rank 1: power is limited to 400 W, below the 700 W", "nvidia-smi -pl 700"),
+        ),
+        (
+            *(MadeUp(), MHZ, {"cpu_mhz": 2100.0}),
+            *("Rank 1: its core runs at 2.10 GHz, and at 3.00 GHz as the watch began", "cpupower"),
+        ),
+        (MadeUp(), MHZ, MHZ | {"interval_heat_stops": 7}, "Rank 1: heat has lowered", "turbostat"),
+        (
+            *(MadeUp(), {}, {"host": "b", "machine": "m2", "interval_stolen_cores": 0.6}),
+            *("b: the hypervisor gave 0.6 of 3 cores, 20 %, to other machines", "an instance"),
+        ),
+    ],
+)
+def test_a_processor_that_became_slow_is_named(run, before, after, said, do, tmp_path):
+    verdict = named("lowered-clocks", twice(tmp_path, run, before, after))
+    [sentence] = verdict.evidence
+    assert sentence.startswith(said)
+    assert do in verdict.change
+    assert (NOT_ON_A_GPU in verdict.reason) == (run is ON_GPU)
+
+
+def test_a_gpu_that_is_slower_than_its_like_is_said_where_its_rank_is_slow(tmp_path):
+    run = dataclasses.replace(ON_GPU, slow={1: 1.5})
+    by_rank = ({}, {"gpu_uuid": "GPU-2", "gpu_sm_clock_mhz": 1000})
+    folder = write(tmp_path, run, by_rank=by_rank, **GPU)
+    sentence = "Rank 1: its GPU runs at 1000 MHz, the other ranks' at 1500 MHz [surroundings.csv]."
+    assert named("lowered-clocks", folder).evidence == (sentence,)
+    slow = next(v for v in diagnose_folder(folder).verdicts if v.cause == "slow-rank")
+    assert sentence in slow.evidence
+
+
+@pytest.mark.parametrize(
+    ("run", "before", "after"),
+    [
+        (ON_GPU, GPU, GPU | {"gpu_throttle_reasons": "ApplicationsClocksSetting GpuIdle"}),
+        (ON_GPU, GPU, GPU | {"gpu_throttle_reasons": "none", "gpu_power_limit_w": 400}),
+        (ON_GPU, GPU, OTHER_GPU | {"gpu_sm_clock_mhz": 900}),  # a card of another kind
+        (MadeUp(), MHZ, {"cpu_mhz": 2500.0}),  # a turbo of one core, and of all
+        (MadeUp(), {}, MHZ),  # nobody told how it was before
+        (MadeUp(), MHZ, MHZ | {"interval_heat_stops": 0, "interval_stolen_cores": 0.1}),
+    ],
+)
+def test_a_clock_that_is_as_usual_or_unknown_is_no_cause(run, before, after, tmp_path):
+    assert judge("lowered-clocks", twice(tmp_path, run, before, after)) is None
+
+
+def test_clocks_that_nobody_tells_are_not_judged(tmp_path):
+    with pytest.raises(NotJudged, match="nothing of clocks"):
+        judge("lowered-clocks", write(tmp_path, interval_stolen_cores=None))
 
 
 # From the watcher to the diagnosis.
@@ -538,7 +613,8 @@ def test_what_the_watcher_reads_here_is_read_back_and_judged(tmp_path):
         assert list(table[name]) == [row[name] for row in rows], name
     assert set(table["threads"]) == {torch.get_num_threads()}
     found = dict(diagnose_folder(folder).not_judged)
-    assert not set(MACHINE_CAUSES) & set(found) - {"wrong-interface", "cpu-quota"}
+    system_may_not_tell = {"wrong-interface", "cpu-quota", "lowered-clocks"}
+    assert not set(MACHINE_CAUSES) & set(found) - system_may_not_tell
 
 
 def test_a_list_of_one_core_is_text_again(tmp_path):

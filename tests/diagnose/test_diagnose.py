@@ -49,23 +49,10 @@ def test_a_run_of_assignment_4_is_diagnosed_too(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(RECORDED, run)
     done = ddplab("diagnose", run)
-    assert "is slower than the others (slow-rank" in done.stdout
+    assert "pass is slow (slow-rank" in done.stdout
     verdicts = json.loads((run / "diagnosis.json").read_text())["verdicts"]
     assert verdicts[0]["cause"] == "slow-rank"
     assert verdicts[0]["speedup_low"] < verdicts[0]["predicted_speedup"]
-
-
-def test_two_bundles_are_compared(tmp_path: Path) -> None:
-    before, after = (write_bundle(tmp_path / name) for name in ("before", "after"))
-    for file in after.iterdir():
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        for row in rows:
-            if row["table"] == "steps":
-                row["step_time_ms"] *= 2
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = ddplab("diagnose", "--compare", before, after)
-    [step] = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["step"]]
-    assert float(step[-1]) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -76,6 +63,9 @@ def test_two_bundles_are_compared(tmp_path: Path) -> None:
         (["--nproc", "0", "train.py"], "--nproc 0: at least 1"),
         (["--window", "0", "train.py"], "window is 0"),
         (["--compare", "."], "--compare takes two folders, not 1"),
+        (["--compare", "bundle", "bundle", "--fail-above", "-1"], "a percentage from 0 on"),
+        (["--compare", "bundle", "bundle", "--track"], "none of wandb, mlflow"),
+        (["--json", "x.json", "bundle"], "go with --compare"),
         (["empty"], "no arms.csv"),
         (["bundle", "--verify"], "bundle is a folder; nothing follows it"),
         (["--bundle", "taken", "train.py"], "give each run a folder of its own"),
@@ -178,7 +168,8 @@ def test_a_planted_fault_is_named_while_the_script_goes_on_and_ctrl_c_leaves_no_
     found = json.loads((tmp_path / "bundle" / "diagnosis.json").read_text())
     first = found["verdicts"][0]
     assert first["cause"] == "data-loading"
-    assert first["confidence"] == "high"
+    disturbed = "what was timed is a hint" in found["summary"]
+    assert first["confidence"] == ("low" if disturbed else "high")
     assert "num_workers=" in first["change"]
     assert first["predicted_speedup"] > 1.5 * first["speedup_now"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.diagnose.studies.script_cases import CASES, FOURTH, FRESH, HEALTHY, Case
+from common.diagnose.studies.script_cases import CASES, FOURTH, FRESH, HEALTHY, SIXTH, Case
 from common.diagnose.studies.watched_scripts import (
     ScriptsStudy,
     copy_case,
@@ -53,7 +53,7 @@ def test_a_case_is_taken_over_with_all_its_rounds_and_logs(tmp_path: Path) -> No
 def test_a_later_set_can_be_run_by_itself(later: str) -> None:
     cases = ScriptsStudy(only=(later,)).cases()
     assert all(case.held_out for case in cases)
-    assert {case.cause for case in cases} == {case.cause for case in CASES}
+    assert {case.cause for case in cases} == {c.cause for c in CASES if c.later != SIXTH}
     assert len({case.name for case in CASES}) == len(CASES)
     assert not set(cases) & set(ScriptsStudy().cases())
 

@@ -26,8 +26,23 @@ from common.errors import UserError
 from common.runtime.paths import project_root
 
 GRADED = json.loads(os.environ.get("DDPLAB_GRADED", "{}"))
-PROBES = Path(__file__).parent / "hidden" / "probes"
+HIDDEN = Path(__file__).parent / "hidden"
+PROBES = HIDDEN / "probes"
 OWN = "own"
+
+
+@pytest.hookimpl(trylast=True)  # after marks have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves hidden tests marked ``grading`` to gradings: test_grade.py grades the references."""
+    if not GRADED:
+        left_out = {item for item in items if HIDDEN in item.path.parents and is_to_grade(item)}
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def is_to_grade(item: pytest.Item) -> bool:
+    """Returns True for a test of a grader."""
+    return item.get_closest_marker("grading") is not None
 
 
 def isolation() -> str:
@@ -66,7 +81,7 @@ def own_processes(
 @pytest.fixture
 def processes(request: pytest.FixtureRequest) -> Sandbox | OwnProcesses:
     """Returns where a student's processes are started."""
-    is_graded = GRADED or request.node.get_closest_marker("grading")
+    is_graded = GRADED or is_to_grade(request.node)
     return request.getfixturevalue("sandbox" if is_graded else "own_processes")
 
 

@@ -25,7 +25,8 @@ import psutil
 from rank_support import RankServer
 
 from common.course.sandbox import callee
-from common.course.sandbox.sandbox import ANSWER_S, VARIABLES, private_bytes
+from common.course.sandbox.outside import measured, private_bytes
+from common.course.sandbox.sandbox import ANSWER_S, VARIABLES
 from common.course.sandbox.scratch import empty
 from common.course.sandbox.student import Student
 from common.course.sandbox.wire import Peer, Raised
@@ -40,7 +41,12 @@ class OwnProcesses:
     Args:
         folder: has a folder ``common`` in each of its parts, and a part for what is written.
         server: forks them.
+
+    Attributes:
+        answer_s: longest time to an answer.
     """
+
+    answer_s = ANSWER_S
 
     def __init__(self, folder: Path, server: RankServer) -> None:
         self.folder = folder
@@ -56,7 +62,7 @@ class OwnProcesses:
         return str(self.scratch)
 
     def start(
-        self, below: str, *, timeout_s: float = ANSWER_S, variables: dict[str, str] | None = None
+        self, below: str, *, timeout_s: float = 0.0, variables: dict[str, str] | None = None
     ) -> Peer:
         """Starts a process with the exercises of a part; see ``Sandbox.start``."""
         place = {"folder": str(self.folder / below), "scratch": self.scratch_inside}
@@ -65,12 +71,14 @@ class OwnProcesses:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(address))
             listener.listen()
-            self._kept.append(self._server.start(Path(__file__), address, json.dumps(place)))
-            ours, _ = listener.accept()
-        address.unlink()
+            try:
+                self._kept.append(self._server.start(Path(__file__), address, json.dumps(place)))
+                ours, _ = listener.accept()
+            finally:  # a test's time limit may end the wait
+                address.unlink()
         who = ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self._processes.append(psutil.Process(struct.unpack("3i", who)[0]))
-        ours.settimeout(timeout_s)
+        ours.settimeout(timeout_s or self.answer_s)
         return Peer(ours)
 
     def afresh(self) -> None:
@@ -86,6 +94,10 @@ class OwnProcesses:
         self._kept.clear()
         self._processes.clear()
         empty(self.scratch)
+
+    def still(self) -> contextlib.AbstractContextManager[None]:
+        """Stops nobody: one's own code takes no time from others."""
+        return contextlib.nullcontext()
 
     def private_bytes(self) -> int:
         """Returns the memory of all processes together that they share with nobody."""
@@ -106,6 +118,14 @@ class OwnStudent(Student):
     def module(self, name: str) -> Own:
         """Returns a module of this process."""
         return Own(callee.modules(name))
+
+    def measured(self) -> contextlib.AbstractContextManager[list[int]]:
+        """Measures the memory of this process."""
+        return measured(lambda: private_bytes([psutil.Process()]))
+
+    def put_by_bytes(self) -> int:
+        """Returns 0: this process has much that is no exercise's."""
+        return 0
 
     def onlooker(self) -> OwnStudent:
         """Returns this process, which nobody's code tampers with."""

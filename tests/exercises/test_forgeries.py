@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
+import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from mutants.claimed import CLAIMED
+from mutants.mutant import Forgery
 from own_processes import OwnProcesses
-from test_mutants import HIDDEN, cases_of, fixtures
+from test_mutants import HIDDEN, failure_of
 
 from common.course.sandbox.sandbox import Sandbox
 from common.course.sandbox.student import Student, lay_out_student
-from common.course.sandbox.wire import Raised
 from common.runtime.paths import project_root
 
 # The check's own scene is replaced by one that trains a single process on this rank's samples.
@@ -89,7 +89,7 @@ from common.exercises.naive_ddp import NaiveDDP
 class OverlappedDDP(NaiveDDP):
     def __init__(self, module, group=None):
         super().__init__(module, group)
-        module.ask = lambda: 2.5
+        module.ask = lambda *_: 2.5
 """
 TORCHS_ALL_REDUCE = """
 from torch.distributed import all_reduce
@@ -175,32 +175,14 @@ IN_MEMORY = "test_sharded_optimizer.py::test_states_are_divided_in_memory"
 FREED = "test_fsdp.py::test_it_frees_what_it_gathered_and_gathers_a_little_ahead"
 
 
-@dataclass(frozen=True)
-class Forgery:
-    """A solution that is none.
-
-    Attributes:
-        name: in words.
-        exercise: the module below ``common/exercises``.
-        source: what stands after the reference, and replaces it.
-        check: file of hidden tests and function.
-        words: of the failure.
-    """
-
-    name: str
-    exercise: str
-    source: str
-    check: str
-    words: str
-
-
-FORGERIES = (
+RANKS = (
     Forgery(
         "a scene of one process answers for the ranks",
         "naive_ddp",
         SCENE_OF_ONE_PROCESS,
         TWIN,
         "is off by up to",
+        is_quick=True,
     ),
     Forgery(
         "gradients go by way of files",
@@ -215,6 +197,7 @@ FORGERIES = (
         ALL_AT_THE_END,
         EARLY,
         "exchanges \\d+ elements for",
+        is_quick=True,
     ),
     Forgery(
         "no gradient is ever the last",
@@ -229,6 +212,7 @@ FORGERIES = (
         TORCHS_ALL_REDUCE,
         SUMS,
         "all_reduce is not offered",
+        is_quick=True,
     ),
     Forgery(
         "the ring is the backend's all-reduce",
@@ -250,6 +234,7 @@ FORGERIES = (
         NOTHING_IS_SHARDED,
         DIVIDED,
         "a parameter has no owner",
+        is_quick=True,
     ),
     Forgery(
         "an optimizer that shards nothing, and sends as if it did",
@@ -264,6 +249,7 @@ FORGERIES = (
         NOTHING_IS_FREED,
         FREED,
         "all keep|stay whole|blocks at a time|gathered ahead",
+        is_quick=True,
     ),
     Forgery(
         "attention is torch's, by its operator",
@@ -273,6 +259,7 @@ FORGERIES = (
         "PermissionError: .* is not for exercises",
     ),
 )
+FORGERIES = (*RANKS, *CLAIMED)
 
 
 @pytest.fixture
@@ -291,16 +278,8 @@ def below(processes: Sandbox | OwnProcesses, forgery: Forgery) -> str:
 @pytest.mark.parametrize(
     "forgery",
     [
-        pytest.param(
-            forgery,
-            id=forgery.name,
-            # The first of each exercise in the quick suite; operators are withheld in a sandbox.
-            marks=[pytest.mark.grading]
-            if forgery.exercise in {one.exercise for one in FORGERIES[:index]}
-            or forgery.exercise == "tiled_attention"
-            else [],
-        )
-        for index, forgery in enumerate(FORGERIES)
+        pytest.param(case, id=case.name, marks=() if case.is_quick else pytest.mark.grading)
+        for case in FORGERIES
     ],
 )
 def test_a_forgery_fails(
@@ -310,9 +289,5 @@ def test_a_forgery_fails(
     request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(HIDDEN), *sys.path])
-    file, _, name = forgery.check.partition("::")
-    check = getattr(importlib.import_module(file.removesuffix(".py")), name)
-    case = next(cases_of(check))
-    asked_for = fixtures(check, student, request, monkeypatch, case)
-    with pytest.raises((AssertionError, Raised), match=forgery.words):
-        check(**case, **asked_for)
+    said = failure_of(forgery.check, student, request, monkeypatch)
+    assert re.search(forgery.words, said), said

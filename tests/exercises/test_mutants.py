@@ -1,5 +1,7 @@
-"""Every wrong solution fails the check that it is meant for: the first of each exercise without a
-sandbox, the others as they are graded."""
+"""Every wrong solution fails the check that it is meant for; those that take long, in a sandbox.
+
+All but the first of each exercise are marked ``slow``. Forgeries are tried as they are graded.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,38 @@ from mutants.numbers import NUMBERS
 from mutants.ranks import RANKS
 from own_processes import OwnProcesses
 
+from common.course.grading.checks import TIMED
 from common.course.sandbox.sandbox import Sandbox
 from common.course.sandbox.student import Student, lay_out_student
 from common.runtime.paths import project_root
 
 HIDDEN = Path(__file__).with_name("hidden")
 PROBES = HIDDEN / "probes"
-
-
 MUTANTS = (*NUMBERS, *RANKS)
+ANSWER_S = 4.0
+"""Longest time to a wrong solution's answer; right ones take a hundredth of it."""
 
 
 def marked_cases() -> Iterator:
-    """Yields the mutants; those beyond the first of their exercise are marked ``grading``."""
+    """Yields the mutants; those beyond the first of their exercise are marked ``slow``.
+
+    What is timed has a network with a limit, which a sandbox alone has.
+    """
     known: set[str] = set()
     for mutant in MUTANTS:
-        marks = [pytest.mark.grading] if mutant.exercise in known else []
+        mark = pytest.mark.grading if mutant.check in TIMED else pytest.mark.slow
+        marks = [mark] if mutant.exercise in known else []
         known.add(mutant.exercise)
         yield pytest.param(mutant, id=mutant.name, marks=marks)
+
+
+@pytest.fixture
+def processes(
+    processes: Sandbox | OwnProcesses, monkeypatch: pytest.MonkeyPatch
+) -> Sandbox | OwnProcesses:
+    """Returns where a student's processes are started, which are not waited for as long."""
+    monkeypatch.setattr(processes, "answer_s", ANSWER_S, raising=False)
+    return processes
 
 
 @pytest.fixture
@@ -58,20 +74,24 @@ def test_a_mistake_is_found(
     request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(HIDDEN), *sys.path])
-    file, _, name = mutant.check.partition("::")
-    module = importlib.import_module(file.removesuffix(".py"))
-    check = getattr(module, name)
-    for case in cases_of(check):
-        student.afresh()
-        try:
-            check(**case, **fixtures(check, student, request, monkeypatch, case))
-        except (Exception, pytest.fail.Exception) as error:
-            found = str(error)
-            break
-    else:
-        raise AssertionError("it passes")
+    found = failure_of(mutant.check, student, request, monkeypatch)
     for not_found in ("SyntaxError", "NameError", "ImportError"):  # by Python, not by the check
         assert not_found not in found
+
+
+def failure_of(
+    check: str, student: Student, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Returns what a check says of the first of its cases that fails; raises if all pass."""
+    file, _, name = check.partition("::")
+    function = getattr(importlib.import_module(file.removesuffix(".py")), name)
+    for case in cases_of(function):
+        student.afresh()
+        try:
+            function(**case, **fixtures(function, student, request, monkeypatch, case))
+        except (Exception, pytest.fail.Exception) as error:
+            return str(error)
+    raise AssertionError("it passes")
 
 
 def cases_of(check: Callable) -> Iterator[dict]:

@@ -58,4 +58,6 @@ def test_figures_show_the_system_that_it_starts_from(lab: str, chromium: Browser
         page.get_by_role("menuitem", name="Run", exact=True).first.click()
         page.get_by_text("Run All Cells", exact=True).first.click()
         page.wait_for_function(POINTS)
-        expect(page.get_by_label("as a command")).to_have_value(re.compile("predict"))
+        expect(page.get_by_role("textbox", name="as a command")).to_have_value(
+            re.compile("predict")
+        )

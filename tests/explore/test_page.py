@@ -56,6 +56,8 @@ def test_a_port_in_use_is_refused_in_one_line() -> None:
         (["--port", "70000"], "--port 70000"),
         (["--token", ""], "--token ''"),
         (["--token", "two words"], "--token 'two words'"),
+        (["--seq-len", "512"], "--seq-len has an effect with --model only"),
+        (["--model", "llama-9"], "unknown model 'llama-9'"),
         (["nowhere"], "nowhere: no such run directory"),
         (["data/clusters"], "data/clusters: no complete run with"),
     ],
@@ -135,7 +137,7 @@ def page(chromium: Browser) -> Iterator[tuple]:
                 else None
             ),
         )
-        opened.wait_for_function("document.querySelectorAll('.js-plotly-plot').length === 5")
+        opened.wait_for_function("document.querySelectorAll('.js-plotly-plot').length === 8")
         # T(b) is the second trace. The first may be a level line, which has no height to be seen.
         opened.wait_for_selector(".ddplab-caps .js-plotly-plot .trace:nth-child(2) .js-line")
         yield opened, wrong
@@ -170,7 +172,7 @@ def test_a_slider_moves_the_figures_data(page: tuple) -> None:
     [cap] = json.loads(await_other(opened, "caps", chosen, at_first[chosen]))["x"]
     assert cap > json.loads(at_first[chosen])["x"][0]
     assert shown(opened, "caps", curve) == at_first[curve]
-    command = opened.get_by_label("as a command")
+    command = opened.get_by_role("textbox", name="as a command")
     expect(command).to_have_value(re.compile(rf"--bucket-cap-mb {cap:g}\b"))
     moved = await_other(opened, "efficiency", at_cap, efficiency)
     opened.get_by_role("slider", name="latency α").focus()
@@ -178,7 +180,7 @@ def test_a_slider_moves_the_figures_data(page: tuple) -> None:
     other = json.loads(await_other(opened, "efficiency", at_cap, moved))
     assert min(other["y"]) < min(json.loads(moved)["y"])
     await_other(opened, "caps", curve, at_first[curve])
-    expect(opened.locator(".ddplab-command span")).to_contain_text("α")
+    expect(opened.locator(".ddplab-command span").first).to_contain_text("α")
     opened.get_by_role("button", name="Back to the system").click()
     await_other(opened, "efficiency", at_cap, efficiency, same=True)
     assert await_other(opened, "caps", chosen, at_first[chosen], same=True)
@@ -193,7 +195,7 @@ def test_the_other_tab_and_another_system_are_shown(page: tuple) -> None:
     opened, wrong = page
     opened.get_by_label("Start from").select_option(label="computed: gpt2-large on h100-ib")
     opened.wait_for_selector("text=computed, not measured")
-    command = opened.get_by_label("as a command")
+    command = opened.get_by_role("textbox", name="as a command")
     expect(command).to_have_value(re.compile("--cluster h100-ib"))
     opened.get_by_role("tab", name="Micro-batches").click()
     opened.get_by_label("Plan").select_option(label="optimum (task A3.1)")
@@ -203,15 +205,29 @@ def test_the_other_tab_and_another_system_are_shown(page: tuple) -> None:
     )
     wide = opened.locator(".ddplab-timeline .js-plotly-plot").nth(1).bounding_box()
     assert wide["width"] > 600, "a figure of a tab that was closed has taken its place"
-    small = opened.evaluate(
+    assert letters_too_small(opened) == []
+    opened.get_by_role("tab", name="Clusters").click()
+    at_first = shown(opened, "memory", "optimizer states")
+    opened.get_by_label("Model").first.select_option(label="llama-3.1-8b")
+    fits = json.loads(await_other(opened, "memory", "optimizer states", at_first))
+    opened.get_by_label("Strategy").first.select_option(label="DDP")
+    opened.wait_for_selector("text=does not fit")
+    whole = json.loads(shown(opened, "memory", "optimizer states"))
+    # 64 GPUs share the states of FULL_SHARD, which the page starts with.
+    assert max(whole["y"]) == pytest.approx(64 * max(fits["y"]))
+    assert letters_too_small(opened) == []
+    assert wrong == []
+
+
+def letters_too_small(opened) -> list[str]:
+    """Returns what of the page cannot be read from the last row."""
+    return opened.evaluate(
         """() => Array.from(document.querySelectorAll('.ddplab-explore *'))
             .filter((one) => one.offsetParent && one.childNodes.length
                 && Array.from(one.childNodes).some((n) => n.nodeType === 3 && n.data.trim())
                 && parseFloat(getComputedStyle(one).fontSize) < 18)
             .map((one) => one.outerHTML.slice(0, 80))"""
     )
-    assert small == [], "letters that the last row cannot read"
-    assert wrong == []
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from explore_support import small_system
 from common.cli.explore import check_run
 from common.errors import UserError
 from common.explore.buckets import explore, first_settings, predict_line
+from common.explore.chosen_model import DEFAULT_MODEL, named_model
 from common.explore.known_systems import known_systems, on_cluster
 from common.explore.systems import System
 
@@ -97,7 +98,7 @@ def test_the_command_takes_a_latency_where_one_curve_was_measured(
     "moved", [{}, {"ranks": 512}, {"compute": 0.8}, {"contention": 2.0}, {"compute": 5.0}], ids=str
 )
 def test_the_command_finds_the_same_for_a_cluster(moved: dict, tmp_path: Path) -> None:
-    system = on_cluster("h100-a3mega")
+    system = on_cluster("h100-a3mega", named_model(DEFAULT_MODEL))
     first = first_settings(system, 25.0)
     now = replace(first, **moved)
     line = predict_line(system, now, first)

@@ -177,7 +177,7 @@ def small_gnmt() -> Made:
     "make",
     [
         small_resnet,
-        small_gnmt,
+        pytest.param(small_gnmt, marks=pytest.mark.slow),
         partial(transformer_xl, TINY),
         partial(transformer_xl, replace(TINY, narrower=1)),
         pytest.param(ssd_300, marks=pytest.mark.slow),

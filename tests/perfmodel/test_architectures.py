@@ -88,6 +88,28 @@ SMALL = {
         "patch_size": 8,
         "num_labels": 7,
     },
+    "ResNetForImageClassification": {
+        "embedding_size": 8,
+        "hidden_sizes": [32, 64, 64],
+        "depths": [2, 1, 3],
+        "num_labels": 7,
+        "image_size": 30,
+    },
+    "ResNetForImageClassification basic": {
+        "embedding_size": 8,
+        "hidden_sizes": [8, 16],
+        "depths": [2, 2],
+        "layer_type": "basic",
+        "downsample_in_first_stage": True,
+        "image_size": 30,
+    },
+    "ResNetForImageClassification halves first": {
+        "embedding_size": 8,
+        "hidden_sizes": [16, 32],
+        "depths": [1, 2],
+        "downsample_in_bottleneck": True,
+        "image_size": 30,
+    },
     "T5ForConditionalGeneration": {
         "d_model": 64,
         "d_kv": 24,
@@ -122,7 +144,7 @@ def model_and_architecture(name, sizes, device="meta", **kinds):
     with torch.device(device):
         model = kind(config)
     values = config.to_dict() | {"architectures": [name.split()[0]]}
-    return model, model_of(values, name).architecture(None if "ViT" in name else LENGTH)
+    return model, model_of(values, name).architecture(None if "Image" in name else LENGTH)
 
 
 def registered(name, model):
@@ -135,8 +157,9 @@ def registered(name, model):
 
 
 def inputs(name, samples, device="meta"):
-    if name.startswith("ViT"):
-        return {"pixel_values": torch.zeros(samples, 3, 32, 32, device=device)}
+    if "Image" in name:
+        width = SMALL[name]["image_size"]
+        return {"pixel_values": torch.rand(samples, 3, width, width, device=device)}
     tokens = torch.arange(samples * LENGTH, device=device).reshape(samples, LENGTH) % 90 + 2
     return {"input_ids": tokens} | ({"decoder_input_ids": tokens} if "T5" in name else {})
 
@@ -326,6 +349,11 @@ def test_a_configuration_is_read_from_its_file_or_its_folder(tmp_path):
         ),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder is not modelled"),
         ({"model_type": "vit", "patch_size": 15}, "224 pixels are no multiple of a patch's 15"),
+        ({"model_type": "resnet", "depths": [3, 4]}, "4 hidden_sizes for 2 depths"),
+        ({"model_type": "resnet", "depths": [3, 4, 0, 1]}, "depths is 0; it must be a whole"),
+        ({"model_type": "resnet", "layer_type": "wide"}, "layer_type 'wide'"),
+        ({"model_type": "resnet", "hidden_act": "gelu"}, "hidden_act 'gelu' is not modelled"),
+        ({"model_type": "resnet"}, "takes images, which have no length of 8 tokens"),
         ({"model_type": "mpt", "attn_config": 3}, "attn_config is 3; it must be an object"),
     ],
 )

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from perfmodel_support import MIB, gpt2_parameters, gpt2_ready_order, refused
 
 from common.exercises.cap_search import cap_interval
-from common.perfmodel.buckets import (
-    DdpOptions,
-    assign_buckets,
-    cap_label,
-    ddp_buckets,
-    parse_cap,
-)
+from common.perfmodel.buckets import DdpOptions, assign_buckets, cap_label, ddp_buckets, parse_cap
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
 NUMELS = st.one_of(st.integers(0, 40), st.integers(0, 100_000))

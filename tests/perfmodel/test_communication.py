@@ -29,13 +29,13 @@ CONFIG = GPT2Config.named(  # the worker's
     "gpt2-nano", n_layer=2, vocab_size=1001, n_embd=64, n_positions=32, n_head=4
 )
 QUICK = {
-    2: ["DDP:1", "FULL_SHARD:1", "SHARD_GRAD_OP:2", "MY_FSDP:2", "MY_BUCKETS:2", "MY_ZERO1:1"],
-    3: ["DDP:1", "FULL_SHARD:2"],
+    2: ["DDP:1", "FULL_SHARD:1", "SHARD_GRAD_OP:2", "MY_FSDP:2", "MY_ZERO1:1"],
+    3: [],
     4: ["HYBRID_SHARD:2"],
 }
 OTHERS = {
-    2: ["DDP:2", "FULL_SHARD:2", "SHARD_GRAD_OP:1", "MY_FSDP:1", "MY_DDP:1"],
-    3: ["MY_FSDP:1", "MY_ZERO1:1"],
+    2: ["DDP:2", "SHARD_GRAD_OP:1", "MY_FSDP:1", "MY_DDP:1", "MY_BUCKETS:2"],
+    3: ["DDP:1", "FULL_SHARD:2", "MY_FSDP:1", "MY_ZERO1:1"],
     4: [],
 }
 EVERY_CASE = [(ranks, case) for ranks, cases in QUICK.items() for case in cases]
@@ -52,6 +52,8 @@ def seen(rank_server, slow_chosen, tmp_path_factory) -> dict[tuple[int, str], li
     found: dict[tuple[int, str], list[dict]] = {}
     for ranks, cases in QUICK.items():
         cases = [*cases, *(OTHERS[ranks] if slow_chosen else ())]
+        if not cases:
+            continue
         folder = tmp_path_factory.mktemp("traces")
         done = rank_server.run(WORKER, folder, *cases, ranks=ranks, timeout_s=100)
         assert done.exit_codes == [0] * ranks, "\n".join(done.stderr)

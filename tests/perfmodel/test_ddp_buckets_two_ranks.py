@@ -14,9 +14,7 @@ from perfmodel_support import MIB, gpt2_ready_order
 
 from common.perfmodel.buckets import DdpOptions, ddp_buckets
 
-pytestmark = [
-    pytest.mark.two_ranks,
-]
+pytestmark = [pytest.mark.two_ranks]
 
 WATCHED = [run for run in RUNS if run.watched]
 UNUSED_IN_STATIC_GRAPH = [run for run in WATCHED if run.model == "with_unused" and run.static_graph]

@@ -76,13 +76,7 @@ def test_options_of_the_step_reach_the_backward_pass():
     hook = CastHook("bf16", decompress_s_per_byte=0.25)
     options = StepOptions(DdpOptions(8 / MIB), 1, 1, True, hook)
     expected = simulate_backward(
-        profile,
-        network,
-        8 / MIB,
-        costs=costs,
-        gradient_as_bucket_view=True,
-        hook=hook,
-        in_flight=2,
+        profile, network, 8 / MIB, costs=costs, gradient_as_bucket_view=True, hook=hook, in_flight=2
     )
     assert model.step(StepParts(0.0, 0.0), options).backward == expected
     assert expected != simulate_backward(profile, network, 8 / MIB, costs=costs)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from perfmodel_support import refused
 
 from common.perfmodel.cluster.clusters import load_cluster
+from common.perfmodel.cluster.measured_network import with_measured
 from common.perfmodel.cluster.nccl import NO_RAMP, RAMP, NcclAllReduce, NcclRing, soft_minimum
-from common.perfmodel.collectives import bus_bandwidth
+from common.perfmodel.collectives import MeasuredAllReduce, bus_bandwidth
+from common.perfmodel.tables import AllReduceTable
 
 MIB = 2**20
 A100, H100 = load_cluster("a100-ib"), load_cluster("h100-ib")
@@ -21,6 +23,21 @@ A100, H100 = load_cluster("a100-ib"), load_cluster("h100-ib")
 
 def by_name(model) -> dict:
     return {choice.name: choice for choice in model.choices}
+
+
+def test_a_measured_table_holds_on_its_ranks_and_scales_others() -> None:
+    sizes = np.array([2.0**20, 2.0**26, 2.0**30])
+    model = NcclAllReduce(H100, 16)
+    times = model.time_s(sizes) * [1.0, 3.0, 2.0]
+    measured = with_measured(H100, AllReduceTable(MeasuredAllReduce(sizes, times), None, 16, "x"))
+    assert NcclAllReduce(measured, 16).time_s(sizes) == pytest.approx(times)
+    # Twice as slow from the largest size on, on any number of GPUs and in any collective.
+    for kind in (NcclAllReduce, NcclRing):
+        assert kind(measured, 64).time_s(2**33) == pytest.approx(2 * kind(H100, 64).time_s(2**33))
+    with refused("x", "at most"):
+        with_measured(
+            load_cluster("a10-pcie"), AllReduceTable(MeasuredAllReduce(sizes, times), None, 16, "x")
+        )
 
 
 def test_one_node_of_a100_by_hand() -> None:

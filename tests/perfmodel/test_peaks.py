@@ -50,6 +50,15 @@ REPORTED_GIB = {
 }
 
 
+@pytest.mark.parametrize("name", HARDWARE)
+def test_peaks_follow_from_the_hardware(name: str) -> None:
+    multiprocessors, per_clock, ghz, bus_bits, gbit_per_s = HARDWARE[name]
+    peak = known_peak(name)
+    expected = multiprocessors * per_clock * ghz * 1e9
+    assert peak.flops("float16") == pytest.approx(expected, rel=0.03)
+    assert peak.memory_bytes_per_s == pytest.approx(bus_bits / 8 * gbit_per_s * 1e9, rel=0.03)
+
+
 @pytest.mark.parametrize("name", REPORTED_GIB)
 def test_memory_is_what_drivers_report_and_what_they_keep(name: str) -> None:
     reported = REPORTED_GIB[name] * 2**30

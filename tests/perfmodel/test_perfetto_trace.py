@@ -137,10 +137,7 @@ def test_empty_boxes_are_left_out():
     free = BackwardTimeline(
         0.004, 0.002, 0.002, (BucketEvent(0, (0,), 8, 0.002, 0.002, 0.004, 0.004),)
     )
-    assert [box.name for box in slices(free)] == [
-        "gradients of bucket 1",
-        "all-reduce of bucket 1",
-    ]
+    assert [box.name for box in slices(free)] == ["gradients of bucket 1", "all-reduce of bucket 1"]
     assert copy_starts_s(free) == [0.004]
 
 

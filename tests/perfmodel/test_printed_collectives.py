@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from perfmodel_support import refused
 
-from common.perfmodel.printed_collectives import is_printed, read_printed
+from common.perfmodel.printed.collectives import is_printed, read_printed
 from common.perfmodel.tables import has_samples, read_all_reduce
 
 HEADER = """\

@@ -25,8 +25,8 @@ KINDS += [("reduce_scatter", "block"), ("reduce_scatter", "root")]
 
 
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
-@pytest.mark.parametrize("accumulation", [1, 2, 5])
-def test_a_step_has_the_collectives_that_are_counted_elsewhere(strategy, accumulation):
+@pytest.mark.parametrize(("accumulation", "prefetch"), [(1, 1), (2, 1), (5, 1), (2, 0), (2, 2)])
+def test_a_step_has_the_collectives_that_are_counted_elsewhere(strategy, accumulation, prefetch):
     # step_collectives is held against what two ranks really send (test_communication)
     config = GPT2Config.named("gpt2")
     counted = Counter()
@@ -34,14 +34,15 @@ def test_a_step_has_the_collectives_that_are_counted_elsewhere(strategy, accumul
         counted[part.operation, part.unit] += part.count
     found = Counter()
     for times, exchange in micro_batches(strategy, accumulation):
-        for issue in schedule(["block"] * config.n_layer, exchange):
+        for issue in schedule(["block"] * config.n_layer, exchange, prefetch):
             found[issue.operation, issue.unit] += times
     assert found == counted
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
 @pytest.mark.parametrize("exchange", [Exchange(True, True, True, True), Exchange(reduce=True)])
-def test_collectives_are_issued_in_order_and_before_they_are_needed(exchange):
-    issues = schedule(["block"] * 5, exchange)
+def test_collectives_are_issued_in_order_and_before_they_are_needed(exchange, prefetch):
+    issues = schedule(["block"] * 5, exchange, prefetch)
     assert [issue.ready for issue in issues] == sorted(issue.ready for issue in issues)
     assert all(issue.limit is None or issue.ready <= issue.limit for issue in issues)
     assert all(issue.ready <= segments(5) for issue in issues)
@@ -94,6 +95,33 @@ def test_computation_waits_for_what_it_needs():
     total, _, exposed = step(model(1, 1, 6, 1, 1, layers=2), "FULL_SHARD")
     assert total == pytest.approx(31)
     assert exposed == pytest.approx(31 - 9)
+
+
+def test_what_is_not_gathered_ahead_is_waited_for_behind_what_is_reduced():
+    # Each of four blocks waits for its second gather, three of them also for a reduction before.
+    none_ahead = replace(model(10, 4, 1, 1, 3), prefetch=0)
+    total, _, exposed = step(none_ahead, "FULL_SHARD")
+    assert exposed == pytest.approx((3 + 1) + (1 + 3 * (1 + 1)) + (1 + 3))
+    assert total == pytest.approx(132 + exposed)
+
+
+@pytest.mark.parametrize(("prefetch", "expected_s"), [(0, 19), (1, 19), (2, 15)])
+def test_two_units_ahead_hide_the_gathers_of_short_blocks_beside_a_long_one(prefetch, expected_s):
+    # Root 0-1, long 1-2, which computes 2-12; the first short one is gathered 2-8, the second from
+    # 12 on, when the first computes (12-13), or two ahead 8-14. Heads and reductions take nothing.
+    forward = {"long": np.array([10.0]), "short": np.array([1.0]), "root": np.array([0.0])}
+    gathers = {"long": 1.0, "short": 6.0, "root": 1.0}
+    calls = {("all_gather", unit): np.array([time]) for unit, time in gathers.items()}
+    calls |= {("reduce_scatter", unit): np.zeros(1) for unit in gathers}
+    sharded = ShardedModel(
+        blocks=("long", "short", "short"),
+        forward_s=forward,
+        backward_s=dict.fromkeys(forward, np.zeros(1)),
+        collective_s=calls,
+        copy_s=dict.fromkeys(calls, np.zeros(1)),
+        prefetch=prefetch,
+    )
+    assert step(sharded, "SHARD_GRAD_OP")[0] == pytest.approx(expected_s)
 
 
 def test_micro_batches_gather_again_or_not_and_reduce_once():

@@ -26,7 +26,6 @@ from common.perfmodel.scaling.scaled_step import (
     predict,
     propose,
     smallest_that_suffices,
-    to_frame,
 )
 from common.perfmodel.scaling.step_model import LinearTime, PassTimes, calibrated
 
@@ -314,15 +313,10 @@ def test_proposals_reach_the_target_with_the_smallest_change():
     assert not by_kind["bucket_cap_mb"].global_batch_changed
     assert found[-1].kind == "network"
     assert all(each.gain >= 0.03 for each in found)
-    frame = to_frame(found)
-    assert len(frame) == len(found)
-    assert frame["predicted_speedup"].tolist() == [each.predicted_speedup for each in found]
-    assert {"kind", "change", "accumulation", "bucket_cap_mb"} <= set(frame.columns)
 
 
 def test_nothing_is_proposed_where_nothing_helps():
     assert propose(make_model(AlphaBeta(0.0, 1e15))) == []
-    assert to_frame([]).empty
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,7 @@ def arm(
 
 # The slowest rank's medians are 100, 110 and 130 ms: the machine drifts from round to round.
 LOCAL = arm(
-    *("local", 0, 0),
-    {0: [(98, 99), (100, 90), (1, 140)], 1: [(110, 109)] * 2, 2: [(130, 120)] * 2},
+    *("local", 0, 0), {0: [(98, 99), (100, 90), (1, 140)], 1: [(110, 109)] * 2, 2: [(130, 120)] * 2}
 )
 # DDP's bookkeeping adds 6, 4 and 5 ms in its rounds: 5 ms.
 BOOKKEEPING = arm("bookkeeping", 0, 0, {0: [(106, 90)], 1: [(114, 90)], 2: [(135, 90)]})

@@ -208,19 +208,12 @@ def opened(folder: Path, chromium) -> Iterator:
         context.close()
 
 
-def test_a_page_never_scrolls_sideways(opened) -> None:
+def test_a_page_never_scrolls_sideways_and_its_lines_are_short(opened) -> None:
     page = opened(WIDTHS[0])
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width
     assert page.errors == []
-
-
-@pytest.mark.parametrize(
-    "width", [*(pytest.param(one, marks=pytest.mark.slow) for one in WIDTHS[:-1]), WIDTHS[-1]]
-)
-def test_lines_are_short(opened, width: int) -> None:
-    page = opened(width)
     # letters of the longest line of any paragraph, by where its letters stand
     longest = page.evaluate("""() => Math.max(...[...document.querySelectorAll("main p")].map(p => {
         const walk = document.createTreeWalker(p, NodeFilter.SHOW_TEXT), lines = new Map();
@@ -266,15 +259,7 @@ def test_the_contents_are_closed_above_the_text_of_a_narrow_window(opened) -> No
     assert first <= second
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"),
-    [
-        (360, "dark"),
-        pytest.param(360, "light", marks=pytest.mark.slow),
-        pytest.param(1300, "dark", marks=pytest.mark.slow),
-        (1300, "light"),
-    ],
-)
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1300, "light")])
 def test_axe_finds_nothing(opened, scheme: str, width: int) -> None:
     page = opened(width, color_scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")

@@ -54,7 +54,7 @@ def test_complete_cases_are_taken_over_with_their_samples_and_judged_anew(
     path = run_study(study, str(tmp_path / "new"), StageProgress())
     [row] = pd.read_csv(path / "cases.csv").to_dict("records")
     assert (row["recommended"], row["share"], row["rounds"]) == ("1 MiB", 0.1, 12)
-    assert row["best_of_sweep"] == "hidden by noise"  # of two rounds
+    assert row["best_of_sweep"] == "not settled: 2 more rounds"
     assert row["regret"] == pytest.approx(0.004)
     assert row["default_regret"] == pytest.approx(0.03)
     assert row["half_width"] == pytest.approx(0, abs=1e-9)

@@ -106,6 +106,23 @@ def test_machines_that_measured_the_same_have_a_series_each(tmp_path: Path) -> N
     rows = [row(gpus, note=f"{host} {gpus}x H100") for host in ("A", "B") for gpus in (1, 8)]
     scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
     assert scored_rows["series"].tolist() == [0, 0, 1, 1]
+    assert score(scored_rows, "scaling, several machines")["count"] == 0
+
+
+def test_the_other_machines_are_a_rival_where_three_measured_the_same(tmp_path: Path) -> None:
+    rows = []
+    for host, share in (("A", 0.99), ("B", 0.9), ("C", 0.8)):
+        rows += [row(1, note=f"{host} 1x", throughput=2.0)]
+        rows += [row(8, note=f"{host} 8x", throughput=8 * 2.0 * share)]
+    scored_rows = scored(written(tmp_path / "rows.csv", rows), tenth_off)
+    errors = [0.85 / 0.99 - 1, 0.895 / 0.9 - 1, 0.945 / 0.8 - 1]
+    assert scored_rows["repeat_error"].dropna().tolist() == pytest.approx(errors)
+    chosen = score(scored_rows, "scaling, several machines")
+    assert (chosen["count"], chosen["repeat"]) == (3, pytest.approx(1 - 0.85 / 0.99))
+    lossy = score(scored_rows, "scaling, several machines, 3% lost or more")
+    assert (lossy["count"], lossy["repeat"]) == (2, pytest.approx((errors[2] - errors[1]) / 2))
+    # What is predicted is 1.1 / (1 + 7 · LOSS) of the anchor: a loss of 19 %.
+    assert score(scored_rows, "scaling, 3% predicted or more")["count"] == 3
 
 
 def test_a_unit_that_cannot_be_converted_is_counted_and_still_scales(tmp_path: Path) -> None:

@@ -19,9 +19,7 @@ from common.scheduling.modes import MODES, SAME_BATCH
 from common.training.micro_batches.config import MicroBatchConfig
 from common.training.texts.task import open_task
 
-pytestmark = [
-    pytest.mark.two_ranks,
-]
+pytestmark = [pytest.mark.two_ranks]
 WORKER = Path(__file__).with_name("micro_batch_runs_worker.py")
 DATASETS = Path(__file__).resolve().parents[3] / "shared" / "datasets"
 ORIGINAL = (

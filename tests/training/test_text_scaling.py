@@ -21,12 +21,7 @@ from common.models.text_classifier import TextClassifier, TextClassifierConfig
 from common.runtime.group.process_group import Worker
 from common.runtime.processes.ranks import Ranks
 from common.training.texts.config import TextScalingConfig
-from common.training.texts.data import (
-    Collate,
-    IndexedTexts,
-    LoaderOptions,
-    open_loader,
-)
+from common.training.texts.data import Collate, IndexedTexts, LoaderOptions, open_loader
 from common.training.texts.files import FOLDER, known_experiments, parse_experiment
 
 CPU = torch.device("cpu")

@@ -18,8 +18,6 @@ from common.training.config import TrainingConfig
 
 ROOM = 0.01  # for messages on their way
 ATTEMPTS = 5
-QUICK = [6]  # FULL_SHARD with two micro-batches of 4
-OTHERS = [number for number in range(len(CASES)) if number not in QUICK]
 
 
 def predicted_bytes(config: TrainingConfig) -> int:
@@ -33,15 +31,13 @@ def predicted_bytes(config: TrainingConfig) -> int:
     return predict_memory(workload, Sharding(config.strategy, 2, views)).peak_bytes
 
 
+@pytest.mark.slow  # in kind: tests/perfmodel/test_sharding.py
 @pytest.mark.two_ranks
-@pytest.mark.parametrize(
-    "cases", [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["quick", "others"]
-)
-def test_each_strategy_takes_the_memory_that_is_predicted(rank_server, tmp_path, cases):
+def test_each_strategy_takes_the_memory_that_is_predicted(rank_server, tmp_path):
     # What one of gloo's threads frees, because it is the last to let go of a gradient, the watch
     # does not see: now and then a step's peak is too high, and never too low. So a case whose peak
     # is too high is run again, and each rank's least counts.
-    predicted = {number: predicted_bytes(CASES[number]) for number in cases}
+    predicted = {number: predicted_bytes(CASES[number]) for number in range(len(CASES))}
     tokens = tmp_path / "tokens.bin"
     write_shard(tokens, np.arange(5000) % 8192)
     least = {number: np.full(2, np.inf) for number in predicted}

@@ -80,10 +80,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [("SIGTERM", 1), pytest.param("SIGUSR1", 1, marks=pytest.mark.slow), ("SIGUSR1", 2)],
-)
+@pytest.mark.parametrize(("name", "ranks"), [("SIGTERM", 1), ("SIGUSR1", 2)])
 def test_a_signal_saves_and_the_same_command_goes_on(run, undisturbed, tmp_path, name, ranks):
     """On two ranks only the last one hears of it, and all stop after the same step."""
     flags = ("--checkpoint_dir", tmp_path / "checkpoints")
@@ -138,15 +135,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", folder], check=False, capture_output=True)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "asynchronous"),
-    [
-        (1, "off"),
-        (2, "on"),
-        pytest.param(1, "on", marks=pytest.mark.slow),
-        pytest.param(2, "off", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "asynchronous"), [(1, "off"), (2, "on")])
 def test_a_full_disk_leaves_the_last_good_checkpoint(
     run, undisturbed, small_disk, tmp_path, ranks, asynchronous
 ):

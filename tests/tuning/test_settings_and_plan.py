@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.tuning.ddp_setting import DdpSetting, short_cap
-from common.tuning.plan import (
+from common.perfmodel.buckets import short_cap
+from common.tuning.ddp_setting import DdpSetting
+from common.tuning.tune_settings import TuneSettings
+from common.tuning.visit_plan import (
     FEWEST_FINAL,
     MOST_FINAL,
     MOST_WITH_TIME_LEFT,
     ROUNDS_PER_LEVEL,
+    halved,
     plan_visits,
     rounds_with_time_left,
     with_final_rounds,
 )
-from common.tuning.tune_settings import TuneSettings
 
 
 @given(low=st.integers(1, 2**40), more=st.integers(0, 2**40))
@@ -98,3 +101,22 @@ def test_rounds_with_time_left_fit_into_it(done, left):
 def test_more_visits_never_make_a_poorer_choice(visits, more):
     fewer, plan = plan_visits(visits, 8, (1, 2)), plan_visits(visits + more, 8, (1, 2))
     assert sum(plan.levels) >= sum(fewer.levels)
+
+
+@pytest.mark.parametrize("reference", [None, "default"])
+def test_halving_ranks_by_all_rounds_so_far_and_puts_what_died_behind(reference):
+    """A round is twice as slow for all; b is the fastest of its level, and then a in two rounds."""
+    seconds = {
+        0: [{"default": 9, "a": 5, "b": 4, "c": 7}, {"default": 18, "a": 10, "b": 8, "c": 14}],
+        1: [{"default": 9, "a": 2, "b": 4}, {"default": 18, "a": 4, "b": 8}],
+    }
+    visited, rows = [], []
+
+    def times_after(level, arms):
+        visited.append(arms)
+        rows.extend(seconds[level])
+        return pd.DataFrame(rows)
+
+    ranked = halved(["a", "dead", "b", "c", "later"], [4, 2], times_after, str, reference)
+    assert visited == [["a", "dead", "b", "c"], ["b", "a"]]
+    assert ranked == ["a", "b", "c", "dead", "later"]

@@ -125,10 +125,7 @@ def longer_costs(
 
 
 def case_of(
-    facts: pd.Series,
-    tables: dict[str, pd.DataFrame],
-    lost: SecondsBySize | None,
-    copies_s: float,
+    facts: pd.Series, tables: dict[str, pd.DataFrame], lost: SecondsBySize | None, copies_s: float
 ) -> JudgedCase:
     """Makes a case from its rows in the study's tables, by the tables' names.
 

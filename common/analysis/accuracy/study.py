@@ -19,12 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.accuracy.case import (
-    JudgedCase,
-    caps_of,
-    case_of,
-    lost_to_messages,
-)
+from common.analysis.accuracy.case import JudgedCase, caps_of, case_of, lost_to_messages
 from common.analysis.buckets.sweep import regret_of
 from common.analysis.runs import Run, age
 from common.csv_tables import read_table
@@ -33,13 +28,7 @@ from common.judged import FIRST_PAGE_ROUNDS, fastest
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize, of_size
-from common.perfmodel.expected_error import (
-    ERROR_COLUMNS,
-    LATENCY,
-    LOOPBACK,
-    REGIMES,
-    interval_s,
-)
+from common.perfmodel.expected_error import ERROR_COLUMNS, LATENCY, LOOPBACK, REGIMES, interval_s
 from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
 from common.runtime.paths import project_root
 from common.samples import MOST_NOISE, per_round
@@ -223,8 +212,7 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
     low, high = np.array([bands[cap] for cap in caps]).T
     measured_ms, predicted_ms = table["measured_ms"], table["predicted_ms"]
     return table.assign(
-        inside=(low <= measured_ms) & (measured_ms <= high),
-        chance=(high - low) / 2 / predicted_ms,
+        inside=(low <= measured_ms) & (measured_ms <= high), chance=(high - low) / 2 / predicted_ms
     )
 
 

@@ -6,9 +6,9 @@ import pandas as pd
 
 from common.analysis.accuracy.study import CHOICES, LONGER, OTHERS, JudgedStudy
 from common.analysis.show import Table
-from common.judged import Verdict
+from common.judged import FIRST_PAGE_ROUNDS, Judged, Verdict
 from common.perfmodel.model import CURVE, FULL, LINE, SEVERAL
-from common.samples import MOST_NOISE
+from common.samples import MOST_NOISE, median
 
 NOISE = "noise"
 SINGLE = "one bucket after the pass"
@@ -57,14 +57,24 @@ OFF_CASES = {
 
 def regret_summary(study: JudgedStudy) -> Table:
     """Returns a row per way to choose the cap: what it costs beside the best measured cap."""
-    regrets = study.regrets()
-    rows = [
-        (name, len(measured), measured.median(), measured.max())
-        for name in CHOICES
-        if len(measured := regrets[f"regret of {name}"].dropna())
-    ]
-    frame = pd.DataFrame(rows, columns=["choice", "cases", "regret, median", "regret, worst"])
-    return Table(frame, {"regret, median": SHARE, "regret, worst": SHARE})
+    regrets, rows = study.regrets(), []
+    for name in CHOICES:
+        if len(measured := regrets[f"regret of {name}"].dropna()):
+            middle = median_regret(study, name).interval
+            text = middle.text(SHARE, "case")
+            rows.append((name, len(measured), middle.estimate, text, measured.max()))
+    columns = ["choice", "cases", "regret, median", "95 % over cases", "regret, worst"]
+    return Table(pd.DataFrame(rows, columns=columns), dict.fromkeys(columns[2::2], SHARE))
+
+
+def median_regret(study: JudgedStudy, name: str) -> Judged:
+    """Judges the median over cases of what a choice of cap costs (one of ``CHOICES``)."""
+    return Judged(
+        median(study.regrets()[f"regret of {name}"].dropna()),
+        null=0.0,
+        population="cases of the study",
+        least_rounds=FIRST_PAGE_ROUNDS,
+    )
 
 
 def regret_facts(study: JudgedStudy) -> dict[str, str]:

@@ -13,17 +13,21 @@ import pandas as pd
 
 from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run
 from common.analysis.buckets.networks import NetworkRun
-from common.analysis.buckets.sweep import Accuracy
+from common.analysis.buckets.sweep import Accuracy, BucketSweep
+from common.analysis.show import judged_format
+from common.judged import Judged
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import as_alpha_beta
 from common.perfmodel.ddp.step import StepOptions
-from common.perfmodel.model import SEVERAL, SLOWEST, DdpModel, Predictor
+from common.perfmodel.model import CURVE, FULL, SEVERAL, SLOWEST, DdpModel, Predictor
 from common.perfmodel.samples import ReadySamples
 from common.perfmodel.tables import read_ready_samples, read_step_parts
 from common.runtime.records.run_directory import find_table
+from common.samples import paired_difference, student
 
 OWN_SPEED = "full model, sweep's own speed"
 AT_OWN_SPEED = "at the sweep's own speed"
+REMOVED = "of the error above, gone"
 COST_TERMS = {
     "copies in": "copy_in",
     "copies out": "copy_out",
@@ -36,6 +40,7 @@ EXPOSED = {
     "bucket_cap_mib": "cap (MiB)",
     "predicted_ms": "exposed, predicted (ms)",
     "recorded_ms": "exposed, DDP's record (ms)",
+    "judged": ("record over prediction, by rounds (ms)", judged_format("{:+.1f}")),
 }
 """Titles of ``exposed_communication``."""
 WHOLE_STEPS = {
@@ -61,8 +66,8 @@ def compare(run: Assignment2Run) -> dict[str, Accuracy]:
     One more is no prediction: it takes the speed of computation from the sweep's own rounds, and so
     shows what the terms of communication alone are worth.
     """
-    predictors = run.model.ladder() | {OWN_SPEED: own_speed_model(run).backward_s}
-    return {name: run.sweep.accuracy_of(predict) for name, predict in predictors.items()}
+    at_own_speed = run.sweep.accuracy_of(own_speed_model(run).backward_s)
+    return of_ladder(run.model, run.sweep) | {OWN_SPEED: at_own_speed}
 
 
 def compare_at_own_speed(run: Assignment2Run) -> dict[str, Accuracy]:
@@ -71,8 +76,12 @@ def compare_at_own_speed(run: Assignment2Run) -> dict[str, Accuracy]:
     Where the speed changed between two benchmarks, a model that lacks a term may be closer than
     one that has it, as two errors make up for each other. Here they cannot.
     """
-    ladder = own_speed_model(run).ladder()
-    return {name: run.sweep.accuracy_of(predict) for name, predict in ladder.items()}
+    return of_ladder(own_speed_model(run), run.sweep)
+
+
+def of_ladder(model: DdpModel, sweep: BucketSweep) -> dict[str, Accuracy]:
+    """Evaluates every rung of a model's ladder on a sweep."""
+    return {name: sweep.accuracy_of(predict) for name, predict in model.ladder().items()}
 
 
 def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
@@ -88,8 +97,9 @@ def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
 def summary(
     accuracies: dict[str, Accuracy], own_speed: Mapping[str, Accuracy] | None = None
 ) -> pd.DataFrame:
-    """Tabulates one row per model: median and worst error, the measured cap it would choose,
-    the regret of that, and whether the regret is told from noise.
+    """Tabulates one row per model: median and worst error, how much of the error of the model
+    before it goes (over rounds), the measured cap it would choose, the regret of that, and whether
+    the regret is told from noise.
 
     Args:
         accuracies: Result of ``compare``.
@@ -101,19 +111,57 @@ def summary(
         at_own = [own_speed[name].median_error for name in table["model"]]
         table.insert(3, AT_OWN_SPEED, at_own)
         return table
+    removed = removed_errors(accuracies)
+    claims = len(removed.columns)
+    judged = {
+        name: Judged(student(rounds, claims=claims), null=0.0, **accuracies[name].conditions)
+        for name, rounds in removed.items()
+    }
     return pd.DataFrame(
         [
             {
                 "model": name,
                 "median error": accuracy.median_error,
+                REMOVED: judged_format("{:.1%}")(judged[name]) if name in judged else "–",
                 "worst error": accuracy.worst_error,
                 "chosen cap (MiB)": accuracy.predicted_best_mib,
                 "regret": accuracy.regret.estimate,
-                "told from noise": str(accuracy.regret.verdict),
+                "told from noise": accuracy.regret.said,
             }
             for name, accuracy in accuracies.items()
         ]
     )
+
+
+def removed_errors(accuracies: Mapping[str, Accuracy]) -> pd.DataFrame:
+    """Returns how much of the median error goes with each model's term, the models in the order
+    of their terms: a row per round, a column per model but the first."""
+    ladder = {name: accuracies[name].errors_by_round for name in accuracies if name != OWN_SPEED}
+    return -pd.DataFrame(ladder).diff(axis=1).iloc[:, 1:]
+
+
+def simpler_models(
+    models: Mapping[str, Accuracy], own_speed: Mapping[str, Accuracy]
+) -> dict[str, str]:
+    """Returns the median errors without copies and contention, and at the sweep's own speed.
+
+    Args:
+        models: result of ``compare``.
+        own_speed: result of ``compare_at_own_speed``.
+    """
+    more = judged_format("{:+.1%}")(error_without(models, CURVE))
+    return {
+        "median error without copies and contention": f"{models[CURVE].median_error:.1%}",
+        "more than with both, by rounds": more,
+        "median error at the sweep's own speed": f"{own_speed[FULL].median_error:.1%}",
+        "median error without both, at that speed": f"{own_speed[CURVE].median_error:.1%}",
+    }
+
+
+def error_without(models: Mapping[str, Accuracy], simpler: str) -> Judged:
+    """Judges by how much a simpler model's median error is larger than the full one's."""
+    rounds = models[simpler].errors_by_round, models[FULL].errors_by_round
+    return Judged(paired_difference(*rounds), null=0.0, **models[FULL].conditions)
 
 
 def ready_samples(run: Assignment2Run) -> ReadySamples:
@@ -165,13 +213,16 @@ def exposed_communication(run: Assignment2Run) -> pd.DataFrame:
     that ``Reducer::mark_variable_ready`` queues, where the end of computation is noted, to the end
     of ``finalize_backward``.
 
-    Columns: bucket_cap_mib, predicted_ms, recorded_ms (of the rank that waits for nobody).
+    Columns: bucket_cap_mib, predicted_ms, recorded_ms (of the rank that waits for nobody), judged
+    (recorded − predicted in ms, over rounds; the intervals of all caps hold at once).
     """
-    rows = [
-        (cap, run.model.at_cap(cap).exposed_communication_s * 1e3, run.exposed_ms[cap])
-        for cap in run.exposed_ms.index
-        if cap in run.sweep.measured_s()
-    ]
+    caps = [cap for cap in run.exposed_ms.index if cap in run.sweep.measured_s()]
+    rounds_ms, rows = run.exposed_rounds_ms, []
+    for cap in caps:
+        predicted_ms = run.model.at_cap(cap).exposed_communication_s * 1e3
+        more_ms = student(rounds_ms[cap] - predicted_ms, claims=len(caps))
+        judged = Judged(more_ms, null=0.0, **run.conditions)
+        rows.append((cap, predicted_ms, run.exposed_ms[cap], judged))
     return pd.DataFrame(rows, columns=list(EXPOSED))
 
 

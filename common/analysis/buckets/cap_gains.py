@@ -1,4 +1,4 @@
-"""What the best cap gains over DDP's default, by the size of a model's gradients and the network.
+"""Computes what the best cap gains over DDP's default, by size of the gradients and network.
 
 DDP's default is a first bucket of 1 MiB and others of 25. Of gradients that fit into two buckets it
 leaves nothing to overlap, and another cap gains much; of large ones it makes many buckets. So a
@@ -65,7 +65,7 @@ GRADIENTS = {
 
 @dataclass(frozen=True)
 class Passes:
-    """Where backward passes would run.
+    """A network, or a cluster, on which backward passes would run.
 
     Attributes:
         network: name of the network, or of the cluster.

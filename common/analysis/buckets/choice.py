@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
 
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import DEFAULT_NAME, Accuracy, BucketSweep
-from common.judged import DISTURBED, Fastest, Judged, Verdict
+from common.analysis.show import judged_format
+from common.judged import DISTURBED, Fastest, Judged
 from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.model import DdpModel
 from common.runtime.wording import counted
+from common.samples import student
 
 ACCURACY = {
-    "error.verdict": "median error can be told from noise",
+    "error.said": "median error can be told from noise",
     "median_error": ("median error of T(b)", "{:.1%}"),
     "worst_error": ("worst error of T(b)", "{:.1%}"),
     "noise_floor": ("noise floor", "{:.1%}"),
@@ -25,6 +26,11 @@ ACCURACY = {
     ),
 }
 """Titles of ``sweep.Accuracy``: the prediction's errors beside the measurement's own noise."""
+ERRORS = {
+    **dict.fromkeys(("bucket_cap_mib", "num_buckets", "predicted_ms", "measured_ms", "error")),
+    "judged": ("over the rounds, 95 %", judged_format("{:+.1%}")),
+}
+"""Titles of ``judged_errors``."""
 SEARCH = {
     "candidates": ("distinct bucketings", lambda candidates: f"{len(candidates)}"),
     "cap_mib": ("b*, predicted to be the fastest", "{:.3g} MiB"),
@@ -35,6 +41,9 @@ MOST_INTERVALS = 4
 """Number of intervals of caps that are listed one by one."""
 TOUCHING = 1.01
 """Ratio of two ends up to which neighbouring intervals are shown as one."""
+
+
+gain_text = judged_format("{:.1%}")
 
 
 def near_text(best: BestCap) -> str:
@@ -71,16 +80,21 @@ def cap_or_ties(which: Fastest | None) -> str:
     if which.lead.is_settled:
         return f"{which.arm:g} MiB"
     if which.lead.machine == DISTURBED or which.lead.rounds < which.lead.least_rounds:
-        return f"{which.lead.verdict}, {which.lead.reason}"
+        return which.lead.said
     tied = _joined([f"{cap:g}" for cap in which.tied], "and")
     return f"{counted(len(which.tied), 'cap')} are tied: {tied} MiB"
+
+
+def judged_errors(accuracy: Accuracy) -> pd.DataFrame:
+    """Returns the table of a prediction's accuracy with each error as it may be said, judged."""
+    return accuracy.table.assign(judged=[*accuracy.errors.values()])
 
 
 def choice_facts(accuracy: Accuracy, best: BestCap) -> dict[str, str]:
     """Returns the cap that the model chooses, of the measured ones and of all, and its cost."""
     chosen = accuracy.predicted_best_mib
     facts = {
-        "regret can be told from noise": str(accuracy.regret.verdict),
+        "regret can be told from noise": accuracy.regret.said,
         "predicted best of the measured caps": f"{chosen:g} MiB",
         "measured best": cap_or_ties(accuracy.best),
         "regret of the prediction": f"{accuracy.regret.estimate:.1%}",
@@ -108,16 +122,7 @@ def spread_facts(accuracy: Accuracy) -> dict[str, str]:
 
 def ratio_or_verdict(ratio: Judged) -> str:
     """Returns a ratio, or why there is none."""
-    return f"{ratio.estimate:.2f}" if ratio.is_settled else str(ratio.verdict)
-
-
-def gain_text(gain: Judged) -> str:
-    """Returns a share with its interval, and what it is worth where it is not settled."""
-    if gain.verdict is Verdict.NOT_MEASURED:
-        return str(gain.verdict)
-    low, high = gain.interval.low, gain.interval.high
-    ends = "" if math.isnan(low) else f" ({low:.1%} to {high:.1%})"
-    return f"{gain.estimate:.1%}{ends}" + ("" if gain.is_settled else f": {gain.verdict}")
+    return f"{ratio.estimate:.2f}" if ratio.is_settled else ratio.said
 
 
 def default_facts(model: DdpModel, sweep: BucketSweep, accuracy: Accuracy) -> dict[str, str]:
@@ -146,17 +151,24 @@ def gap_facts(run: Assignment2Run, accuracy: Accuracy) -> dict[str, str]:
     compute_ms = (run.profile.backward_s - run.local_s) * 1e3
     other_ms = gap_ms - compute_ms
     worst = accuracy.table.loc[other_ms.abs().idxmax()]
-    larger = "computation" if abs(compute_ms) > other_ms.abs().median() else "communication"
+    in_ms = judged_format("{:+.1f} ms")
     return {
         "predicted − measured, mean over caps": f"{gap_ms.mean():+.1f} ms",
         "pass alone, where gradients were timed": f"{run.profile.backward_s * 1e3:.1f} ms",
         "pass alone, among the sweep's rounds": f"{run.local_s * 1e3:.1f} ms",
+        "the second over the first, by rounds": judged_format()(run.local_over_timed),
         "part of computation": f"{compute_ms:+.1f} ms",
-        "part of communication, median": f"{other_ms.median():+.1f} ms",
+        "part of communication, median, by rounds": in_ms(communication_gap(run, accuracy)),
         "part of communication, largest": f"{other_ms.loc[worst.name]:+.1f} ms at "
         f"{worst['bucket_cap_mib']:g} MiB",
-        "larger part": larger,
     }
+
+
+def communication_gap(run: Assignment2Run, accuracy: Accuracy) -> Judged:
+    """Judges predicted − measured without computation's part, in ms: the median over caps."""
+    computed_ms = (run.profile.backward_s - run.local_s) * 1e3
+    other_ms = accuracy.table["predicted_ms"].to_numpy() - accuracy.rounds - computed_ms
+    return Judged(student(other_ms.median(axis=1)), null=0.0, **accuracy.conditions)
 
 
 EQUATION, SIMULATION = "equation", "simulation"

@@ -6,12 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from common.analysis.buckets.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
+from common.analysis.buckets.sweep import (
+    BucketSweep,
+    exposed_record,
+    exposed_steps,
+    local_backward_s,
+    local_steps_ms,
+    read_sweep,
+)
 from common.analysis.comparable import Measured, require_same, require_same_settings
 from common.analysis.runs import Run, choose_folder, is_recorded, origin
 from common.errors import UserError
+from common.judged import Judged
 from common.perfmodel.calibration import Calibration, calibrated_model, read_calibration
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import BUCKET_VIEW
@@ -19,6 +28,7 @@ from common.perfmodel.model import DdpModel
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table
+from common.samples import paired_ratio, student
 
 WRITTEN_BY = {
     "gradient-ready-times.csv": "train_benchmark",
@@ -99,6 +109,32 @@ class Assignment2Run:
             added_latency_s=added_latency_s(self.settings),
             gradient_as_bucket_view=bool(self.settings.get(BUCKET_VIEW)),
         )
+
+    @property
+    def copies(self) -> Judged:
+        """Judges the ms that DDP over one rank, which sends nothing, adds to the backward pass."""
+        folder = _path_of(self.run_dir, "overlap-times.csv").parent
+        added_ms = self.calibration.overlap.bookkeeping_s * 1e3
+        return Judged(student(added_ms), null=0.0, machine=Run(folder, folder).machine_state)
+
+    @property
+    def local_over_timed(self) -> Judged:
+        """Judges the pass without DDP among the sweep's rounds over that of the profile."""
+        path = _path_of(self.run_dir, "local-times.csv")
+        rounds_ms = local_steps_ms(path).groupby("round").median()
+        timed_ms = np.full(len(rounds_ms), self.profile.backward_s * 1e3)
+        return Judged(paired_ratio(rounds_ms, timed_ms), **self.conditions)
+
+    @property
+    def exposed_rounds_ms(self) -> pd.DataFrame:
+        """Returns ``exposed_ms`` of each round: a row per round, a column per cap."""
+        steps_ms = exposed_steps(_path_of(self.run_dir, "ddp-overlap-times.csv"))
+        return steps_ms.groupby(["round", "bucket_cap_mib"]).median().unstack()
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Returns the state of the machine during the sweep, as ``Judged`` takes it."""
+        return {"machine": self.sweep.machine}
 
     @property
     def gradient_mib(self) -> float:

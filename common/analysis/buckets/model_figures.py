@@ -56,8 +56,7 @@ def timeline(timeline_: BackwardTimeline, caption: str, title: str = "") -> Figu
         axes.axvspan(end, total, color=RED, alpha=0.15, linewidth=0)
         axes.text(total, 1.42, f"exposed {total - end:.1f} ms", color=RED, ha="right", va="bottom")
         axes.set_yticks([0, 1], ["all-reduce\nof bucket", "backward\npass"])
-        axes.set_ylim(-0.5, 1.75)
-        axes.set_xlim(0, total * 1.01)
+        axes.set(ylim=(-0.5, 1.75), xlim=(0, total * 1.01))
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("time since the backward pass began (ms)")
         axes.set_title(title, loc="left", fontsize=9.5)
@@ -65,10 +64,7 @@ def timeline(timeline_: BackwardTimeline, caption: str, title: str = "") -> Figu
 
 
 def predicted_and_measured(
-    predicted: BackwardTimeline,
-    measured: BackwardTimeline | None,
-    caption: str,
-    title: str = "",
+    predicted: BackwardTimeline, measured: BackwardTimeline | None, caption: str, title: str = ""
 ) -> Figure:
     """Draws computation, all-reduces and copies of each pass; where only one is known, that one.
 
@@ -116,8 +112,7 @@ def _draw_pass(axes: Axes, timeline_: BackwardTimeline, longest_ms: float) -> No
     total_ms, end_ms = timeline_.total_s * 1e3, timeline_.compute_end_s * 1e3
     axes.axvspan(end_ms, total_ms, color=RED, alpha=0.12, linewidth=0)
     axes.set_yticks(list(ROWS.values()), list(ROWS))
-    axes.set_ylim(-0.45, 2.45)
-    axes.set_xlim(0, longest_ms * 1.01)
+    axes.set(ylim=(-0.45, 2.45), xlim=(0, longest_ms * 1.01))
     axes.grid(axis="y", visible=False)
 
 
@@ -243,8 +238,7 @@ def ready_times(names: Sequence[str], ready_s, sizes_bytes, caption: str) -> Fig
             fontsize=8.5,
             arrowprops={"arrowstyle": "->", "color": GREY},
         )
-        axes.set_xlabel("time since the backward pass began (ms)")
-        axes.set_ylabel("gradients ready (MiB)")
+        axes.set(xlabel="time since the backward pass began (ms)", ylabel="gradients ready (MiB)")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
     return fig

@@ -235,8 +235,8 @@ def summary(networks: Networks) -> pd.DataFrame:
                 "regret": accuracy.regret.estimate,
                 GAIN: gain_text(run.gain_over_default(accuracy.predicted_best_mib)),
                 "contention": run.contention,
-                "error told from noise": str(accuracy.error.verdict),
-                "regret told from noise": str(accuracy.regret.verdict),
+                "error told from noise": accuracy.error.said,
+                "regret told from noise": accuracy.regret.said,
             }
         )
     return pd.DataFrame(rows)

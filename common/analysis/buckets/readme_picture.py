@@ -21,13 +21,14 @@ from common.analysis.buckets.sweep import Accuracy
 from common.analysis.runs import recorded_assignment
 from common.analysis.style import BLUE, GREY, SMALLEST_CAP_MIB, cap_axis, figure
 from common.errors import UserError
+from common.judged import Verdict
 from common.perfmodel.ddp.best_cap import BestCap
 from common.runtime.script import run_script
 
 COMMAND = "uv run python -m common.analysis.buckets.readme_picture"
 PICTURE = "assignments/assignment2/bucket-sweep.png"
 SIZE = (5.4, 3.5)
-"""In inches: a README shows them on 700 pixels, on which the smallest letters are 12 high."""
+"""Inches across and down: a README shows them on 700 pixels, the smallest letters 12 high."""
 PIXELS_PER_INCH = 260
 """Twice what a README shows, for screens that have them."""
 
@@ -68,8 +69,13 @@ def slowest_network(run_dir: str = "") -> NetworkRun:
 
 
 def caption(run: NetworkRun) -> str:
-    """Returns hardware, date, source and the command, as Markdown."""
-    return f"*{run.caption}.* Drawn by `{COMMAND}`."
+    """Returns hardware, date, source, rounds that lack, and the command, as Markdown."""
+    best = run.accuracy().best
+    lacking = ""
+    if best is not None and best.lead.verdict is Verdict.OPEN:
+        lead = best.lead
+        lacking = f" No measured cap is called best: {lead.rounds} rounds of {lead.least_rounds}."
+    return f"*{run.caption}.*{lacking} Drawn by `{COMMAND}`."
 
 
 def notes(run: NetworkRun) -> dict[str, str | None]:
@@ -84,7 +90,10 @@ def notes(run: NetworkRun) -> dict[str, str | None]:
 
 
 def draw(run: NetworkRun) -> Figure:
-    """Draws T(b) from zero: a line of what is predicted, points with quartiles, both bests."""
+    """Draws T(b) from zero: a line of what is predicted, points with quartiles, both bests.
+
+    Of too few rounds no measured one is marked.
+    """
     best = run.model.best_cap()
     alone_ms = run.model.profile.backward_s * 1e3
     with figure(run.caption, figsize=SIZE) as (fig, axes):
@@ -145,8 +154,10 @@ def _mark_predicted(axes: Axes, best: BestCap) -> None:
 
 def _mark_measured(axes: Axes, table: pd.DataFrame, accuracy: Accuracy) -> None:
     """Marks the fastest measured cap, or all that are tied; says how much the slowest adds."""
-    label = f"measured best: {cap_or_ties(accuracy.best)}"
-    tied = table["bucket_cap_mib"].isin(accuracy.best.tied if accuracy.best else ())
+    best = accuracy.best
+    label = f"measured best: {cap_or_ties(best)}"
+    is_open = best is None or best.lead.verdict is Verdict.OPEN
+    tied = table["bucket_cap_mib"].isin(() if is_open else best.tied)
     for name, (_, row) in zip((label, *[""] * len(table)), table[tied].iterrows(), strict=False):
         ring(axes, row, name, size=12)
     if accuracy.worst_over_best.is_settled:

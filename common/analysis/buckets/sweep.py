@@ -87,7 +87,7 @@ class BucketSweep:
 
         Args:
             cap_mib: smallest cap of a distinct bucketing, chosen before anything was measured.
-            scope: what it was measured of.
+            scope: model, ranks and network of the measurement.
         """
         chosen, default = self.rounds().reindex(columns=[cap_mib, np.nan]).to_numpy().T
         gain = paired_gain(chosen, default)
@@ -214,8 +214,9 @@ class Accuracy:
             predicted_ms, measured_ms and error (predicted / measured − 1).
         rounds: median backward pass (ms), a row per round, a column per bucketing of ``table``.
         noise_floor: noise floor of the sweep.
-        predicted_best_mib: of these caps the one that is predicted to be fastest.
-        scope, machine: what was measured, and the state of the machine (``judged.Judged``).
+        predicted_best_mib: cap of ``table`` that is predicted to be fastest.
+        scope, machine: model, ranks and network; state of the machine (``judged.Judged``).
+        least_rounds: fewest rounds of which something is settled.
     """
 
     table: pd.DataFrame
@@ -224,6 +225,7 @@ class Accuracy:
     predicted_best_mib: float
     scope: str = ""
     machine: str = NOT_WITNESSED
+    least_rounds: int = FIRST_PAGE_ROUNDS
 
     @property
     def median_error(self) -> float:
@@ -256,7 +258,8 @@ class Accuracy:
     def worst_over_best(self) -> Judged:
         """Judges the slowest cap's time over the fastest's, which any two caps could be."""
         if self.best is None:
-            return Judged(Interval(1.0, np.nan, np.nan, rounds=len(self.rounds)))
+            nothing = Interval(1.0, np.nan, np.nan, rounds=len(self.rounds))
+            return Judged(nothing, **self.conditions)
         times = self.rounds[[self.worst.arm, self.best.arm]].to_numpy().T
         pairs = math.comb(len(self.rounds.columns), 2)
         return Judged(paired_ratio(*times, claims=pairs), **self.conditions)
@@ -264,8 +267,7 @@ class Accuracy:
     @cached_property
     def regret(self) -> Judged:
         """Judges what following the prediction costs (``regret_of``)."""
-        conditions = self.conditions | {"least_rounds": FIRST_PAGE_ROUNDS}
-        return regret_of(self.rounds, self.predicted_best_mib, **conditions)
+        return regret_of(self.rounds, self.predicted_best_mib, **self.conditions)
 
     @cached_property
     def error(self) -> Judged:
@@ -289,14 +291,17 @@ class Accuracy:
             over_rounds,
             null=0.0,
             population="bucketing by bucketing",
-            least_rounds=FIRST_PAGE_ROUNDS,
             **self.conditions,
         )
 
     @property
-    def conditions(self) -> dict[str, str]:
-        """Returns scope and state of the machine, as ``Judged`` takes them."""
-        return {"scope": self.scope, "machine": self.machine}
+    def conditions(self) -> dict[str, object]:
+        """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
+        return {
+            "scope": self.scope,
+            "machine": self.machine,
+            "least_rounds": self.least_rounds,
+        }
 
     @cached_property
     def errors(self) -> dict[float, Judged]:
@@ -312,7 +317,6 @@ class Accuracy:
                 ),
                 null=0.0,
                 population="predicted, over each round",
-                least_rounds=FIRST_PAGE_ROUNDS,
                 **self.conditions,
             )
             for cap, times in self.rounds.items()
@@ -400,6 +404,10 @@ def exposed_steps(path: Path | str) -> pd.Series:
 
 def local_backward_s(path: Path | str) -> float:
     """Reads the median backward time (s) without DDP in a sweep's rounds (``local-times.csv``)."""
+    return float(local_steps_ms(path).median()) / 1e3
+
+
+def local_steps_ms(path: Path | str) -> pd.Series:
+    """Reads the backward times (ms) without DDP of a sweep; by round and iteration."""
     table = read_table(path, ["round", "iteration", "rank", "backward_time_ms"])
-    slowest = slowest_rank(table, "backward_time_ms", by=["round", "iteration"])
-    return float(slowest.median()) / 1e3
+    return slowest_rank(table, "backward_time_ms", by=["round", "iteration"])

@@ -25,12 +25,10 @@ from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import BucketSweep
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.judged import Judged
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.ddp.timeline import BackwardTimeline, BucketEvent
 from common.perfmodel.perfetto_trace import Around, copy_starts_s
 from common.runtime.records.run_directory import find_table
-from common.samples import student
 
 TABLE = "bucket-timeline.csv"
 KEYS = ("bucket_cap_mib", "iteration", "rank", "bucket")
@@ -237,15 +235,15 @@ def copy_facts(
     copies, in and out. Where the interval over rounds holds 0, they cannot be told from nothing by
     that difference; the copies out may be known from DDP's own record besides.
     """
-    added = Judged(student(run.calibration.overlap.bookkeeping_s * 1e3), null=0.0)
-    low, high = added.interval.low, added.interval.high
+    added = run.copies
+    ends = added.interval.text("{:+.1f}")
     costs = run.model.costs
     per_byte = costs.copy_in_s_per_byte + costs.copy_out_s_per_byte
     copies_ms = per_byte * run.profile.total_bytes * 1e3
     facts = {
-        "copies can be told from nothing": str(added.verdict),
+        "copies can be told from nothing": added.said,
         "copies in the model, in and out": f"{copies_ms:.1f} ms",
-        "measured with DDP on one rank": f"{added.estimate:+.1f} ms ({low:+.1f} to {high:+.1f})",
+        "measured with DDP on one rank": f"{added.estimate:+.1f} ms ({ends})",
     }
     if (copied_s := run.calibration.overlap.copy_out_s) is not None:
         out_ms = np.nanmedian(copied_s) * 1e3
@@ -263,7 +261,7 @@ class _Terms:
 
     computation_s: np.ndarray
     delay_s: np.ndarray
-    """From when a bucket could start, the one before being done, to when it did."""
+    """Time between the moment a bucket could start, the one before being done, and its start."""
     all_reduce_s: np.ndarray
     tail_s: float
     """Computation after the last gradient."""

@@ -67,21 +67,28 @@ def best_caps(predictions: Mapping[str, ScaleOut], scaling: str = "weak") -> Fig
         for axes, (name, predicted) in zip(g.flat, predictions.items(), strict=False):
             rows = predicted.rows(scaling, "DDP").dropna(subset="bucket_cap_mib")
             axes.fill_between(
-                *(rows["gpus"], rows["near_low_mib"], rows["near_high_mib"]),
-                **{
-                    "color": SKY,
-                    "alpha": 0.4,
-                    "linewidth": 0,
-                    "label": "step within 1 % of it,\nwithout a gap",
-                },
+                rows["gpus"],
+                rows["near_low_mib"],
+                rows["near_high_mib"],
+                color=SKY,
+                alpha=0.4,
+                linewidth=0,
+                label="step within 1 % of it,\nwithout a gap",
             )
             low, high = rows["bucket_cap_low_mib"], rows["bucket_cap_high_mib"]
             middle = rows["bucket_cap_mib"]
             bars = [np.maximum(0, middle - low), np.maximum(0, high - middle)]
             axes.errorbar(
-                *(rows["gpus"], middle),
-                **{"yerr": bars, "fmt": "o-", "markersize": 3.5, "lw": 1.2, "capsize": 2},
-                **{"color": BLUE, "elinewidth": 0.8, "label": "b*, 5 % to 95 % of draws"},
+                rows["gpus"],
+                middle,
+                yerr=bars,
+                fmt="o-",
+                markersize=3.5,
+                lw=1.2,
+                capsize=2,
+                color=BLUE,
+                elinewidth=0.8,
+                label="b*, 5 % to 95 % of draws",
             )
             axes.axhline(
                 DEFAULT_CAP_MIB,
@@ -115,13 +122,12 @@ def efficiency(predicted: ScaleOut) -> Figure:
                 style = {"color": COLOURS[strategy], "linestyle": DASHES[strategy]}
                 low, high = 100 * rows["efficiency_low"], 100 * rows["efficiency_high"]
                 axes.fill_between(
-                    *(rows["gpus"], low, high), color=COLOURS[strategy], alpha=0.15, linewidth=0
+                    rows["gpus"], low, high, color=COLOURS[strategy], alpha=0.15, linewidth=0
                 )
                 axes.plot(rows["gpus"], 100 * rows["efficiency"], label=strategy, **style)
             _gpu_axis(axes, predicted.rows(scaling, STRATEGIES[0])["gpus"].tolist())
             axes.set_title(f"{scaling} scaling", loc="left", fontsize=9.5)
-        panels[0].set_ylim(0, 102)
-        panels[0].set_ylabel("efficiency (% of one GPU)")
+        panels[0].set(ylim=(0, 102), ylabel="efficiency (% of one GPU)")
         panels[0].legend(fontsize=8, loc="lower left")
     return fig
 
@@ -143,8 +149,7 @@ def step_parts(predicted: ScaleOut, scaling: str = "weak") -> Figure:
             axes.grid(axis="x", visible=False)
             axes.set_xlabel("GPUs")
             axes.set_title(strategy, loc="left", fontsize=9.5)
-        panels[0].set_ylim(0, 100)
-        panels[0].set_ylabel("share of the step (%)")
+        panels[0].set(ylim=(0, 100), ylabel="share of the step (%)")
         handles, labels = panels[0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8)
     return fig

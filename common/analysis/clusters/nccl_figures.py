@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import NullFormatter
 
 from common.analysis.clusters.nccl_accuracy import (
     ALPHA_BETA,
@@ -19,9 +19,8 @@ from common.analysis.clusters.nccl_accuracy import (
     predictions,
     published_all_reduces,
 )
-from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PLAIN, SKY, figure
+from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PLAIN, SKY, byte_axis, figure
 from common.perfmodel.collectives import algorithm_bandwidth
-from common.runtime.wording import size_text
 
 STYLES = {
     FITTED: {"color": BLUE, "marker": "o", "markersize": 5, "zorder": 4},
@@ -78,7 +77,7 @@ def _bandwidths(axes: Axes, table: PublishedAllReduce) -> None:
     visible = measured[sizes >= 2**14]
     axes.set_ylim(visible.min() / 2, visible.max() * 2)
     axes.set_title(table.title, loc="left", fontsize=9.5)
-    _size_axis(axes)
+    byte_axis(axes)
 
 
 def _errors(axes: Axes, table: PublishedAllReduce, held_out: pd.DataFrame) -> None:
@@ -87,7 +86,9 @@ def _errors(axes: Axes, table: PublishedAllReduce, held_out: pd.DataFrame) -> No
         fitted = large[large["model"] == FITTED]
         band = (fitted["std_s"] / fitted["measured_s"] * 100).clip(upper=SHOWN_ERROR * ROOM)
         axes.fill_between(
-            *(fitted["size_bytes"], -band, band),
+            fitted["size_bytes"],
+            -band,
+            band,
             color=SKY,
             alpha=0.3,
             linewidth=0,
@@ -101,15 +102,7 @@ def _errors(axes: Axes, table: PublishedAllReduce, held_out: pd.DataFrame) -> No
     axes.axhline(0, color=BLACK, linewidth=0.8)
     axes.set_ylim(-SHOWN_ERROR * ROOM, SHOWN_ERROR * ROOM)
     axes.set_xlim(MIB, table.curve.sizes_bytes[-1] * 1.5)
-    _size_axis(axes)
-
-
-def _size_axis(axes: Axes) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2**5))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
-    axes.set_xlabel("message size")
+    byte_axis(axes)
 
 
 def _legend(grid: np.ndarray) -> tuple[list, list]:

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from common.analysis.buckets import choice
+from common.analysis.buckets import ablation, choice
 from common.analysis.conclusions.bucket_runs import (
     GOOD,
     models_of,
@@ -16,24 +16,21 @@ from common.analysis.conclusions.bucket_runs import (
 from common.analysis.conclusions.conclusion import (
     Seen,
     above,
+    by_prediction,
     counted,
-    difference,
     numbered,
 )
-from common.judged import Judged
 from common.perfmodel import whatif
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, with_latency
-from common.perfmodel.model import CURVE, FULL
+from common.perfmodel.model import CURVE
 from common.perfmodel.published import UMD_A100, load_recorded
 
 FACTORS = (1, 16)
 
 
 def _simpler_worse(run_dir: str) -> Seen:
-    models = models_of(run_dir)
-    more = difference(models[CURVE].errors_by_round, models[FULL].errors_by_round)
-    return above(Judged(more, null=0.0), "{:+.1%}")
+    return above(ablation.error_without(models_of(run_dir), CURVE), "{:+.1%}")
 
 
 def _moves(run_dir: str) -> pd.DataFrame:
@@ -63,7 +60,7 @@ def _directions(_: str) -> Seen:
     up = after > before
     grows = up.drop(["bandwidth β", "compute time g"]).all()
     falls = not up[["bandwidth β", "compute time g"]].any()
-    return counted(bool(grows and falls), ", ".join(up.index[up]) + " raise it")
+    return by_prediction(bool(grows and falls), ", ".join(up.index[up]) + " raise it")
 
 
 CONCLUSIONS = {

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from common.analysis.buckets import ablation
-from common.analysis.buckets.measurements import WRITTEN_BY
-from common.analysis.buckets.sweep import exposed_steps
+from common.analysis.accuracy.tables import median_regret
+from common.analysis.buckets import ablation, choice
 from common.analysis.conclusions.bucket_runs import (
     GOOD,
     at_end,
@@ -23,21 +22,15 @@ from common.analysis.conclusions.conclusion import (
     above,
     below,
     counted,
-    difference,
     every,
     is_first,
     numbered,
     within,
 )
-from common.csv_tables import read_table
 from common.judged import Judged
 from common.perfmodel import uncertainty
 from common.perfmodel.model import COMPUTE, CURVE, FULL
-from common.runtime.records.run_directory import find_table
-from common.samples import paired_ratio, slowest_rank, student
-
-LOCAL, RECORD = "local-times.csv", "ddp-overlap-times.csv"
-LOCAL_COLUMNS = ("round", "iteration", "rank", "backward_time_ms")
+from common.samples import paired_difference
 
 
 def _small_errors(run_dir: str) -> Seen:
@@ -48,56 +41,36 @@ def _small_errors(run_dir: str) -> Seen:
 
 
 def _speed_changed(run_dir: str) -> Seen:
-    run = run_of(run_dir)
-    times = read_table(find_table(run.run_dir, LOCAL, WRITTEN_BY[LOCAL]), LOCAL_COLUMNS)
-    steps = slowest_rank(times, "backward_time_ms", by=["round", "iteration"])
-    by_round = steps.groupby("round").median()
-    timed_ms = pd.Series(run.profile.backward_s * 1e3, by_round.index)
-    return above(Judged(paired_ratio(by_round, timed_ms)))
+    return above(run_of(run_dir).local_over_timed)
 
 
 def _communication_short(run_dir: str) -> Seen:
-    run, accuracy = run_of(run_dir), models_of(run_dir)[FULL]
-    computed_ms = (run.profile.backward_s - run.local_s) * 1e3
-    other_ms = accuracy.table["predicted_ms"].to_numpy() - accuracy.rounds - computed_ms
-    return below(Judged(student(other_ms.median(axis=1)), null=0.0), "{:+.1f} ms")
+    gap_ms = choice.communication_gap(run_of(run_dir), models_of(run_dir)[FULL])
+    return below(gap_ms, "{:+.1f} ms")
 
 
 def _exposes_less(run_dir: str) -> Seen:
-    run = run_of(run_dir)
-    recorded = exposed_steps(find_table(run.run_dir, RECORD, WRITTEN_BY[RECORD]))
-    rounds = recorded.groupby(["round", "bucket_cap_mib"]).median().unstack()
-    predicted_ms = ablation.exposed_communication(run).set_index("bucket_cap_mib")["predicted_ms"]
-    less_ms = rounds[predicted_ms.index] - predicted_ms
-    judged = [
-        Judged(student(less_ms[cap], claims=less_ms.shape[1]), null=0.0)
-        for cap in less_ms.mean().sort_values().index
-    ]
-    return every([above(less, "{:+.1f} ms") for less in judged])
+    more_ms = ablation.exposed_communication(run_of(run_dir))["judged"]
+    least = sorted(more_ms, key=lambda judged: judged.estimate)
+    return every([above(more, "{:+.1f} ms") for more in least])
 
 
 def _contention_most(run_dir: str) -> Seen:
     models = models_of(run_dir)
-    ladder = run_of(run_dir).model.ladder()
-    errors = pd.DataFrame({name: models[name].errors_by_round for name in ladder})
-    gained = -errors.diff(axis=1).iloc[:, 1:]
-    outcome = is_first(-gained, COMPUTE, "{:+.1%}", ratio=difference, null=0.0)
-    before, after = (models[name].median_error for name in _step_to(COMPUTE, list(ladder)))
+    removed, names = ablation.removed_errors(models), list(models)
+    outcome = is_first(-removed, COMPUTE, "{:+.1%}", ratio=paired_difference, null=0.0)
+    before, after = (models[names[names.index(COMPUTE) + at]].median_error for at in (-1, 0))
     return replace(
         outcome,
         number=f"{before:.1%} → {after:.1%}; {outcome.number} more than its closest rival",
     )
 
 
-def _step_to(name: str, ladder: list[str]) -> tuple[str, str]:
-    return ladder[ladder.index(name) - 1], name
-
-
 def _slow_link_terms(run_dir: str) -> Seen:
     slowest = networks_of(run_dir).runs[0]
-    ladder = slowest.model.ladder()
-    names = list(ladder)[list(ladder).index(CURVE) :]
-    errors = [slowest.sweep.accuracy_of(ladder[name]).error for name in names]
+    rungs = [*ablation.of_ladder(slowest.model, slowest.sweep).items()]
+    names = [name for name, _ in rungs]
+    errors = [accuracy.error for _, accuracy in rungs[names.index(CURVE) :]]
     largest = sorted(errors, key=lambda error: -error.estimate)
     return every([below(replace(error, null=0.03), "{:.1%}") for error in largest])
 
@@ -121,30 +94,29 @@ def _in_bands(run_dir: str) -> Seen:
     return counted(inside > len(table) / 2, f"{inside} of {len(table)}")
 
 
-def _regret(name: str) -> pd.Series:
-    return study_of().regrets()[f"regret of {name}"].dropna()
+def _over_a_tenth(name: str) -> Judged:
+    return replace(median_regret(study_of(), name), null=0.1)
 
 
 def _study_one_bucket(_: str) -> Seen:
-    regret = _regret("largest").median()
-    return counted(regret > 0.1, f"{regret:.0%} longer")
+    return _of_cases(above(_over_a_tenth("largest"), "{:.1%}"))
 
 
 def _study_smallest(_: str) -> Seen:
-    regrets = _regret("smallest")
-    number = f"{regrets.median():.0%} longer, at worst {regrets.max():.0%}"
-    return counted(regrets.median() < 0.1 < regrets.max(), number)
+    worst = study_of().regrets()["regret of smallest"].max()
+    text = f"at worst {worst:.1%}"
+    outcome = every([below(_over_a_tenth("smallest"), "{:.1%}"), counted(worst > 0.1, text)])
+    return _of_cases(replace(outcome, number=f"{outcome.number}, {text}"))
 
 
-def _study_hardest(_: str) -> Seen:
-    medians = study_of().by_regime()["median"]
-    hidden, dominant = medians["compute-bound"], medians["communication-bound"]
-    return counted(hidden > dominant, f"{hidden:.1%} against {dominant:.1%}")
+def _of_cases(outcome: Seen) -> Seen:
+    """Returns what is said of cases, which are the repetitions."""
+    number = outcome.number.replace(" rounds", " cases")
+    return replace(outcome, number=number if "cases" in number else f"{number}, over cases")
 
 
 def _copies_told(run_dir: str) -> Seen:
-    added_ms = run_of(run_dir).calibration.overlap.bookkeeping_s * 1e3
-    return above(Judged(student(added_ms), null=0.0), "{:+.1f} ms")
+    return above(run_of(run_dir).copies, "{:+.1f} ms")
 
 
 CONCLUSIONS = {
@@ -168,7 +140,6 @@ CONCLUSIONS = {
             [
                 (5, "one bucket costs over 10 % in the median", _study_one_bucket),
                 (5, "the smallest cap does so at worst, not in the median", _study_smallest),
-                (5, "errors are larger where computation hides all", _study_hardest),
             ],
             of_run=False,
         ),

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.analysis.conclusions.bucket_runs import (
-    run_of,
-)
-from common.analysis.conclusions.conclusion import (
-    Seen,
-    counted,
-    numbered,
-)
+from common.analysis.conclusions.bucket_runs import run_of
+from common.analysis.conclusions.conclusion import Seen, counted, numbered
 from common.errors import UserError
 from common.perfmodel.collectives import as_alpha_beta
 from common.perfmodel.ddp.closed_form import closed_form
@@ -84,5 +78,5 @@ CONCLUSIONS = {
             (3, "b* by hand is limited by B/L", _layers_decide),
             (4, "hiding an all-reduce takes more than it saves", _hiding_saves_nothing),
         ]
-    ),
+    )
 }

@@ -12,6 +12,7 @@ from common.analysis.conclusions.bucket_runs import (
 )
 from common.analysis.conclusions.conclusion import (
     Seen,
+    by_prediction,
     counted,
     numbered,
 )
@@ -49,14 +50,14 @@ def _single_chosen(run_dir: str) -> Seen:
 def _published_band(_: str) -> Seen:
     system = load_recorded(UMD_A100)
     low, high = whatif.near_interval(calibrated_model(system.profile, system.all_reduce).best_cap())
-    return counted(high / low > 10, f"a factor of {high / low:.0f}")
+    return by_prediction(high / low > 10, f"a factor of {high / low:.0f}")
 
 
 def _published_default(_: str) -> Seen:
     system = load_recorded(UMD_A100)
     model = calibrated_model(system.profile, system.all_reduce)
     longer = model.backward_s(None) / model.best_cap().total_s - 1
-    return counted(longer < 0.01, f"{longer:+.1%}, predicted")
+    return by_prediction(longer < 0.01, f"{longer:+.1%}")
 
 
 CONCLUSIONS = {

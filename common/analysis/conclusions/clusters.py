@@ -9,8 +9,9 @@ import numpy as np
 from common.analysis.clusters import nccl_accuracy, tables
 from common.analysis.conclusions.conclusion import (
     Seen,
-    counted,
+    by_prediction,
     numbered,
+    published,
 )
 from common.perfmodel.cluster import published_sweep
 from common.perfmodel.cluster.clusters import load_cluster
@@ -41,37 +42,37 @@ def _analytic_error(_: str) -> Seen:
     table = nccl_accuracy.accuracy_by_model()
     errors = table[table["model"] == nccl_accuracy.ANALYTIC].set_index("table")["mean_error"]
     number = ", ".join(f"{error:.0%}" for error in errors)
-    return counted(errors["a100-8"] < 0.1 < errors.drop("a100-8").min(), number)
+    return published(errors["a100-8"] < 0.1 < errors.drop("a100-8").min(), number)
 
 
 def _nothing_to_win(_: str) -> Seen:
     sweeps = [published_sweep.explain_sweep(name) for name in ("gpt2", "gpt2-large")]
     shares = tables.flatness(sweeps)["their share"]
-    return counted(shares.max() < 0.01, ", ".join(f"{share:.1%}" for share in shares))
+    return published(shares.max() < 0.01, ", ".join(f"{share:.1%}" for share in shares))
 
 
 def _falls_mostly(_: str) -> Seen:
     table = tables.best_caps(_clusters())
     falls = (table["b*"] == "falls").sum()
-    return counted(falls == len(table) - 1, f"on {falls} of {len(table)}")
+    return by_prediction(falls == len(table) - 1, f"on {falls} of {len(table)}")
 
 
 def _default_cheap(_: str) -> Seen:
     longer = tables.best_caps(_clusters())["default / best"] - 1
-    return counted(longer.max() < 0.06, f"{longer.min():.0%} to {longer.max():.0%}")
+    return by_prediction(longer.max() < 0.06, f"{longer.min():.0%} to {longer.max():.0%}")
 
 
 def _default_costly(_: str) -> Seen:
     table = tables.outgrown(_clusters())
     counts, ratios = table["costly from (GPUs)"], table["default / best"]
     number = f"from {counts.min():,.0f} GPUs; {ratios.min():.1f} to {ratios.max():.1f} times"
-    return counted(counts.min() >= 1024, number)
+    return by_prediction(counts.min() >= 1024, number)
 
 
 def _sharding_falls_behind(_: str) -> Seen:
     shares = tables.efficiency(_predicted()).set_index("strategy")["efficiency"]
     number = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    return counted(shares["DDP"] > 2 * shares["FULL_SHARD"], number)
+    return by_prediction(shares["DDP"] > 2 * shares["FULL_SHARD"], number)
 
 
 def _speeds_most(_: str) -> Seen:
@@ -79,7 +80,7 @@ def _speeds_most(_: str) -> Seen:
     named = table["assumption"].str.rpartition(" ")[0]
     ranges = table.groupby(named)["efficiency"].agg(np.ptp).drop("as")
     number = ", ".join(f"{name} {range_:.0%}" for name, range_ in ranges.items())
-    return counted(set(ranges.nlargest(2).index) == {"pass rate", "network speed"}, number)
+    return by_prediction(set(ranges.nlargest(2).index) == {"pass rate", "network speed"}, number)
 
 
 CONCLUSIONS = {

@@ -12,17 +12,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from common.analysis.findings.collect import machine_states
-from common.analysis.findings.finding import UNREADABLE
+from common.analysis.findings.finding import UNREADABLE, unreadable
 from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
 from common.analysis.show import Table
 from common.errors import UserError
 from common.judged import DISTURBED, Judged, Verdict, fastest, rival_of
-from common.samples import Interval, student
 
 MODULES = {
     "assignment0": "one_device",
@@ -87,6 +84,16 @@ class Conclusion:
 def counted(holds: bool, number: str) -> Seen:
     """Returns what a number without noise says: one that was counted or predicted."""
     return Seen(Status.HOLDS if holds else Status.FAILS, number)
+
+
+def by_prediction(holds: bool, number: str) -> Seen:
+    """Returns what a prediction says, which nothing was measured of."""
+    return counted(holds, f"{number}, predicted")
+
+
+def published(holds: bool, number: str) -> Seen:
+    """Returns what a published table without rounds says: nobody knows its noise."""
+    return counted(holds, f"{number}, judged by nothing but its source")
 
 
 def unsettled(number: str) -> Seen:
@@ -162,18 +169,12 @@ def _rival(times: pd.DataFrame, arm: Hashable, **how: object) -> Judged:
     return first.lead if first.arm == arm else rival_of(times, arm, **how)
 
 
-def difference(first: ArrayLike, second: ArrayLike, *, claims: int = 1) -> Interval:
-    """Estimates the difference of two values of each round, as ``fastest`` takes an estimator."""
-    return student(np.subtract(first, second), claims=claims)
-
-
 def _judged(judged: Judged, form: str, holds: bool) -> Seen:
     if judged.verdict is Verdict.NOT_MEASURED:
         return Seen(Status.ABSENT, judged.reason)
-    ends = (judged.interval.low, judged.interval.high)
     number = form.format(judged.estimate)
-    if not any(map(pd.isna, ends)):
-        number += f" ({form.format(ends[0])} to {form.format(ends[1])})"
+    if judged.interval.is_told:
+        number += f" ({judged.interval.text(form)})"
     if not judged.is_settled:
         return unsettled(f"{number}, {judged.reason}")
     return counted(holds, number)
@@ -195,7 +196,7 @@ def seen(conclusion: Conclusion, run_dir: str | Path) -> Seen:
     except UserError as missing:
         return Seen(Status.ABSENT, str(missing))
     except UNREADABLE as error:
-        return Seen(Status.ABSENT, f"its tables do not tell ({type(error).__name__}: {error})")
+        return Seen(Status.ABSENT, unreadable(error))
 
 
 def conclusions_of(notebook: str) -> tuple[Conclusion, ...]:

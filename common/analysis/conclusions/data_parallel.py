@@ -20,11 +20,10 @@ from common.analysis.data_parallel import tables
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies, open_emulated
 from common.analysis.data_parallel.loss_curves import agreement, learned
 from common.analysis.data_parallel.strategy_times import StrategyTimes, open_strategies
-from common.analysis.data_parallel.training_parts import OVERLAP, peak_memory, training_overlap
+from common.analysis.data_parallel.training_parts import peak_memory, training_overlap
 from common.analysis.data_parallel.training_runs import open_learning, open_training
 from common.errors import UserError
 from common.judged import Judged
-from common.samples import student
 
 MIB = 2**20
 DDP, FULL, GRAD = "DDP", "FULL_SHARD", "SHARD_GRAD_OP"
@@ -63,11 +62,10 @@ def _below_ranks(run_dir: str) -> Seen:
 
 def _second_gap(accumulation: int) -> Look:
     def look(run_dir: str) -> Seen:
-        strategies = _strategies(run_dir)
-        times = _rounds(strategies, accumulation)
-        local, ddp = times["single"] / times["local"], times["single"] / times[DDP]
-        difference = (local - ddp) - (strategies.ranks - local)
-        return above(_difference(strategies, difference), "{:+.2f}")
+        gaps = _strategies(run_dir).second_gap
+        if accumulation not in gaps:
+            raise UserError(f"no steps of {accumulation} micro-batches with and without exchange")
+        return above(gaps[accumulation], "{:+.2f}")
 
     return look
 
@@ -77,21 +75,18 @@ def _exchange_adds(accumulation: int) -> Look:
 
 
 def _share_falls(run_dir: str) -> Seen:
-    strategies = _strategies(run_dir)
-    one, two = (_rounds(strategies, accumulation) for accumulation in (1, 2))
-    shares = one[DDP] / one["local"] - two[DDP] / two["local"]
-    return above(_difference(strategies, shares), "{:+.0%}")
+    return above(_falls(run_dir)[0], "{:+.0%}")
 
 
 def _fewer_ms(run_dir: str) -> Seen:
-    strategies = _strategies(run_dir)
-    one, two = (_rounds(strategies, accumulation) for accumulation in (1, 2))
-    added_ms = (one[DDP] - one["local"]) - (two[DDP] - two["local"])
-    return above(_difference(strategies, added_ms), "{:+.0f} ms")
+    return above(_falls(run_dir)[1], "{:+.0f} ms")
 
 
-def _difference(strategies: StrategyTimes, by_round: pd.Series) -> Judged:
-    return Judged(student(by_round), null=0.0, **strategies.conditions)
+def _falls(run_dir: str) -> tuple[Judged, Judged]:
+    falls = _strategies(run_dir).exchange_falls
+    if 2 not in falls:
+        raise UserError("no steps of 1 and 2 micro-batches with and without exchange")
+    return falls[2]
 
 
 def _overlap(run_dir: str, strategy: str) -> pd.Series:
@@ -107,15 +102,9 @@ def _few_buckets(run_dir: str) -> Seen:
 
 
 def _hides_little(strategy: str, most: float) -> Look:
-    def look(run_dir: str) -> Seen:
-        _overlap(run_dir, strategy)
-        run = next(run for run in _training(run_dir).compared if run.strategy == strategy)
-        traced = run.opened.table(OVERLAP)
-        slowest = traced[traced["rank"] == traced.groupby("rank")["step_ms"].median().idxmax()]
-        hidden = student(slowest["overlap_ms"] / slowest["communication_ms"])
-        return below(Judged(hidden, null=most, population="steps of one process"), "{:.0%}")
-
-    return look
+    return lambda run_dir: below(
+        replace(_overlap(run_dir, strategy)["judged"], null=most), "{:.0%}"
+    )
 
 
 def _memory(run_dir: str, strategy: str) -> pd.Series:

@@ -6,18 +6,8 @@ from collections.abc import Callable
 
 from common.analysis.buckets import networks
 from common.analysis.buckets.networks import NetworkRun
-from common.analysis.conclusions.bucket_runs import (
-    at_end,
-    networks_of,
-    slower_than_best,
-)
-from common.analysis.conclusions.conclusion import (
-    Look,
-    Seen,
-    above,
-    counted,
-    numbered,
-)
+from common.analysis.conclusions.bucket_runs import at_end, networks_of, slower_than_best
+from common.analysis.conclusions.conclusion import Look, Seen, above, counted, numbered
 from common.errors import UserError
 from common.judged import Verdict
 
@@ -68,13 +58,9 @@ CONCLUSIONS = {
                 "on the slowest link one bucket is slower than the best",
                 _on_slowest(_single_slower),
             ),
-            (
-                2,
-                "on the slowest link the chosen cap beats the default",
-                _on_slowest(_over_default),
-            ),
+            (2, "on the slowest link the chosen cap beats the default", _on_slowest(_over_default)),
             (2, "over loopback the error is told from noise", _on_loopback(_off)),
             (2, "on the slowest link the error is told from noise", _on_slowest(_off)),
         ]
-    ),
+    )
 }

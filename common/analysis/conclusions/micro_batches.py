@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pandas as pd
 
 from common.analysis.conclusions.conclusion import (
@@ -14,24 +14,30 @@ from common.analysis.conclusions.conclusion import (
     above,
     below,
     counted,
-    difference,
     numbered,
-    unsettled,
 )
 from common.analysis.micro_batches import calibration
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.micro_batches.mode_comparison import (
-    CONTROL,
+    DYNAMIC,
     PAYS_FROM,
     STATIC,
     ModeComparison,
 )
 from common.analysis.micro_batches.summary import SAME_CURVE, loss_agreement
+from common.analysis.micro_batches.training_runs import mode_name
+from common.analysis.micro_batches.waiting import (
+    COMPUTED_ALIKE,
+    STEPS_ALIKE,
+    static_imbalance,
+    static_waits,
+    unequal_ranks_ms,
+    waiting_points,
+)
 from common.errors import UserError
 from common.judged import Judged
-from common.samples import student
 
-DYNAMIC, TOKENS_SQ, EQUAL_COUNTS = "dynamic", "dynamic_tokens_sq", "karmarkar_karp"
+TOKENS_SQ, EQUAL_COUNTS = "dynamic_tokens_sq", "karmarkar_karp"
 
 _lab = cache(open_assignment3)
 
@@ -60,13 +66,10 @@ def _waits(run_dir: str) -> Seen:
     comparison = _comparison(run_dir)
     if comparison.ranks != 2:
         raise UserError(f"{comparison.ranks} ranks: the estimate is for two")
-    padded = comparison.times[comparison.times["mode"] == STATIC].groupby("step")["padded_tokens"]
-    guess = (padded.max() - padded.min()) / 2 / padded.max()
-    waiting = _waiting(run_dir)[STATIC].reindex(guess.index)
-    less = Judged(difference(waiting, guess), null=0.0, **comparison.conditions)
-    number = f"{waiting.mean():.1%} against {guess.mean():.1%}"
-    outcome = below(less, "{:+.1%}")
-    return replace(outcome, number=f"{number}: {outcome.number}")
+    imbalance, measured = static_imbalance(comparison), static_waits(comparison)
+    guess = (imbalance["fullest"] - imbalance["emptiest"]) / 2 / imbalance["fullest"]
+    outcome = below(replace(measured, null=guess), "{:.1%}")
+    return replace(outcome, number=f"{outcome.number} against {guess:.1%}")
 
 
 def _above_promise(run_dir: str) -> Seen:
@@ -88,11 +91,11 @@ def _worse_plan(run_dir: str) -> Seen:
 
 
 def _over_dynamic(run_dir: str, mode: str) -> Judged:
-    """Judges a mode's steps over dynamic's on the same global batches, as ``judged`` does."""
-    comparison = _comparison(run_dir)
-    for name in (mode, DYNAMIC):
-        _step(comparison, name)
-    return comparison.over(DYNAMIC)[mode]
+    """Returns a mode's steps over dynamic's, or its time per text, as their section judges them."""
+    over = _comparison(run_dir).over_dynamic
+    if mode not in over:
+        raise UserError(f"mode {mode} was not measured beside {DYNAMIC}")
+    return over[mode]
 
 
 def _equal_counts(run_dir: str) -> Seen:
@@ -100,25 +103,7 @@ def _equal_counts(run_dir: str) -> Seen:
 
 
 def _own_batches(mode: str) -> Look:
-    def look(run_dir: str) -> Seen:
-        _row(run_dir, DYNAMIC)
-        comparison = _comparison(run_dir)
-        table = comparison.per_sample
-        if mode not in table.index:
-            raise UserError(f"mode {mode} was not measured")
-        # Their steps have other texts, so nothing is paired: intervals lie apart, or they do not.
-        other, dynamic = table.loc[mode], table.loc[DYNAMIC]
-        number = f"{other['ratio']:.2f} ({other['ratio_low']:.2f} to {other['ratio_high']:.2f})"
-        number += f" of static's time, dynamic {dynamic['ratio']:.2f}"
-        is_apart = (
-            other["ratio_high"] < dynamic["ratio_low"] or other["ratio_low"] > dynamic["ratio_high"]
-        )
-        judged = [comparison.judged[name] for name in (mode, DYNAMIC)]
-        if not is_apart or any(side.rounds < side.least_rounds for side in judged):
-            return unsettled(number)
-        return counted(other["ratio"] < dynamic["ratio"], number)
-
-    return look
+    return lambda run_dir: below(_over_dynamic(run_dir, mode))
 
 
 def _pays(like: str, pays: bool) -> Look:
@@ -139,51 +124,34 @@ def _same_losses(run_dir: str) -> Seen:
     return counted(row["largest difference"] <= SAME_CURVE, number)
 
 
-def _deviations(run_dir: str, column: str) -> pd.DataFrame:
-    """Returns the standard deviation over ranks in ms: a row per step, a column per mode."""
-    runs = _lab(run_dir).training
-    if not runs:
-        raise UserError(_lab(run_dir).left_out)
-    return pd.DataFrame({mode: run.over_ranks(column) for mode, run in runs.items()}).dropna()
+def _unequal(name: str, look: Callable[[Judged, str], Seen]) -> Look:
+    def on_run(run_dir: str) -> Seen:
+        judged = unequal_ranks_ms(_comparison(run_dir))
+        if name not in judged:
+            raise UserError(f"mode {DYNAMIC} was not measured")
+        return look(judged[name], "{:+.1f} ms")
+
+    return on_run
 
 
-def _steps_alike(run_dir: str) -> Seen:
-    steps, compute = (
-        _deviations(run_dir, f"{name}_time_ms")[STATIC] for name in ("step", "compute")
-    )
-    return above(Judged(student(compute - steps), null=0.0), "{:+.1f} ms")
+def _points(run_dir: str, mode: str, above_what: str) -> Judged:
+    """Returns by how many points ranks wait more under a mode, as the section judges it."""
+    judged = waiting_points(_comparison(run_dir))[above_what].get(mode)
+    if judged is None:
+        raise UserError(f"mode {mode} or the control was not measured")
+    return judged
 
 
-def _balances(run_dir: str) -> Seen:
-    compute = _deviations(run_dir, "compute_time_ms")
-    return below(Judged(student(compute[DYNAMIC] - compute[STATIC]), null=0.0), "{:+.1f} ms")
-
-
-def _waiting(run_dir: str) -> pd.DataFrame:
-    """Returns the share of all ranks' time in a step that they wait: a column per mode."""
-    sums = (
-        _comparison(run_dir)
-        .times.groupby(["step", "mode"])[["waiting_time_ms", "step_time_ms"]]
-        .sum()
-    )
-    return (sums["waiting_time_ms"] / sums["step_time_ms"]).unstack("mode")
-
-
-def _little_left(run_dir: str) -> Seen:
-    waiting = _waiting(run_dir)
-    if CONTROL not in waiting or DYNAMIC not in waiting:
-        raise UserError("no control was measured")
-    # The control has batches of its own: its mean is taken as it is.
-    rest = waiting[DYNAMIC] - waiting[CONTROL].mean()
-    of_static = waiting[STATIC] - waiting[CONTROL].mean()
-    judged = Judged(student((rest - of_static / 4).dropna()), null=0.0)
-    return below(judged, "{:+.1%}")
+def _near_control(run_dir: str) -> Seen:
+    return below(replace(_points(run_dir, DYNAMIC, "above_control"), null=2.0), "{:+.1f} points")
 
 
 def _waits_more(run_dir: str) -> Seen:
-    _row(run_dir, TOKENS_SQ)
-    waiting = _waiting(run_dir)
-    return above(Judged(student(waiting[TOKENS_SQ] - waiting[STATIC]), null=0.0), "{:+.1%}")
+    return above(_points(run_dir, TOKENS_SQ, "above_static"), "{:+.1f} points")
+
+
+_steps_alike = _unequal(STEPS_ALIKE, above)
+_balances = _unequal(COMPUTED_ALIKE, below)
 
 
 def _calibrated_gains_little(run_dir: str) -> Seen:
@@ -198,13 +166,18 @@ def _slow_steps(run_dir: str) -> pd.DataFrame:
 
 
 def _untold(run_dir: str) -> Seen:
-    table = _slow_steps(run_dir)
-    if calibration.NOT_TOLD not in set(table["mode"]):
-        raise UserError("no plan was left untold")
-    ratios = calibration.slow_steps(table, calibration.NOT_TOLD)
-    outcome = above(Judged(student(np.log(ratios)).map(np.exp), null=1.0))
+    outcome = above(_over_told(run_dir, mode_name(calibration.NOT_TOLD)))
     expected = _expected(run_dir)
     return Seen(outcome.status, f"{outcome.number}; {expected:.2f} by the factor alone")
+
+
+def _over_told(run_dir: str, plan: str) -> Judged:
+    """Returns a plan's steps over those of one that was told, as their section judges them."""
+    plans = calibration.slow_plans(_slow_steps(run_dir), **_comparison(run_dir).conditions)
+    judged = plans.set_index("plan")["judged"]
+    if plan not in judged:
+        raise UserError(f"no steps under {plan}")
+    return judged[plan]
 
 
 def _expected(run_dir: str) -> float:
@@ -223,12 +196,8 @@ def _rank_found(run_dir: str) -> Seen:
 
 
 def _as_told(run_dir: str) -> Seen:
-    table = _slow_steps(run_dir)
-    found_at = calibration.slow_summary(table).found_at
-    if found_at is None:
-        raise UserError("the slow rank was not found")
-    ratios = calibration.slow_steps(table, calibration.CALIBRATED).loc[found_at:]
-    return below(Judged(student(np.log(ratios)).map(np.exp), null=1.1))
+    plan = f"{mode_name(calibration.CALIBRATED)}: from then on"
+    return below(replace(_over_told(run_dir, plan), null=1.1))
 
 
 def _simulated(run_dir: str) -> pd.DataFrame:
@@ -278,7 +247,7 @@ CONCLUSIONS = {
             (7, "the losses of static and dynamic differ by rounding only", _same_losses),
             (8, "under static whole steps differ less than computation", _steps_alike),
             (8, "dynamic makes ranks compute more equally long", _balances),
-            (9, "dynamic leaves less than a quarter of static's avoidable wait", _little_left),
+            (9, "under dynamic ranks wait at most 2 points more than the control", _near_control),
             (9, "ranks wait more under tokens² than under static", _waits_more),
             (10, "the calibrated plan gains less than 5 % more", _calibrated_gains_little),
             (11, "a plan that is not told of a slow rank takes longer", _untold),

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import pandas as pd
 
 from common.analysis.conclusions.conclusion import (
     Look,
@@ -20,27 +19,11 @@ from common.analysis.conclusions.conclusion import (
     unsettled,
 )
 from common.analysis.one_device import memory, options, profile, throughput
-from common.analysis.one_device.profile_text import ABOVE_ROOF
 from common.errors import UserError
 from common.judged import Judged
-from common.perfmodel.one_device.roofline import COMPUTE, MEMORY
-from common.samples import paired_ratio, student
-from common.traces.operator_categories import IDLE, MATRIX
-
-FAST = (
-    "sdpa",
-    "bfloat16",
-    "float16",
-    "tf32",
-    "compile",
-    "fused",
-    "vocab_multiple",
-    "async_batches",
-)
-"""Options that the arm ``all`` turns on, of which a device has some."""
+from common.traces.operator_categories import MATRIX
 
 MIB = 2**20
-STEPS = "steps of one process"
 
 _memory_of = cache(memory.open_memory_run)
 _profile_of = cache(profile.open_profile)
@@ -127,36 +110,26 @@ def _slower(arm: str) -> Look:
 
 
 def _below_product(run_dir: str) -> Seen:
-    run = _options_of(run_dir)
-    rates = options.rates(run.times)
-    single = [name for name in FAST if name in rates]
-    if options.ALL not in rates:
+    judged = _options_of(run_dir).over_product
+    if judged is None:
         raise UserError("all together were not measured")
-    gains = rates.div(rates[options.BASELINE], axis=0)
-    product = gains[single].prod(axis=1, skipna=False)
-    return below(Judged(paired_ratio(gains[options.ALL], product), **run.conditions))
+    return below(judged)
 
 
 def _within_fusion_bound(run_dir: str) -> Seen:
-    bound = _profile_of(run_dir).most_fusing_gains
+    bound = _profile_of(run_dir).most_fusing_gains.estimate
     return below(replace(_option("compile", run_dir), null=bound))
 
 
 def _products_share(run_dir: str) -> Seen:
-    return above(_share(run_dir, MATRIX, null=0.5), "{:.0%}")
+    return above(replace(_profile_of(run_dir).share_of(MATRIX), null=0.5), "{:.1%}")
 
 
 def _products_in_operations(run_dir: str) -> Seen:
-    share = _profile_of(run_dir).flops_shares()[MATRIX]
-    outcome = below(_share(run_dir, MATRIX, null=share), "{:.0%}")
-    return replace(outcome, number=f"{outcome.number} of the time, {share:.0%} of the operations")
-
-
-def _share(run_dir: str, category: str, null: float) -> Judged:
-    """Judges the share of a kind of work in a step."""
     run = _profile_of(run_dir)
-    shares = run.shares_of(run.operators["category"] == category)
-    return Judged(student(shares), null=null, population=STEPS)
+    share = run.flops_shares()[MATRIX]
+    outcome = below(replace(run.share_of(MATRIX), null=share), "{:.1%}")
+    return replace(outcome, number=f"{outcome.number} of the time, {share:.1%} of the operations")
 
 
 def _backward_operations(run_dir: str) -> Seen:
@@ -166,57 +139,31 @@ def _backward_operations(run_dir: str) -> Seen:
 
 def _backward_time(run_dir: str) -> Seen:
     run = _profile_of(run_dir)
-    by_step = run.operators.groupby(["step", "phase"])["time_us"].sum().unstack()
     null = run.phase_costs().at["backward", "flops_over_forward"]
-    ratio = student(by_step["backward"] / by_step["forward"])
-    return below(Judged(ratio, null=null, population=STEPS))
+    return below(replace(run.backward_over_forward, null=null))
 
 
 def _idle(run_dir: str) -> Seen:
-    return below(_share(run_dir, IDLE, null=0.1), "{:.1%}")
-
-
-def _main_operators(run_dir: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns the operators below the roof, and the ms that each takes: a row per step, a column
-    per row of the first table."""
-    run = _profile_of(run_dir)
-    if run.roof is None:
-        raise UserError("the peaks of this device are not known")
-    table, rows = run.main_operators(), run.operators
-    times_ms = {
-        row.Index: run.times_ms((rows["phase"] == row.phase) & (rows["operator"] == row.operator))
-        for row in table.itertuples()
-    }
-    return table, pd.DataFrame(times_ms)
+    return below(replace(_profile_of(run_dir).idle_share, null=0.1), "{:.1%}")
 
 
 def _arithmetic_bound(run_dir: str) -> Seen:
-    table, times_ms = _main_operators(run_dir)
-    compute_ms, traffic_ms = (
-        times_ms[table.index[table["bound"] == bound]].sum(axis=1) for bound in (COMPUTE, MEMORY)
-    )
-    more_ms = Judged(student(compute_ms - traffic_ms), null=0.0, population=STEPS)
+    more_ms = _profile_of(run_dir).more_arithmetic_ms
+    if more_ms is None:
+        raise UserError("the peaks of this device are not known")
     return above(more_ms, "{:+.0f} ms")
 
 
 def _above_roof(run_dir: str) -> Seen:
-    table, times_ms = _main_operators(run_dir)
-    # The place in the table is that of the median time: a step that takes less is nearer to it.
-    roofs = times_ms.rdiv(table["share_of_roof"] * table["time_ms"], axis=1)
-    roofs = roofs.loc[:, (times_ms > 0).all()]
-    if roofs.empty:
-        raise UserError("no operator is in every step")
-    judged = [
-        Judged(student(roofs[at], claims=roofs.shape[1]), null=ABOVE_ROOF, population=STEPS)
-        for at in roofs
-    ]
-    highest = sorted(judged, key=lambda share: -share.estimate)
+    shares = _profile_of(run_dir).shares_of_roof
+    if not shares:
+        raise UserError("no operator is in every step of a device whose peaks are known")
+    highest = sorted(shares.values(), key=lambda share: -share.estimate)
     return opposite(every([below(share, "{:.0%}") for share in highest]))
 
 
 def _fusing(run_dir: str) -> Seen:
-    gain = student(_profile_of(run_dir).between_shares).map(lambda share: 1 / (1 - share))
-    return below(Judged(gain, null=2.0, population=STEPS))
+    return below(replace(_profile_of(run_dir).most_fusing_gains, null=2.0))
 
 
 def _utilisation(run_dir: str) -> Seen:
@@ -228,37 +175,6 @@ def _utilisation(run_dir: str) -> Seen:
     if share.estimate > 1:
         return unsettled(f"{outcome.number}, more than the measured peak")
     return outcome
-
-
-def _half_batch(run_dir: str) -> Seen:
-    line = _line(run_dir)
-    return _visited_once(f"half of the ceiling at a batch of {line.half_batch:.2g}")
-
-
-def _near_ceiling(run_dir: str) -> Seen:
-    _line(run_dir)
-    run = _throughput_of(run_dir)
-    share = run.measured["tokens_per_s"].iloc[-1] / run.ceiling_tokens_per_s
-    return _visited_once(f"{share:.0%} at batch {run.measured['batch_size'].iloc[-1]}")
-
-
-def _off_the_line(run_dir: str) -> Seen:
-    _line(run_dir)
-    off = _throughput_of(run_dir).off_the_line
-    return _visited_once(f"{max(off, key=abs):+.0%} at {off.abs().idxmax()}")
-
-
-def _visited_once(number: str) -> Seen:
-    """Says what a line through all batch sizes does: but for the run's own each was visited once,
-    and by how much another visit would differ nobody knows."""
-    return unsettled(f"{number}, a single visit to a batch")
-
-
-def _line(run_dir: str) -> throughput.Saturation:
-    run = _throughput_of(run_dir)
-    if run.saturation is None:
-        raise UserError(run.no_line)
-    return run.saturation
 
 
 def _parameters_take_longer(run_dir: str) -> Seen:
@@ -306,9 +222,6 @@ CONCLUSIONS = {
     "assignment0_throughput": numbered(
         [
             (1, "the step reaches more than half of the peak", _utilisation),
-            (2, "batch 1 spends most of its time on its sequence", _half_batch),
-            (2, "the largest batch reaches nine tenths of the ceiling", _near_ceiling),
-            (2, "a batch is more than 5 % off the line", _off_the_line),
             (3, "bfloat16 makes the step faster", _faster("bfloat16")),
             (3, "`compile` makes the step faster", _faster("compile")),
             (3, "four passes an update make the step faster", _faster("gradient_accumulation")),

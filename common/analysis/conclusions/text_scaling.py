@@ -13,7 +13,7 @@ from common.analysis.conclusions.conclusion import (
     below,
     counted,
     numbered,
-    unsettled,
+    published,
 )
 from common.analysis.scaling import text_tables
 from common.analysis.scaling.study import Compared
@@ -22,7 +22,6 @@ from common.diagnose.changes import Changes, find_changes, open_changes
 from common.diagnose.evidence.evidence import choose_run
 from common.errors import UserError
 from common.judged import Judged
-from common.samples import LEAST_ROUNDS
 
 EXPERIMENT = "exp042_agnews_ddp_4gpu_20ep"
 
@@ -42,7 +41,7 @@ def _same_while_both(_: str) -> Seen:
     together, alone = (
         rows.loc[m, "train_time_s"].mean() for m in (rows.row <= end, rows.row > end)
     )
-    return counted(abs(together / alone - 1) < 0.05, f"{together:.1f} and {alone:.1f} s")
+    return published(abs(together / alone - 1) < 0.05, f"{together:.1f} and {alone:.1f} s")
 
 
 def _worth(data: str) -> pd.Series:
@@ -52,12 +51,12 @@ def _worth(data: str) -> pd.Series:
 
 def _split(_: str) -> Seen:
     worth = _worth("IMDB")
-    return counted(worth.max() < 1, f"{worth.min():.1f} to {worth.max():.1f} epochs")
+    return published(worth.max() < 1, f"{worth.min():.1f} to {worth.max():.1f} epochs")
 
 
 def _not_split(_: str) -> Seen:
     worth = _worth("AGNews")
-    return counted(worth.min() > 1, f"{worth.min():.1f} to {worth.max():.1f} epochs")
+    return published(worth.min() > 1, f"{worth.min():.1f} to {worth.max():.1f} epochs")
 
 
 def _per_sample(_: str) -> Seen:
@@ -68,19 +67,19 @@ def _added_apart(_: str) -> Seen:
     table = text_tables.added_to_steps(_text(""))
     added = table[table["model"] == "small"].set_index("data")["added_ms"]
     number = f"{added['AGNews']:.1f} against {added['IMDB']:.1f} ms"
-    return counted(added["AGNews"] > 2 * added["IMDB"], number)
+    return published(added["AGNews"] > 2 * added["IMDB"], number)
 
 
 def _slower_to_result(_: str) -> Seen:
     row = text_tables.times_to_accuracy([(_published("IMDB"), 0.76)]).iloc[0]
     number = f"{row['alone_s']:.0f} s on one, {row['several_s']:.0f} on four"
-    return counted(row["ratio"] < 1, number)
+    return published(row["ratio"] < 1, number)
 
 
 def _target_decides(_: str) -> Seen:
     small = _published("AGNews")
     ratios = text_tables.times_to_accuracy([(small, 0.88), (small, 0.89)])["ratio"]
-    return counted(ratios.min() < 1 < ratios.max(), " and ".join(f"{r:.2f}" for r in ratios))
+    return published(ratios.min() < 1 < ratios.max(), " and ".join(f"{r:.2f}" for r in ratios))
 
 
 # Text: one's own runs.
@@ -108,32 +107,6 @@ def _own_speedup(run_dir: str) -> Judged:
 
 def _own_faster(run_dir: str) -> Seen:
     return above(_own_speedup(run_dir))
-
-
-def _growth(run_dir: str) -> pd.Series:
-    table = text_tables.growth(_text(run_dir))
-    if table.empty:
-        raise UserError("no runs on one rank and on several with steps in parts")
-    return table.iloc[0]
-
-
-def _grows_most(run_dir: str) -> Seen:
-    row = _growth(run_dir)
-    number = f"{row['largest']}, {row[row['largest']]:+.1f} ms, {row['share']:.0%} of the step"
-    return _once(run_dir, row["largest"] == "communication", number)
-
-
-def _shorter_step(run_dir: str) -> Seen:
-    change_ms = _growth(run_dir)["step_ms"]
-    return _once(run_dir, change_ms < 0, f"{change_ms:+.1f} ms")
-
-
-def _once(run_dir: str, holds: bool, number: str) -> Seen:
-    """Returns what runs say that may have been made once: a single run of either says nothing."""
-    rounds = _own_speedup(run_dir).rounds
-    return (
-        counted(holds, number) if rounds >= LEAST_ROUNDS else unsettled(f"{number}, {rounds} run")
-    )
 
 
 def _first_cause(run_dir: str) -> Seen:
@@ -191,8 +164,6 @@ CONCLUSIONS = {
             [
                 (7, "an epoch is one pass over the data", _one_pass),
                 (7, "several ranks are faster than one", _own_faster),
-                (8, "communication grows most", _grows_most),
-                (8, "the step becomes shorter", _shorter_step),
                 (9, "the first cause is texts of unequal length", _first_cause),
                 (10, "accumulation raises the speedup", _change("accumulation")),
                 (10, "a 16-bit exchange raises the speedup", _change("compression")),

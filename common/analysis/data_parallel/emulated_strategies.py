@@ -10,10 +10,7 @@ import pandas as pd
 
 from common.analysis import runs
 from common.analysis.comparable import require_same
-from common.analysis.data_parallel.strategy_times import (
-    StrategyTimes,
-    read_strategies,
-)
+from common.analysis.data_parallel.strategy_times import StrategyTimes, read_strategies
 from common.analysis.data_parallel.training_runs import ASSIGNMENT, COMMAND, STEPS, TIMES
 from common.csv_tables import read_table
 from common.errors import NotYetWritten, UserError
@@ -180,7 +177,7 @@ class EmulatedStrategies:
         rows["error"] = [error.estimate - 1 for error in errors]
         rows["error_low"] = [error.interval.low - 1 for error in errors]
         rows["error_high"] = [error.interval.high - 1 for error in errors]
-        rows["above_noise"] = [str(error.verdict) for error in errors]
+        rows["above_noise"] = [error.said for error in errors]
         rows["exposed_share"] = rows["exposed_ms"] / rows["predicted_ms"]
         columns = [
             "accumulation",

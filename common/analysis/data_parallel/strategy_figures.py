@@ -25,11 +25,7 @@ def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:
     panels = list(table.groupby("accumulation"))
     height = 1.5 + 0.4 * table["strategy"].nunique()
     with figure(
-        strategies.caption,
-        figsize=(7.2, height),
-        ncols=len(panels),
-        sharey=True,
-        squeeze=False,
+        strategies.caption, figsize=(7.2, height), ncols=len(panels), sharey=True, squeeze=False
     ) as (fig, grid):
         for axes, (accumulation, rows) in zip(grid[0], panels, strict=True):
             places = np.arange(len(rows))[::-1]
@@ -114,11 +110,7 @@ def emulated_steps(run: EmulatedStrategies) -> Figure:
     with figure(run.measured.caption, figsize=(7.2, 1.8 + 0.48 * len(table))) as (fig, axes):
         places = np.arange(len(table))[::-1]
         axes.barh(
-            places,
-            table["computation_ms"],
-            height=0.6,
-            color=SKY,
-            label="predicted: computation",
+            places, table["computation_ms"], height=0.6, color=SKY, label="predicted: computation"
         )
         axes.barh(
             places,

@@ -32,7 +32,7 @@ from common.perfmodel.fsdp.communication import (
 )
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.runtime.records.run_directory import find_table
-from common.samples import per_round, slowest_rank
+from common.samples import paired_difference, paired_ratio, per_round, slowest_rank, student
 from common.tables import STRATEGY_COLUMNS
 
 EXCHANGING = STRATEGIES[1:]
@@ -146,6 +146,37 @@ class StrategyTimes:
         }
 
     @cached_property
+    def second_gap(self) -> dict[int, Judged]:
+        """Returns how much more speedup the exchange takes than slower computation does, by
+        accumulation: of ranks over ``local`` and of ``local`` over DDP."""
+        gaps = {}
+        for accumulation in self.exchange:
+            times = self.rounds[accumulation]
+            if "single" in times:
+                local, ddp = times["single"] / times["local"], times["single"] / times["DDP"]
+                gaps[accumulation] = student((local - ddp) - (self.ranks - local))
+        return {key: Judged(gap, null=0.0, **self.conditions) for key, gap in gaps.items()}
+
+    @cached_property
+    def exchange_falls(self) -> dict[int, tuple[Judged, Judged]]:
+        """Returns by how much less DDP's exchange adds than with the fewest micro-batches, as a
+        share of the step without it and in ms, by the number of micro-batches."""
+        added = {
+            key: (times["DDP"] / times["local"], times["DDP"] - times["local"])
+            for key, times in self.rounds.items()
+            if key in self.exchange
+        }
+        fewest = min(added, default=None)
+        return {
+            key: tuple(
+                Judged(paired_difference(first, value), null=0.0, **self.conditions)
+                for first, value in zip(added[fewest], values, strict=True)
+            )
+            for key, values in added.items()
+            if key != fewest
+        }
+
+    @cached_property
     def exchanging(self) -> dict[int, pd.DataFrame]:
         """Returns ``rounds`` of the strategies under which ranks exchange anything, in order."""
         named = {
@@ -171,13 +202,25 @@ class StrategyTimes:
         """Returns the steps of exchanging strategies over those of one, as in ``fastest``."""
         return compared(self.exchanging[accumulation], base, claims=self.pairs, **self.conditions)
 
+    @cached_property
+    def accumulated(self) -> dict[int, Judged]:
+        """Returns how many times as fast DDP's samples go with more micro-batches than the fewest,
+        by their number; the intervals hold all at once."""
+        fewest, *more = sorted(key for key, times in self.exchanging.items() if "DDP" in times)
+        base = self.rounds[fewest]["DDP"]
+        ratios = {
+            count: paired_ratio(base * count, self.rounds[count]["DDP"] * fewest, claims=len(more))
+            for count in more
+        }
+        return {count: Judged(ratio, **self.conditions) for count, ratio in ratios.items()}
+
     def summary(self, only: Collection[str] = ()) -> pd.DataFrame:
         """Returns a row per accumulation and strategy; a step is as long as its slowest rank's.
 
         ``only`` has the strategies to return; by default all.
         Columns: accumulation, strategy, step_ms (median), q25_ms, q75_ms, tokens_per_s, speedup
         with speedup_low, speedup_high and verdict (``speedups``; NaN where ``single`` was not
-        measured).
+        measured), judged (the speedup as it may be said; None of ``single``).
         """
         keys = ["accumulation", "strategy"]
         steps = slowest_rank(self.times, "step_time_ms", by=[*keys, "round", "iteration"])
@@ -191,6 +234,7 @@ class StrategyTimes:
         nothing = (float("nan"),) * 3 + (None,)
         columns = ["speedup", "speedup_low", "speedup_high", "verdict"]
         table[columns] = [ratios.get(key, nothing) for key in table.index]
+        table["judged"] = [self.speedups.get(key) for key in table.index]
         table = table.astype(dict.fromkeys(columns[:3], float)).reset_index()
         tokens = table["accumulation"].map(self.tokens_per_step)
         table["tokens_per_s"] = tokens / table["step_ms"] * 1e3
@@ -306,13 +350,15 @@ def exchange_cost(strategies: StrategyTimes) -> pd.DataFrame:
     A row per accumulation at which both were measured. Columns: accumulation, above_noise (the
     verdict on added_share), step_ms and local_ms (medians), added_share (of the step without
     communication, paired by round) with added_low and added_high, added_ms (that share of
-    local_ms), speedup and local_speedup (over one device).
+    local_ms), speedup and local_speedup (over one device), judged (DDP's step over the other),
+    second_gap, share_falls and ms_fall (``StrategyTimes.second_gap`` and ``exchange_falls``).
     """
     table = strategies.summary().set_index(["accumulation", "strategy"])
     rows = []
     for accumulation, judged in strategies.exchange.items():
         exchanging, local = (table.loc[(accumulation, name)] for name in ("DDP", "local"))
         ratio, low, high, verdict = _with_ends(judged)
+        falls = strategies.exchange_falls.get(accumulation, (None, None))
         rows.append(
             {
                 "accumulation": accumulation,
@@ -325,10 +371,15 @@ def exchange_cost(strategies: StrategyTimes) -> pd.DataFrame:
                 "added_high": high - 1,
                 "speedup": exchanging["speedup"],
                 "local_speedup": local["speedup"],
+                "judged": judged,
+                "second_gap": strategies.second_gap.get(accumulation),
+                "share_falls": falls[0],
+                "ms_fall": falls[1],
             }
         )
     columns = ["accumulation", "above_noise", "step_ms", "local_ms", "added_ms", "added_share"]
-    columns += ["added_low", "added_high", "speedup", "local_speedup"]
+    columns += ["added_low", "added_high", "speedup", "local_speedup", "judged"]
+    columns += ["second_gap", "share_falls", "ms_fall"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -338,7 +389,8 @@ def over_fastest(strategies: StrategyTimes) -> pd.DataFrame:
     Columns: accumulation, strategy, fastest (``yes`` for a strategy that is told from all others,
     ``tied`` for those that are not told from the one that looks fastest, else ``no``), above_noise
     (the verdict on over_fastest; None for the fastest itself), step_ms (median), over_fastest (by
-    which share a step is longer, paired by round) with over_low and over_high.
+    which share a step is longer, paired by round) with over_low and over_high, judged (the step
+    over the fastest's; None for the fastest itself).
     """
     table = strategies.summary(EXCHANGING)
     parts = [
@@ -346,7 +398,7 @@ def over_fastest(strategies: StrategyTimes) -> pd.DataFrame:
         for accumulation, rows in table.groupby("accumulation")
     ]
     columns = ["accumulation", "strategy", "fastest", "above_noise", "step_ms"]
-    columns += ["over_fastest", "over_low", "over_high"]
+    columns += ["over_fastest", "over_low", "over_high", "judged"]
     return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
 
 
@@ -363,12 +415,13 @@ def _beside(strategies: StrategyTimes, accumulation: int) -> dict[str, list]:
         "over_fastest": [ratio - 1 for ratio in ratios],
         "over_low": [low - 1 for low in lows],
         "over_high": [high - 1 for high in highs],
+        "judged": [over.get(name) for name in times],
     }
 
 
 def _with_ends(judged: Judged) -> tuple[float, float, float, str]:
     """Returns estimate, both ends of the interval, and the verdict in words."""
-    return judged.estimate, judged.interval.low, judged.interval.high, str(judged.verdict)
+    return judged.estimate, judged.interval.low, judged.interval.high, judged.said
 
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from common.analysis.data_parallel.strategy_times import StrategyTimes
 from common.analysis.data_parallel.training_parts import PARTS, overlap_by_run, peak_memory
 from common.analysis.data_parallel.training_runs import Training, open_training, strategy_name
 from common.analysis.runs import gpu_folder
-from common.analysis.show import mib
+from common.analysis.show import interval_format, judged_format, mib
 from common.perfmodel.fsdp.communication import strategy_table
 from common.perfmodel.one_device.architecture import GPT2Config
 
@@ -71,6 +71,7 @@ HIDDEN = {
     "collectives": "collectives of a step",
     "communication_ms": "communication (ms)",
     "hidden": "hidden",
+    "judged": ("by steps, 95 %", judged_format("{:.0%}")),
     "slowdown": ("traced step over other steps", "{:.2f}"),
 }
 """Titles of ``training_parts.overlap_by_run``, in ms."""
@@ -81,7 +82,7 @@ TIMES = {
     ("q25_ms", "q75_ms"): ("quartiles", "{:,.0f}–{:,.0f}"),
     "tokens_per_s": "tokens/s",
     "speedup": "speedup",
-    ("speedup_low", "speedup_high"): (INTERVAL, "{:.2f}–{:.2f}"),
+    "judged": (INTERVAL, interval_format()),
     "verdict": "is it told from one device",
 }
 """Titles of ``StrategyTimes.summary``."""
@@ -92,7 +93,10 @@ EXCHANGE = {
     "local_ms": ("no communication (ms)", WHOLE_MS),
     "added_ms": ("DDP takes longer by (ms)", WHOLE_MS),
     "added_share": ("longer by", "{:+.0%}"),
-    ("added_low", "added_high"): (INTERVAL, "{:+.0%} to {:+.0%}"),
+    "judged": (INTERVAL, interval_format("{:+.0%}", less=1)),
+    "second_gap": ("speedup lost to it, above that to slower passes", judged_format("{:+.2f}")),
+    "share_falls": ("longer by less than with the fewest, by", judged_format("{:+.0%}")),
+    "ms_fall": ("the same (ms)", judged_format("{:+.0f}")),
 }
 """Titles of ``exchange_cost``."""
 FASTEST = {
@@ -101,7 +105,7 @@ FASTEST = {
     "fastest": "fastest",
     "above_noise": NOISE_COLUMN,
     "over_fastest": ("longer than the fastest", "{:+.0%}"),
-    ("over_low", "over_high"): (INTERVAL, "{:+.0%} to {:+.0%}"),
+    "judged": (INTERVAL, interval_format("{:+.0%}", less=1)),
     "step_ms": ("step (ms)", WHOLE_MS),
 }
 """Titles of ``over_fastest``."""
@@ -120,7 +124,7 @@ EMULATED = {
     "accumulation": "micro-batches",
     "above_noise": "error above noise",
     "error": ("error", "{:+.0%}"),
-    ("error_low", "error_high"): (INTERVAL, "{:+.0%} to {:+.0%}"),
+    "judged": (INTERVAL, interval_format("{:+.0%}", less=1)),
     "predicted_ms": ("predicted (ms)", WHOLE_MS),
     "measured_ms": ("measured (ms)", WHOLE_MS),
 }

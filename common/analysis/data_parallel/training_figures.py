@@ -61,11 +61,7 @@ LEAST_NATS = 1e-8
 def loss_curves(training: Training) -> Figure:
     """Draws loss over steps of all strategies, and below the distance of each from the first."""
     with figure(
-        training.caption,
-        figsize=(7.2, 4.6),
-        nrows=2,
-        sharex=True,
-        height_ratios=(2, 1),
+        training.caption, figsize=(7.2, 4.6), nrows=2, sharex=True, height_ratios=(2, 1)
     ) as (fig, (above, below)):
         differences = loss_differences(training)
         for index, (name, run) in enumerate(training.named()):
@@ -94,8 +90,7 @@ def loss_curves(training: Training) -> Figure:
         below.set_yscale("log")
         below.set_ylim(bottom=LEAST_NATS / 2)
         below.text(0.01, 0.04, "lowest: equal", transform=below.transAxes, fontsize=8, color=GREY)
-        below.set_ylabel(f"|difference to\n{differences.columns[0]}| (nats)")
-        below.set_xlabel("step")
+        below.set(ylabel=f"|difference to\n{differences.columns[0]}| (nats)", xlabel="step")
         below.xaxis.set_major_locator(MaxNLocator(integer=True))
     return fig
 
@@ -124,8 +119,7 @@ def learning_curve(training: Training) -> Figure:
                 va="top",
                 fontsize=8,
             )
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss (nats per token)")
+        axes.set(xlabel="step", ylabel="loss (nats per token)")
         floor = run.settings.get("entropy_nats") or run.loss.min()
         axes.set_ylim(floor - 0.12 * (run.loss.max() - floor), None)
         axes.legend()

@@ -12,8 +12,10 @@ import pandas as pd
 from common.analysis.data_parallel.training_runs import Training, TrainingRun
 from common.analysis.step_parts import middle_half
 from common.errors import UserError
+from common.judged import Judged
 from common.perfmodel.one_device.memory import STATE, MemoryPrediction, predict_memory
 from common.perfmodel.one_device.sharding import Sharding
+from common.samples import student
 from common.traces.step_overlap import TIMES
 
 PARTS = (*STATE, "communication", "activations and the rest")
@@ -84,8 +86,9 @@ def overlap_by_run(training: Training) -> pd.DataFrame:
 
     Columns: name, strategy, steps (traced), ``TIMES`` (computation, exposed communication and idle
     time add up to the step, overlap and exposed communication to communication), hidden (overlap
-    over communication; NaN for ``single``), collectives (a step, without those of a few bytes),
-    slowdown (a traced step over the median of the run's other steps; NaN where all were traced).
+    over communication; NaN for ``single``), judged (the same by steps; None for it), collectives (a
+    step, without those of a few bytes), slowdown (a traced step over the median of the run's other
+    steps; NaN where all were traced).
     """
     rows = []
     for name, run in training.named():
@@ -94,7 +97,7 @@ def overlap_by_run(training: Training) -> pd.DataFrame:
         traced = run.opened.table(OVERLAP)
         if not traced.empty:
             rows.append({"name": name, "strategy": run.strategy} | _mean_step(run, traced))
-    columns = ["name", "strategy", "steps", *TIMES, "hidden", "collectives", "slowdown"]
+    columns = ["name", "strategy", "steps", *TIMES, "hidden", "judged", "collectives", "slowdown"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -131,11 +134,14 @@ def _mean_step(run: TrainingRun, traced: pd.DataFrame) -> dict:
     steps = traced[traced["rank"] == slowest]
     mean = steps.loc[middle_half(steps["step_ms"]), list(TIMES)].mean()
     communicated, shared = mean["communication_ms"], run.strategy != "single"
+    shares = student(steps["overlap_ms"] / steps["communication_ms"])
+    hidden = Judged(shares, null=None, population="steps of one process")
     collectives = run.opened.table(COLLECTIVES)
     other_steps = run.step_times_ms()["step_time_ms"]
     return mean.to_dict() | {
         "steps": len(steps),
         "hidden": mean["overlap_ms"] / communicated if shared and communicated else float("nan"),
+        "judged": hidden if shared and communicated else None,
         "collectives": collectives_per_step(collectives[collectives["rank"] == slowest]),
         "slowdown": mean["step_ms"] / other_steps.median(),
     }

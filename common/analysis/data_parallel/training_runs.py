@@ -230,9 +230,7 @@ def read_runs(folder: Path) -> list[TrainingRun]:
     raise UserError(f"{relative_to_project(folder)}: no complete training run (none with {STEPS})")
 
 
-def split_learning(
-    trained: Sequence[TrainingRun],
-) -> tuple[TrainingRun | None, list[TrainingRun]]:
+def split_learning(trained: Sequence[TrainingRun]) -> tuple[TrainingRun | None, list[TrainingRun]]:
     """Returns the run that learned for long, if there is one, and all that are to be compared.
 
     It is the newest of the most steps, on text of known entropy, and by itself: had several

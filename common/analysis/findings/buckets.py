@@ -5,7 +5,6 @@ All three are about the slowest network of the run: where communication takes lo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +19,10 @@ from common.analysis.findings.finding import (
     Answer,
     Question,
     repeated,
-    span,
+    with_interval,
 )
 from common.analysis.runs import Run
-from common.judged import FIRST_PAGE_ROUNDS, Fastest, Judged, Verdict
+from common.judged import Verdict
 
 
 def best_cap(folder: Path) -> Answer:
@@ -44,18 +43,13 @@ def _measured_best(accuracy: Accuracy) -> str:
     count = len(accuracy.table)
     if accuracy.best is None:
         return "a single cap was measured"
-    best, spread = as_said(accuracy.best), accuracy.worst_over_best
+    best, spread = accuracy.best, accuracy.worst_over_best
+    if not best.lead.is_settled and "tied" in cap_or_ties(best):
+        return f"of the {count} measured, {cap_or_ties(best)} ({best.lead.reason})"
     if not best.lead.is_settled:
-        is_tied = "tied" in cap_or_ties(best)
-        reason = f" ({best.lead.reason})" if is_tied else ""
-        return f"of the {count} measured, {cap_or_ties(best)}{reason}"
+        return f"the best of the {count} measured is {cap_or_ties(best)}"
     longest = f", the worst takes {spread.estimate:.2f} times as long" if spread.is_settled else ""
     return f"best of the {count} measured: {cap_or_ties(best)}{longest}"
-
-
-def as_said(best: Fastest | None) -> Fastest | None:
-    """Returns the fastest as a first page may name it."""
-    return best and replace(best, lead=replace(best.lead, least_rounds=FIRST_PAGE_ROUNDS))
 
 
 def gain_over_default(folder: Path) -> Answer:
@@ -77,21 +71,16 @@ def gain_over_default(folder: Path) -> Answer:
         )
     return Answer(
         value=f"{gain.estimate:.1%} of the backward pass",
-        spread=f"{_ends(gain)}; {chosen:g} MiB against 1 MiB, then 25; {network.scope}",
+        spread=(
+            f"{with_interval(gain, '{:.1%}')}; {chosen:g} MiB against 1 MiB, then 25; "
+            f"{network.scope}"
+        ),
         kind=MEASURED,
         runs=(run,),
         judged=gain,
         hidden="whether it gains anything",
         settle=repeated(run),
     )
-
-
-def _ends(judged: Judged) -> str:
-    """Returns an interval of shares and its rounds, in words."""
-    if np.isnan(judged.interval.low):
-        return "a single round"
-    ends = span(judged.interval.low, judged.interval.high, "{:.1%}")
-    return f"{ends} over {judged.rounds} rounds"
 
 
 def error_of_prediction(folder: Path) -> Answer:
@@ -103,6 +92,7 @@ def error_of_prediction(folder: Path) -> Answer:
     network, run = slowest_network(folder)
     accuracy = network.accuracy()
     error = accuracy.error
+    at_most = f", at most {error.interval.high:.1%}" if error.interval.is_told else ""
     is_known = not np.isnan(accuracy.noise_floor)
     noise = f"noise {accuracy.noise_floor:.1%}" if is_known else "noise not known: a single round"
     others = {other.name: other.accuracy() for other in measured_networks(open_run(folder))[1:]}
@@ -118,13 +108,13 @@ def error_of_prediction(folder: Path) -> Answer:
     return Answer(
         value=f"{accuracy.median_error:.1%} in the median",
         spread=(
-            f"{_ends(error)}; {noise}; at most {accuracy.worst_error:.1%}, of "
+            f"{with_interval(error, '{:.1%}')}; {noise}; at most {accuracy.worst_error:.1%}, of "
             f"{len(accuracy.table)} bucketings; {network.scope}{elsewhere}"
         ),
         kind=MEASURED,
         runs=(run,),
         judged=error,
-        hidden="the median error",
+        hidden=f"the median error{at_most}",
         doubt="; ".join(beaten),
         settle=repeated(run),
     )

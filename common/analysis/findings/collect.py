@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.analysis.findings import buckets, scaling, training
-from common.analysis.findings.finding import UNREADABLE, Finding, Question
+from common.analysis.findings.finding import UNREADABLE, Finding, Question, unreadable
 from common.analysis.runs import AGAIN, Run
 from common.errors import UserError
 from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
@@ -87,5 +87,4 @@ def _asked(assignment: str, question: Question, folder: Path) -> Finding:
     except UserError as missing:
         return Finding(assignment, question, None, str(missing))
     except UNREADABLE as error:
-        reason = f"its tables cannot be read ({type(error).__name__}: {error})"
-        return Finding(assignment, question, None, reason)
+        return Finding(assignment, question, None, unreadable(error))

@@ -10,15 +10,15 @@ from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
 from common.analysis.comparable import network_of, short_network
 from common.analysis.data_parallel.strategy_times import read_strategies
-from common.analysis.findings.finding import UNREADABLE
-from common.analysis.findings.training import DYNAMIC
+from common.analysis.findings.finding import UNREADABLE, unreadable
 from common.analysis.micro_batches.lab import open_assignment3
+from common.analysis.micro_batches.mode_comparison import DYNAMIC
 from common.analysis.one_device.options import open_options
 from common.analysis.runs import DEPTHS, complete_runs
+from common.analysis.show import ends_format
 from common.diagnose.changes import find_changes, open_changes
 from common.errors import UserError
 from common.judged import Judged
-from common.samples import paired_ratio
 
 SAME, ROUNDED = "the same", "the same but for rounding"
 CONSEQUENCES = {
@@ -45,10 +45,10 @@ CONSEQUENCES = {
 DECISIONS = {
     "change": "change",
     "where": "where",
-    "verdict": "verdict",
-    "speedup": ("times as fast", "{:.2f}"),
-    ("low", "high"): ("95 %", "{:.2f} to {:.2f}"),
-    "rounds": "rounds",
+    "judged": ("verdict", lambda judged: judged.said),
+    "judged.estimate": ("times as fast", "{:.2f}"),
+    "judged.interval": ("95 %", ends_format),
+    "judged.rounds": "rounds",
     "costs": "what it costs",
     "training": "training is then",
 }
@@ -62,51 +62,32 @@ class Decision:
     Attributes:
         change: name of the change, and what it replaces.
         where: model and network.
-        judged: how many times as fast it is; intervals of one kind of change hold at once.
+        judged: how many times as fast it is; intervals of one kind of change hold at once. None
+            where its tables cannot be read.
         costs: what it costs beside time.
         training: what becomes of training.
     """
 
     change: str
     where: str
-    judged: Judged
+    judged: Judged | None
     costs: str = ""
     training: str = ""
 
-    @property
-    def verdict(self) -> str:
-        """Returns the verdict in words."""
-        return str(self.judged.verdict)
-
-    @property
-    def speedup(self) -> float:
-        """Returns how many times as fast the change is."""
-        return self.judged.estimate
-
-    @property
-    def low(self) -> float:
-        """Returns the lower end of the interval."""
-        return self.judged.interval.low
-
-    @property
-    def high(self) -> float:
-        """Returns the upper end of the interval."""
-        return self.judged.interval.high
-
-    @property
-    def rounds(self) -> int:
-        """Returns the number of rounds."""
-        return self.judged.rounds
-
 
 def decisions(run_dir: Path) -> tuple[Decision, ...]:
-    """Returns the changes that a run directory has measured; what it has not is left out."""
+    """Returns the changes that a run directory has measured; what it has not is left out.
+
+    Of tables that cannot be read there is a row with the reason.
+    """
     made: list[Decision] = []
     for measured in (options, strategies, caps, plans, changes):
         try:
             made += measured(run_dir)
-        except (UserError, *UNREADABLE):
+        except UserError:  # not measured
             continue
+        except UNREADABLE as error:
+            made.append(Decision(measured.__name__, unreadable(error), None))
     return tuple(made)
 
 
@@ -123,17 +104,12 @@ def strategies(run_dir: Path) -> Iterator[Decision]:
     for run in complete_runs(run_dir, "strategy-times.csv", DEPTHS):
         measured = read_strategies(run)
         where = f"{measured.settings['model']}, {short_network(network_of(run.environment))}"
-        fewest, *more = sorted(measured.exchanging)
+        fewest = min(measured.exchanging)
         for name, longer in measured.over(fewest, "DDP").items():
             change = f"{name} in place of DDP"
             yield Decision(change, where, _upside_down(longer), *CONSEQUENCES.get(name, ()))
-        times = measured.rounds[fewest]["DDP"]
-        for count in more:
-            # Steps of as many micro-batches; all are shown together.
-            longer = measured.rounds[count]["DDP"] * (fewest / count)
-            ratio = paired_ratio(times, longer, claims=len(more))
+        for count, judged in measured.accumulated.items():
             change = f"accumulation of {count} in place of {fewest}"
-            judged = Judged(ratio, **measured.conditions)
             yield Decision(change, where, judged, *CONSEQUENCES["accumulation"])
 
 

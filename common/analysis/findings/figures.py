@@ -14,10 +14,9 @@ from common.analysis.buckets.choice import cap_or_ties
 from common.analysis.buckets.figures import cap_limits, measured_points, step_line
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
-from common.analysis.findings.buckets import as_said
 from common.analysis.findings.finding import UNREADABLE
-from common.analysis.findings.training import DYNAMIC
 from common.analysis.micro_batches.lab import open_assignment3
+from common.analysis.micro_batches.mode_comparison import DYNAMIC
 from common.analysis.one_device.profile import open_profile
 from common.analysis.style import BLUE, GREY, RED, STYLE, CourseFigure, cap_axis
 from common.diagnose.changes import find_changes, open_changes, speedup_bars
@@ -69,7 +68,7 @@ def kinds_of_work(folder: Path) -> SmallFigure:
 def bucket_times(folder: Path) -> SmallFigure:
     """Draws the backward pass over bucket caps, predicted and measured, on the slowest network."""
     network = measured_networks(open_run(folder))[0]
-    best, fastest = network.model.best_cap(), as_said(network.accuracy().best)
+    best, fastest = network.model.best_cap(), network.accuracy().best
     limits = cap_limits(network.sweep, (best.cap_mib,), 1.3)
     with _small() as (figure, axes):
         step_line(axes, best, "predicted", BLUE, 1.5)
@@ -165,7 +164,10 @@ FIGURES: dict[str, Callable[[Path], SmallFigure]] = {
 
 
 def figure_of(assignment: str, folder: Path) -> SmallFigure | None:
-    """Returns the small figure of an assignment; None where the run has not what it shows."""
+    """Returns the small figure of an assignment; None where the run has not what it shows.
+
+    Of tables that cannot be read the findings say so.
+    """
     try:
         return FIGURES[assignment](folder) if assignment in FIGURES else None
     except (UserError, *UNREADABLE):

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
 
 from common.analysis.runs import Run
 from common.judged import MOST_ROUNDS, Judged, Verdict
@@ -17,9 +14,14 @@ from common.runtime.wording import counted
 
 MEASURED, PREDICTED = "measured", "predicted"
 SCRIPTS = "assignments/"
-UNREADABLE = (LookupError, ValueError, TypeError, ArithmeticError)
+UNREADABLE = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError)
 """Errors of tables that are cut or are others than their names say. They cost a finding, never the
 run whose page is made."""
+
+
+def unreadable(error: Exception) -> str:
+    """Returns that tables cannot be read, and why."""
+    return f"its tables cannot be read ({type(error).__name__}: {error})"
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,7 @@ class Answer:
         spread: its interval and of what; or what it is compared with.
         kind: MEASURED or PREDICTED.
         runs: the runs that the number comes from.
-        judged: the same number as its section judges it; None for a prediction, and for a name or a
-            count, which has no interval.
+        judged: the same number as its section judges it; None for a prediction.
         hidden: what is open where the number is not settled; it is said in place of the number.
         doubt: another reason not to rely on the number; empty where there is none.
         settle: the command that repeats the measurement, without its number of rounds.
@@ -54,15 +55,15 @@ class Answer:
     @property
     def is_settled(self) -> bool:
         """Returns True if the number may be said."""
-        return self.judged.is_settled if self.judged else not self.hidden
+        return self.judged is None or self.judged.is_settled
 
     @property
     def text(self) -> str:
-        """Returns the number, or what is open in its place."""
+        """Returns the number, or in its place what is open, and how many more rounds it needs."""
         if self.is_settled:
             return self.value
-        verdict = self.judged.verdict if self.judged else Verdict.HIDDEN
-        return f"{verdict}: {self.hidden}"
+        lacks = f"; {self.judged.reason}" if self.judged.verdict is Verdict.OPEN else ""
+        return f"{self.judged.verdict}: {self.hidden}{lacks}"
 
     @property
     def to_settle(self) -> str:
@@ -174,16 +175,7 @@ def _emulated(environment: Mapping) -> Mapping | None:
     return (environment.get("interconnect") or {}).get("emulated")
 
 
-def span(low: float, high: float, form: str = "{:.2f}") -> str:
-    """Returns an interval as text, ``1.02 to 1.07``; a dash where it is not known."""
-    if pd.isna(low) or pd.isna(high):
-        return "–"
-    return f"{form.format(low)} to {form.format(high)}"
-
-
 def with_interval(judged: Judged, form: str) -> str:
-    """Returns the 95 % interval and its rounds, in words."""
-    if math.isnan(judged.interval.low):
-        return "a single round, so no interval"
-    ends = span(judged.interval.low, judged.interval.high, form)
-    return f"95 % interval {ends}, {judged.rounds} rounds"
+    """Returns the 95 % interval and its rounds, in words; or that it is not told."""
+    rounds = f", {judged.rounds} rounds" if judged.interval.is_told else ""
+    return f"95 % interval {judged.interval.text(form)}{rounds}"

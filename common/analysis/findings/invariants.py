@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.analysis.buckets.measurements import open_run
-from common.analysis.buckets.networks import measured_networks
 from common.analysis.data_parallel.strategy_times import read_strategies
-from common.analysis.findings.finding import UNREADABLE, span
+from common.analysis.findings.finding import UNREADABLE, unreadable
 from common.analysis.runs import DEPTHS, complete_runs
 from common.analysis.step_parts import TIMED, decompose_all
 from common.analysis.sweep_speedups import sweep_speedups
 from common.errors import UserError
-from common.samples import per_round, student
+from common.judged import Judged
+from common.samples import per_round, slowest_rank, student
 
 PEAKS_APART = 0.05
 """Largest relative difference between two peaks of one device."""
@@ -24,17 +24,30 @@ PARTS_OF_STEP = 1.05
 """Most that the parts of a step may be of it, each a mean over the same steps."""
 
 
+UNSTEADY = 2.0
+"""Times that one configuration's median step may take as long as its fastest; 1.4 were seen."""
+SAME_STEPS = (
+    ("strategy-times.csv", "step_time_ms", ["strategy", "accumulation"]),
+    ("ddp-times.csv", "backward_time_ms", ["bucket_cap_mib"]),
+    ("options-times.csv", "step_time_ms", ["arm"]),
+)
+"""Tables whose steps of one configuration do the same work: table, time, configuration."""
+
+
 def violations(folder: Path) -> tuple[str, ...]:
     """Returns a sentence for each value of a run directory that cannot be, with its numbers.
 
-    What was not measured, or cannot be read, violates nothing.
+    What was not measured violates nothing. Of what cannot be read a sentence says so.
     """
     sentences: list[str] = []
     for check in CHECKS:
         try:
             sentences += check(folder)
-        except (UserError, *UNREADABLE):  # such as a stage that is not over
+        except UserError:  # such as a stage that is not over
             continue
+        except UNREADABLE as error:
+            name = check.__name__.replace("_", " ")
+            sentences.append(f"{name}: not checked, {unreadable(error)}")
     return tuple(sentences)
 
 
@@ -45,7 +58,7 @@ def exchange_that_gains(folder: Path) -> Iterator[str]:
             if ratio.is_settled and ratio.estimate < 1:
                 yield (
                     f"{_stage(run.folder, folder)}: with its exchange DDP's step takes "
-                    f"{ratio.estimate:.2f} times ({span(ratio.interval.low, ratio.interval.high)}) "
+                    f"{ratio.estimate:.2f} times ({ratio.interval.text()}) "
                     f"as long as the same computation without one, at {accumulation} "
                     "micro-batches; it cannot be shorter"
                 )
@@ -56,22 +69,19 @@ def more_than_ideal(folder: Path) -> Iterator[str]:
     for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
         for (_, strategy), judged in strategies.speedups.items():
-            interval = judged.interval
-            over = {strategy: (interval.estimate, interval.low, interval.high)}
-            yield from _too_fast(run.folder, folder, strategies.ranks, over)
+            yield from _too_fast(run.folder, folder, strategies.ranks, strategy, judged)
     for run in complete_runs(folder, "arms.csv", DEPTHS):
-        for row in sweep_speedups(run.table("arms.csv"), run.table("steps.csv")).itertuples():
-            over = {f"arm {row.arm}": (row.speedup, row.speedup_low, row.speedup_high)}
-            yield from _too_fast(run.folder, folder, row.world_size, over)
+        table = sweep_speedups(run.table("arms.csv"), run.table("steps.csv"))
+        for row in table.dropna(subset="judged").itertuples():
+            yield from _too_fast(run.folder, folder, row.world_size, f"arm {row.arm}", row.judged)
 
 
-def _too_fast(stage: Path, folder: Path, ranks: int, speedups: dict) -> Iterator[str]:
-    for name, (speedup, low, high) in speedups.items():
-        if low > ranks * (1 + PEAKS_APART):
-            yield (
-                f"{_stage(stage, folder)}: {name} on {ranks} ranks is {speedup:.2f} times "
-                f"({span(low, high)}) as fast as one; more than {ranks} times is not possible"
-            )
+def _too_fast(stage: Path, folder: Path, ranks: int, name: str, speedup: Judged) -> Iterator[str]:
+    if speedup.interval.is_told and speedup.interval.low > ranks * (1 + PEAKS_APART):
+        yield (
+            f"{_stage(stage, folder)}: {name} on {ranks} ranks is {speedup.estimate:.2f} times "
+            f"({speedup.interval.text()}) as fast as one; more than {ranks} times is not possible"
+        )
 
 
 def parts_beyond_the_step(folder: Path) -> Iterator[str]:
@@ -104,21 +114,41 @@ def peaks_apart(folder: Path) -> Iterator[str]:
                 )
 
 
+def unsteady_steps(folder: Path) -> Iterator[str]:
+    """Yields stages in which one configuration's steps show that the machine had other speeds."""
+    for table, column, configuration in SAME_STEPS:
+        for run in complete_runs(folder, table, DEPTHS):
+            steps = slowest_rank(
+                run.table(table), column, by=[*configuration, "round", "iteration"]
+            )
+            spread = steps.groupby(configuration, dropna=False).agg(["min", "median", "max"])
+            ratio = spread["median"] / spread["min"]
+            if ratio.max() > UNSTEADY:
+                low, usual, high = spread.iloc[int(ratio.argmax())]
+                yield (
+                    f"{_stage(run.folder, folder)}: the same step took {low:,.0f} to "
+                    f"{high:,.0f} ms, half of its repetitions more than {usual:,.0f}: the machine "
+                    "did not keep its speed"
+                )
+
+
 def one_pass_in_two_stages(folder: Path) -> Iterator[str]:
     """Yields a backward pass without DDP that takes another time in another stage."""
     run = open_run(folder)
-    for network in measured_networks(run)[-1:]:  # of the run's own network, measured here
-        path = network.folder / "local-times.csv"
-        times = complete_runs(folder, path.name)[-1].table(path.name).assign(arm="local")
-        rounds = student(per_round(times, "backward_time_ms", "arm")["local"])
-        profile_ms = run.profile.backward_s * 1e3
-        apart = abs(profile_ms / rounds.estimate - 1)
-        if not rounds.low <= profile_ms <= rounds.high and apart > STAGES_APART:
-            yield (
-                f"the backward pass without DDP takes {profile_ms:.1f} ms where gradients were "
-                f"timed and {rounds.estimate:.1f} ({span(rounds.low, rounds.high, '{:.1f}')}) "
-                f"among the rounds of the sweep: {apart:.0%} apart"
-            )
+    stages = complete_runs(folder, "local-times.csv")
+    if not stages:
+        raise UserError("no pass without DDP")
+    times = stages[-1].table("local-times.csv").assign(arm="local")
+    rounds = student(per_round(times, "backward_time_ms", "arm")["local"])
+    profile_ms = run.profile.backward_s * 1e3
+    apart = abs(profile_ms / rounds.estimate - 1)
+    is_outside = rounds.is_told and not rounds.low <= profile_ms <= rounds.high
+    if is_outside and apart > STAGES_APART:
+        yield (
+            f"the backward pass without DDP takes {profile_ms:.1f} ms where gradients were "
+            f"timed and {rounds.estimate:.1f} ({rounds.text('{:.1f}')}) "
+            f"among the rounds of the sweep: {apart:.0%} apart"
+        )
 
 
 CHECKS: tuple[Callable[[Path], Iterator[str]], ...] = (
@@ -126,6 +156,7 @@ CHECKS: tuple[Callable[[Path], Iterator[str]], ...] = (
     more_than_ideal,
     parts_beyond_the_step,
     peaks_apart,
+    unsteady_steps,
     one_pass_in_two_stages,
 )
 

@@ -12,11 +12,11 @@ from common.analysis.findings.finding import (
     Answer,
     Question,
     repeated,
-    span,
     with_interval,
 )
 from common.analysis.runs import Run, complete_runs
-from common.analysis.sweep_speedups import NO_CHANGE
+from common.analysis.show import ends_format
+from common.analysis.sweep_speedups import NO_CHANGE, step_times_by_round
 from common.diagnose.changes import (
     CLOSE,
     SWEEP,
@@ -28,7 +28,7 @@ from common.diagnose.changes import (
 from common.diagnose.diagnosis import case_of, examine_case, lost_by_round
 from common.diagnose.evidence.case import Case, Verdict
 from common.errors import UserError
-from common.judged import DISTURBED, FIRST_PAGE_ROUNDS, Judged
+from common.judged import FIRST_PAGE_ROUNDS, Judged
 from common.runtime.wording import counted
 from common.samples import student
 
@@ -36,45 +36,49 @@ from common.samples import student
 def main_cause(folder: Path) -> Answer:
     """Finds the main cause that a sweep is diagnosed with: of changes that were made, the one
     before them, else the newest."""
-    run, arm = _diagnosed_sweep(folder)
-    case = case_of(run.folder, arm=arm)
+    sweep, arm = _diagnosed_sweep(folder)
+    case = case_of(sweep.folder, arm=arm)
     diagnosis = examine_case(case)
-    where = (Run(run.folder, folder),)
-    if not diagnosis.verdicts:
-        return Answer("no limiting cause found", diagnosis.summary, MEASURED, where)
-    verdict = diagnosis.verdicts[0]
-    judged = _judged_share(case, verdict)
-    takes = f"; it takes {verdict.lost_share:.0%} of the step" if judged else ""
-    ends = f", {with_interval(judged, '{:.0%}')}" if judged else ""
-    doubts = ["low confidence"] if verdict.confidence == "low" else []
-    is_disturbed = run.machine_state == DISTURBED
-    doubts += ["the machine was disturbed"] if is_disturbed else []
-    further = len(diagnosis.verdicts) - 1
-    more = f"{counted(further, 'further cause')}; " if further else ""
+    run, verdict = Run(sweep.folder, folder), next(iter(diagnosis.verdicts), None)
+    judged = _judged(case, verdict)
+    value, spread, doubt = "no limiting cause found", diagnosis.summary, ""
+    if verdict is not None:
+        has_share, further = bool(verdict.lost_share), len(diagnosis.verdicts) - 1
+        takes = f"; it takes {verdict.lost_share:.0%} of the step" if has_share else ""
+        ends = f", {with_interval(judged, '{:.0%}')}" if has_share else ""
+        more = f"{counted(further, 'further cause')}; " if further else ""
+        value = f"{verdict.title}{takes}"
+        spread = f"confidence {verdict.confidence}{ends}; {more}{sweep.environment['network']}"
+        doubt = "low confidence" if verdict.confidence == "low" else ""
     return Answer(
-        value=f"{verdict.title}{takes}",
-        spread=f"confidence {verdict.confidence}{ends}; {more}{run.environment['network']}",
+        value=value,
+        spread=spread,
         kind=MEASURED,
-        runs=where,
+        runs=(run,),
         judged=judged,
-        hidden="what limits scaling" if judged or is_disturbed else "",
-        doubt=", ".join(doubts),
-        settle=repeated(where[0]),
+        hidden="what limits scaling",
+        doubt=doubt,
+        settle=repeated(run),
     )
 
 
-def _judged_share(case: Case, verdict: Verdict) -> Judged | None:
-    """Judges the share of a step that the main cause takes, round by round; None without a share.
+def _judged(case: Case, verdict: Verdict | None) -> Judged:
+    """Judges the share of a step that the main cause takes, round by round.
 
-    The share is that of all steps, as the diagnosis has it; its interval is one over rounds.
+    The share is that of all steps, as the diagnosis has it; its interval is one over rounds. Where
+    no cause has a share, the step itself is judged, in which none was found.
     """
-    if not verdict.lost_share:
-        return None
-    rounds = student(lost_by_round(case, verdict.cause))
+    if verdict is not None and verdict.lost_share:
+        shares = student(lost_by_round(case, verdict.cause))
+        interval, null = replace(shares, estimate=verdict.lost_share), 0.0
+    else:
+        steps_ms = step_times_by_round(case.run.measured)[case.run.arm["arm"]]
+        interval, null = student(steps_ms), None
     return Judged(
-        replace(rounds, estimate=verdict.lost_share),
-        null=0.0,
+        interval,
+        null=null,
         population="all steps; its interval round by round",
+        scope=str(case.run.opened.environment.get("network", "")),
         machine=case.run.opened.machine_state,
         least_rounds=FIRST_PAGE_ROUNDS,
     )
@@ -127,8 +131,8 @@ def best_change(folder: Path) -> Answer:
     return Answer(
         value=value,
         spread=(
-            f"{name if helps else 'without a change'}: {_interval(best)}; without it "
-            f"{_interval(before)}; predicted {best['predicted_speedup']:.2f}{beside}{batch}; "
+            f"{name if helps else 'without a change'}: {_speedup(best)}; without it "
+            f"{_speedup(before)}; predicted {best['predicted_speedup']:.2f}{beside}{batch}; "
             f"{lead.scope}"
         ),
         kind=MEASURED,
@@ -140,11 +144,9 @@ def best_change(folder: Path) -> Answer:
     )
 
 
-def _interval(row: pd.Series) -> str:
-    """Returns a speedup with its interval, in words."""
-    if pd.isna(row["speedup_low"]):
-        return f"{row['speedup']:.2f} in a single round"
-    return f"{row['speedup']:.2f} ({span(row['speedup_low'], row['speedup_high'])})"
+def _speedup(row: pd.Series) -> str:
+    """Returns a speedup with its interval, in words; the rounds stand behind it."""
+    return f"{row['speedup']:.2f} ({ends_format(row['judged'].interval)})"
 
 
 QUESTIONS = (

@@ -12,11 +12,10 @@ from common.analysis.findings.finding import (
     Answer,
     Question,
     repeated,
-    span,
     with_interval,
 )
 from common.analysis.micro_batches.lab import open_assignment3
-from common.analysis.micro_batches.mode_comparison import STATIC
+from common.analysis.micro_batches.mode_comparison import DYNAMIC, STATIC
 from common.analysis.one_device.memory import open_memory_run
 from common.analysis.one_device.profile import open_profile
 from common.analysis.one_device.throughput import open_throughput
@@ -24,7 +23,6 @@ from common.analysis.runs import Run
 from common.errors import UserError
 from common.runtime.wording import counted
 
-DYNAMIC = "dynamic"
 GB = 1e9
 
 
@@ -133,11 +131,10 @@ def _lost(strategies: StrategyTimes, accumulation: int) -> str:
     if exchange is None or local is None:
         return ""
     if not exchange.is_settled:
-        return f"; {exchange.verdict}: what the exchange adds"
+        return f"; what the exchange adds is {exchange.said}"
     alone = f"without the exchange {local.estimate:.2f} times, " if local.is_settled else ""
     added = exchange.interval.map(lambda ratio: ratio - 1)
-    ends = span(added.low, added.high, "{:.0%}")
-    return f"; {alone}the exchange adds {added.estimate:.0%} to the step ({ends})"
+    return f"; {alone}the exchange adds {added.estimate:.0%} to the step ({added.text('{:.0%}')})"
 
 
 def dynamic_over_static(folder: Path) -> Answer:

@@ -62,7 +62,7 @@ def _strategies(run_dir: Path) -> Iterator[dict]:
                 "exchange_ms": max(0.0, exchange),
                 "waiting_ms": 0.0,
                 "rest_ms": 0.0,
-                "exchange": "" if name in alone else str(against[name].verdict),
+                "exchange": "" if name in alone else against[name].said,
             }
 
 

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from common.analysis.micro_batches.mode_comparison import STATIC, ModeComparison
 from common.analysis.micro_batches.training_runs import mode_name
-from common.samples import slowest_rank
+from common.analysis.show import judged_format
+from common.judged import Judged
+from common.samples import slowest_rank, student
 
 Cost = Callable[[float, float], float]
 """Maps a number of texts and the longest of them to the seconds of a pass."""
@@ -24,6 +26,14 @@ Fit = Callable[[NDArray, NDArray, NDArray], Cost]
 CALIBRATED, TOLD, NOT_TOLD = "dynamic_calibrated", "told", "not_told"
 CLOSE = 0.25
 """Relative error within which a rank's factor counts as found: a shared machine varies by less."""
+OVER_TOLD = "step over one whose plan was told"
+PLANS = {
+    "plan": "plan",
+    "steps": "steps",
+    OVER_TOLD: (OVER_TOLD, "{:.2f}"),
+    "judged": ("mean, 95 %", judged_format()),
+}
+"""Titles of ``slow_plans``."""
 
 
 def fit_costs(calibration: pd.DataFrame, fit: Fit) -> dict[int, Cost]:
@@ -115,8 +125,6 @@ class SlowRank:
         estimate: Estimate of that factor in the last step, relative to the other ranks'.
         found_at: First step from which on the estimate stays close to the factor; None where
             that never happened.
-        before, after: Median step over that of a plan that was told of the slow rank, before
-            ``found_at`` and from there on (over all steps where it was not found).
     """
 
     mode: str
@@ -124,8 +132,6 @@ class SlowRank:
     factor: float
     estimate: float
     found_at: int | None
-    before: float
-    after: float
 
 
 def slow_steps(table: pd.DataFrame, mode: str) -> pd.Series:
@@ -152,7 +158,7 @@ def relative_factors(table: pd.DataFrame, mode: str = CALIBRATED) -> pd.DataFram
 
 
 def slow_summary(table: pd.DataFrame, mode: str = CALIBRATED) -> SlowRank:
-    """Returns which rank was slowed, when it was found, and how far steps are from the best plan.
+    """Returns which rank was slowed, and when it was found.
 
     Args:
         table: Rows of ``slow-rank.csv``.
@@ -168,39 +174,45 @@ def slow_summary(table: pd.DataFrame, mode: str = CALIBRATED) -> SlowRank:
     last_away = np.flatnonzero(away)
     row = int(last_away[-1]) + 1 if len(last_away) else 0
     found_at = int(away.index[row]) if row < len(away) else None
-    ratio = slow_steps(table, mode)
-    early = ratio[ratio.index < found_at] if found_at is not None else ratio
-    late = ratio[ratio.index >= found_at] if found_at is not None else ratio
     return SlowRank(
         mode=mode,
         rank=slowed,
         factor=factor,
         estimate=float(estimates[slowed].iloc[-1]),
         found_at=found_at,
-        before=float(early.median()),
-        after=float(late.median()),
     )
 
 
-def slow_plans(table: pd.DataFrame, mode: str = CALIBRATED) -> pd.DataFrame:
-    """Returns what steps take under each plan, over one that was told (medians): a row per plan.
+def slow_plans(table: pd.DataFrame, mode: str = CALIBRATED, **conditions: object) -> pd.DataFrame:
+    """Returns what steps take under each plan, over one that was told: a row per plan.
 
-    Columns: plan, steps, step over one whose plan was told. The mode has two rows where it found
-    the slow rank, before and after.
+    Columns: plan, steps, ``OVER_TOLD`` (the median) and judged (the mean, as it may be said). The
+    mode has two rows where it found the slow rank, before and after.
+
+    Args:
+        table: rows of ``slow-rank.csv``.
+        mode: mode whose estimates are followed.
+        conditions: further fields of ``Judged``.
     """
-    slowed = slow_summary(table, mode)
-    steps = slow_steps(table, mode).index
-    rows: list[tuple[str, int, float]] = []
+    found_at, ratios = slow_summary(table, mode).found_at, slow_steps(table, mode)
+    name, plans = mode_name(mode), {}
     if NOT_TOLD in set(table["mode"]):
-        unaware = slow_steps(table, NOT_TOLD)
-        rows.append((mode_name(NOT_TOLD), len(unaware), float(unaware.median())))
-    if slowed.found_at is None:
-        rows.append((f"{mode_name(mode)}: not found", len(steps), slowed.after))
+        plans[mode_name(NOT_TOLD)] = slow_steps(table, NOT_TOLD)
+    if found_at is None:
+        plans[f"{name}: not found"] = ratios
     else:
-        late = int((steps >= slowed.found_at).sum())
-        rows.append((f"{mode_name(mode)}: before it is found", len(steps) - late, slowed.before))
-        rows.append((f"{mode_name(mode)}: from then on", late, slowed.after))
-    return pd.DataFrame(rows, columns=["plan", "steps", "step over one whose plan was told"])
+        plans[f"{name}: before it is found"] = ratios[ratios.index < found_at]
+        plans[f"{name}: from then on"] = ratios[ratios.index >= found_at]
+    rows = [
+        (
+            plan,
+            len(steps),
+            float(steps.median()),
+            Judged(student(np.log(steps)).map(np.exp), **conditions),
+        )
+        for plan, steps in plans.items()
+    ]
+    return pd.DataFrame(rows, columns=["plan", "steps", OVER_TOLD, "judged"])
 
 
 def slow_found(table: pd.DataFrame, mode: str = CALIBRATED) -> dict[str, str]:

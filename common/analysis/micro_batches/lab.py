@@ -21,14 +21,7 @@ from common.analysis.micro_batches.training_runs import (
     read_run,
     what_text,
 )
-from common.analysis.runs import (
-    Run,
-    caption_of,
-    choose_folder,
-    complete_runs,
-    is_recorded,
-    origin,
-)
+from common.analysis.runs import Run, caption_of, choose_folder, complete_runs, is_recorded, origin
 from common.errors import UserError
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table

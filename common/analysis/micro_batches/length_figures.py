@@ -29,11 +29,7 @@ def length_histogram(lengths: Mapping[str, np.ndarray], caption: str, count: int
             mean, longest = values.mean(), expected_longest(values, count)
             axes.axvline(mean, color=BLUE, linewidth=1.6, label="mean")
             axes.axvline(
-                longest,
-                color=RED,
-                linewidth=1.6,
-                linestyle="--",
-                label=f"longest of {count} texts",
+                longest, color=RED, linewidth=1.6, linestyle="--", label=f"longest of {count} texts"
             )
             axes.set_title(
                 f"{name}: mean {mean:.0f},\nlongest {longest:.0f}", loc="left", fontsize=9
@@ -91,8 +87,7 @@ def groups_as_rectangles(
             _draw_groups(axes, values, groups, areas)
             axes.set_title(f"{name}: bottleneck {max(areas):,}", loc="left", fontsize=9)
             axes.set_xlabel("texts, rank by rank")
-        grid[0, 0].set_ylabel("tokens")
-        grid[0, 0].set_ylim(0, 1.28 * values.max())
+        grid[0, 0].set(ylabel="tokens", ylim=(0, 1.28 * values.max()))
         fig.legend(
             handles=[Rectangle((0, 0), 1, 1, color=SKY), Rectangle((0, 0), 1, 1, color=ORANGE)],
             labels=["tokens of texts", "padding"],
@@ -168,8 +163,7 @@ def where_it_pays(
                     [at * 100], [measured_ratio], "D", color=colour, label=f"{name}: measured"
                 )
         axes.axhline(1, color=GREY, linestyle="--", linewidth=1)
-        axes.set_xlim(0, 100)
-        axes.set_ylim(0, 1.1)
+        axes.set(xlim=(0, 100), ylim=(0, 1.1))
         axes.set_xlabel("share of a static step's computation that no plan can move, c₀ (%)")
         axes.set_ylabel("dynamic over static")
         axes.legend(fontsize=8, loc="lower right", ncols=2)

@@ -1,4 +1,4 @@
-"""All modes measured on the same global batches: ratios to static step by step, and waiting.
+"""All modes measured on the same global batches: ratios to static, step by step.
 
 Maps of titles say how a notebook shows them.
 """
@@ -14,6 +14,7 @@ import pandas as pd
 
 from common.analysis.micro_batches.training_runs import dataset_name, in_order, mode_name
 from common.analysis.runs import OfRun, Run, caption_of
+from common.analysis.show import interval_format, judged_format
 from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
@@ -48,20 +49,21 @@ SLOW_RANK_COLUMNS = (
     "slow_factor",
     "estimated_factor",
 )
-CONTROL, STATIC = "control", "static"
+CONTROL, STATIC, DYNAMIC = "control", "static", "dynamic"
 PAYS_FROM = 0.95
 """Upper bound on the ratio to static of a step that is called a gain."""
 
-SPREAD = ("ratio_low", "ratio_high")
-INTERVAL = ("95 % interval", lambda low, high: "–" if low == high else f"{low:.2f}–{high:.2f}")
-"""Static, which is compared with itself, has none."""
+INTERVAL = ("95 % interval", interval_format())
+"""Title of ``judged``; static, which is compared with itself, has none."""
 VERDICTS = {
     "mode": ("mode", mode_name),
     "differs": "differs from static",
     "tied": "tied with the fastest",
     "ratio": "step over static",
-    SPREAD: INTERVAL,
+    "judged": INTERVAL,
+    "over_dynamic": ("over dynamic", judged_format()),
 }
+"""Titles of ``ModeComparison.summary``: what is told apart."""
 MODES = {
     "mode": ("mode", mode_name),
     "mean_ms": "mean step (ms)",
@@ -81,7 +83,8 @@ PER_TEXT = {
     "same_batch": "same texts a step",
     "texts": ("texts a step", "{:.1f}"),
     "ratio": "time per text over static",
-    SPREAD: INTERVAL,
+    "judged": INTERVAL,
+    "over_dynamic": ("over dynamic", judged_format()),
 }
 """Titles of ``ModeComparison.per_sample``."""
 DATA_SETS = {
@@ -92,16 +95,10 @@ DATA_SETS = {
     "dynamic.padded_ratio": "promised",
     "dynamic.compute_ratio": "computation",
     "dynamic.ratio": "step",
-    ("dynamic.ratio_low", "dynamic.ratio_high"): INTERVAL,
+    "dynamic.judged": INTERVAL,
     "dynamic.p95_ratio": "P95",
 }
 """Titles of comparisons that have a mode dynamic, a row per data set."""
-WAITING = {
-    "mode": ("mode", mode_name),
-    "waiting": "waiting",
-    "points": ("above the control (points)", "{:+.1f}"),
-}
-"""Titles of ``ModeComparison.waiting_points``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +192,24 @@ class ModeComparison(OfRun):
         that form batches of their own, whose steps have no counterpart."""
         same = self.over(STATIC)
         static = self._texts_and_times.loc[STATIC]
-        unpaired = {"population": "steps of other batches, unpaired", **self.conditions}
         return same | {
-            mode: Judged(
-                _rate_ratio(self._texts_and_times.loc[mode], static, self.claims), **unpaired
-            )
+            mode: self._unpaired(self._texts_and_times.loc[mode], static)
+            for mode in self.own_batch_modes
+        }
+
+    def _unpaired(self, steps: pd.DataFrame, base: pd.DataFrame) -> Judged:
+        ratio = _rate_ratio(steps, base, self.claims)
+        return Judged(ratio, population="steps of other batches, unpaired", **self.conditions)
+
+    @cached_property
+    def over_dynamic(self) -> dict[str, Judged]:
+        """Returns each mode's mean step over dynamic's, and of modes with their own batches the
+        time per text; empty without dynamic."""
+        if DYNAMIC not in self.modes:
+            return {}
+        dynamic = self._texts_and_times.loc[DYNAMIC]
+        return self.over(DYNAMIC) | {
+            mode: self._unpaired(self._texts_and_times.loc[mode], dynamic)
             for mode in self.own_batch_modes
         }
 
@@ -222,12 +232,12 @@ class ModeComparison(OfRun):
         """Returns a row per mode of ``modes``; times are those of the slowest rank.
 
         Columns: mean_ms, p95_ms; ratio (mean over static's mean) with ratio_low and ratio_high
-        (``judged``), p95_ratio; paired_median, paired_q25, paired_q75 (of the
+        (``judged``, a column too), p95_ratio; paired_median, paired_q25, paired_q75 (of the
         ratios step by step); compute_ratio, compute_p95_ratio; padded_ratio (promised by the
         plan: the largest number of padded tokens of a rank, over static's); planning_ms (mean
-        time that a step was held up by planning); waiting (share of all ranks' step time) and
-        waiting_points (above the control, in percentage points; NaN without a control);
-        differs (the verdict; None for static itself); tied (with the mode that looks fastest).
+        time that a step was held up by planning); waiting (share of all ranks' step time);
+        differs (the verdict; None for static itself); tied (with the mode that looks fastest);
+        over_dynamic (None for dynamic itself).
         """
         slowest, compute = self.slowest(), self.slowest("compute_time_ms")
         padded = self.slowest("padded_tokens")
@@ -249,30 +259,36 @@ class ModeComparison(OfRun):
         )
         table["planning_ms"] = self.times.groupby("mode")["planning_time_ms"].mean()
         table["waiting"] = self.waiting
-        table["waiting_points"] = (table["waiting"] - self.waiting.get(CONTROL, np.nan)) * 100
         tied = self.fastest.tied if self.fastest else self.modes
         table["tied"] = table.index.isin(tied)
+        table["over_dynamic"] = [self.over_dynamic.get(mode) for mode in table.index]
         return table
 
     def _ratio_columns(self, modes: Sequence[str]) -> dict[str, pd.Series]:
-        """Returns ratio, ratio_low, ratio_high and differs by mode; 1 and None of static."""
-        rows = {STATIC: (1.0, 1.0, 1.0, None)} | {
-            mode: (ratio.estimate, ratio.interval.low, ratio.interval.high, str(ratio.verdict))
-            for mode, ratio in self.judged.items()
+        """Returns ratio, its ends, differs and judged by mode; 1 and None of static."""
+        rows = {STATIC: (1.0, 1.0, 1.0, None, None)} | {
+            mode: (
+                judged.estimate,
+                judged.interval.low,
+                judged.interval.high,
+                judged.said,
+                judged,
+            )
+            for mode, judged in self.judged.items()
         }
-        columns = ["ratio", "ratio_low", "ratio_high", "differs"]
+        columns = ["ratio", "ratio_low", "ratio_high", "differs", "judged"]
         table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
         return dict(table.loc[modes].items())
 
     @property
     def dynamic(self) -> pd.Series | None:
         """Returns the row of mode dynamic in ``summary``; None where it was not measured."""
-        return self.summary.loc["dynamic"] if "dynamic" in self.modes else None
+        return self.summary.loc[DYNAMIC] if DYNAMIC in self.modes else None
 
     @property
     def pays(self) -> bool:
         """Returns True if dynamic gains enough to be called a gain, by ``PAYS_FROM``."""
-        ratio = self.judged.get("dynamic")
+        ratio = self.judged.get(DYNAMIC)
         return ratio is not None and ratio.is_settled and ratio.estimate < PAYS_FROM
 
     @property
@@ -285,18 +301,6 @@ class ModeComparison(OfRun):
         """Returns the share of all ranks' step time spent waiting for slower ranks, by mode."""
         sums = self.times.groupby("mode")[["waiting_time_ms", "step_time_ms"]].sum()
         return sums["waiting_time_ms"] / sums["step_time_ms"]
-
-    @property
-    def waiting_points(self) -> pd.DataFrame:
-        """Returns ``waiting`` by mode, and the percentage points above the control as ``points``.
-
-        The control is the last row; the difference is NaN for it, and for all without a control.
-        """
-        shares = self.waiting
-        modes = [*self.modes, *self.own_batch_modes, *({CONTROL} & set(shares.index))]
-        points = (shares[modes] - shares.get(CONTROL, np.nan)) * 100
-        columns = {"waiting": shares[modes], "points": points.where(points.index != CONTROL)}
-        return pd.DataFrame(columns)
 
     @cached_property
     def noise_floor(self) -> float:
@@ -320,7 +324,7 @@ class ModeComparison(OfRun):
 
         Columns: same_batch, texts (a step, mean), per_text_ms (the slowest rank's steps over all
         texts), ratio (to static), ratio_low, ratio_high and differs (``judged``), padded_per_text
-        (the largest rank's, over all texts) and padded_ratio.
+        (the largest rank's, over all texts), padded_ratio, over_dynamic (of own batches).
         """
         steps, modes = self._texts_and_times, [*self.modes, *self.own_batch_modes]
         sums = steps.groupby("mode").sum()
@@ -333,25 +337,10 @@ class ModeComparison(OfRun):
             }
         ).loc[modes]
         table["padded_ratio"] = table["padded_per_text"] / table.loc[STATIC, "padded_per_text"]
-        return table.assign(**self._ratio_columns(modes))
-
-
-def static_imbalance(comparison: ModeComparison) -> dict[str, float]:
-    """Returns how unequal the ranks of static are, on average over its steps.
-
-    Keys: fullest and emptiest (padded tokens of these ranks), excess (of the fullest over the mean
-    of the ranks), text_share (tokens of texts over padded tokens), waiting (share of step time).
-    """
-    rows = comparison.times[comparison.times["mode"] == STATIC]
-    steps = rows.groupby("step")["padded_tokens"]
-    fullest = steps.max().mean()
-    return {
-        "fullest": float(fullest),
-        "emptiest": float(steps.min().mean()),
-        "excess": float(fullest / steps.mean().mean() - 1),
-        "text_share": float(rows["tokens"].sum() / rows["padded_tokens"].sum()),
-        "waiting": float(comparison.waiting[STATIC]),
-    }
+        over_dynamic = [
+            self.over_dynamic.get(mode) if mode in self.own_batch_modes else None for mode in modes
+        ]
+        return table.assign(**self._ratio_columns(modes), over_dynamic=over_dynamic)
 
 
 def read_comparison(run: Run) -> ModeComparison:

@@ -179,8 +179,7 @@ def slow_rank(table: pd.DataFrame, caption: str) -> Figure:
             below.plot(ratio.index, ratio, color=colour, linewidth=1.3, label=mode_name(mode))
         below.axhline(1, color=GREY, linestyle="--", linewidth=1)
         below.set_ylabel("step over one whose\nplan was told")
-        below.set_ylim(0, 1.35 * max(below.get_ylim()[1], 1))
-        below.set_xlabel("step")
+        below.set(ylim=(0, 1.35 * max(below.get_ylim()[1], 1)), xlabel="step")
         below.xaxis.set_major_locator(MaxNLocator(integer=True))
         below.legend(fontsize=8, ncols=2, loc="upper right")
     return fig

@@ -62,11 +62,9 @@ def loss_curves(runs: Runs, caption: str) -> Figure:
             below.plot(away.index, away, marker="o", markersize=2, linewidth=0.9, **look)
         above.set_ylabel("loss (nats per text)")
         above.legend()
-        below.set_yscale("log")
-        below.set_ylim(LEAST_NATS / 2, max(1e-6, 2 * below.get_ylim()[1]))
+        below.set(yscale="log", ylim=(LEAST_NATS / 2, max(1e-6, 2 * below.get_ylim()[1])))
         below.text(0.01, 0.04, "lowest: equal", transform=below.transAxes, fontsize=8, color=GREY)
-        below.set_ylabel(f"|difference to\n{name}| (nats)")
-        below.set_xlabel("step")
+        below.set(ylabel=f"|difference to\n{name}| (nats)", xlabel="step")
         below.xaxis.set_major_locator(MaxNLocator(integer=True))
     return fig
 
@@ -137,8 +135,7 @@ def step_time_distribution(runs: Runs, caption: str) -> Figure:
         left.set_xlabel("step of the slowest rank (ms);\nthe last bin holds all above")
         right.axhline(95, color=GREY, linestyle=":", linewidth=1)
         right.set_yticks([0, 25, 50, 75, 95])
-        right.set_ylabel("steps at most as long (%)")
-        right.set_xlabel("step of the slowest rank (ms)")
+        right.set(ylabel="steps at most as long (%)", xlabel="step of the slowest rank (ms)")
         right.set_xlim(left.get_xlim())
         _legend(fig, left)
     return fig

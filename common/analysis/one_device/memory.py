@@ -9,13 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.one_device.origin import OneDeviceRun, step_text
-from common.analysis.runs import (
-    RECORDING_MACHINE,
-    Run,
-    complete_runs,
-    gpu_folder,
-    open_run_with,
-)
+from common.analysis.runs import RECORDING_MACHINE, Run, complete_runs, gpu_folder, open_run_with
 from common.analysis.show import mib
 from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.sharding import Sharding
@@ -118,11 +112,7 @@ class MemoryRun(OneDeviceRun):
         return self.reserved_bytes is not None
 
 
-STATES = {
-    "what": "what",
-    "bytes_per_parameter": "bytes a parameter",
-    "total_bytes": ("MiB", mib),
-}
+STATES = {"what": "what", "bytes_per_parameter": "bytes a parameter", "total_bytes": ("MiB", mib)}
 """Titles of ``MemoryRun.states``."""
 AT_PEAK = {
     "component": "component",
@@ -169,9 +159,7 @@ def open_memory_run(run_dir: str | Path | None = None) -> MemoryRun:
     """Opens a run of memory_analysis.py; by default the newest complete one, else the recorded."""
     opened = open_run_with(run_dir, "assignment0", PEAKS, TABLES)
     return MemoryRun(
-        opened=opened,
-        workload=Workload.of(opened.settings),
-        peaks=opened.table(PEAKS),
+        opened=opened, workload=Workload.of(opened.settings), peaks=opened.table(PEAKS)
     )
 
 

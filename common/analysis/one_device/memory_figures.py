@@ -89,8 +89,7 @@ def peak_by_batch(
         ticks = [2, 5, 10, 20, 50, 100, 200]
         axes.set_yticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
-        axes.set_xlabel("batch size (sequences)")
-        axes.set_ylabel("predicted peak (10⁹ bytes)")
+        axes.set(xlabel="batch size (sequences)", ylabel="predicted peak (10⁹ bytes)")
         fig.legend(loc="outside upper center", ncols=3, fontsize=8)
     return fig
 
@@ -113,9 +112,7 @@ def accuracy(table: pd.DataFrame, caption: str) -> Figure:
             x = rows["measured_bytes"] / GB
             above.plot(x, rows["predicted_bytes"] / GB, "o", color=colour, markersize=4, label=name)
             below.plot(x, error[rows.index], "o", color=colour, markersize=4)
-        above.set_xscale("log")
-        above.set_yscale("log")
-        above.set_ylabel("predicted peak (10⁹ bytes)")
+        above.set(xscale="log", yscale="log", ylabel="predicted peak (10⁹ bytes)")
         ticks = [size for size in (2, 5, 10, 20, 50, 100, 200) if span[0] / 2 < size < 2 * span[1]]
         above.set_yticks(ticks, [str(size) for size in ticks])
         below.set_xticks(ticks, [str(size) for size in ticks])
@@ -125,8 +122,7 @@ def accuracy(table: pd.DataFrame, caption: str) -> Figure:
         limit = max(1.0, 1.2 * error.abs().max())
         below.set_ylim(-limit, limit)
         below.axhline(0, color=GREY, linewidth=1)
-        below.set_ylabel("error (%)")
-        below.set_xlabel("tracked peak (10⁹ bytes)")
+        below.set(ylabel="error (%)", xlabel="tracked peak (10⁹ bytes)")
     return fig
 
 
@@ -146,8 +142,7 @@ def sharded_states(sizes: pd.DataFrame, caption: str) -> Figure:
         axes.set_xticks(ranks, [str(rank) for rank in ranks])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("ranks")
-        axes.set_ylabel("memory of one rank (10⁹ bytes)")
+        axes.set(xlabel="ranks", ylabel="memory of one rank (10⁹ bytes)")
         axes.plot([], [], "--", color=GREY, linewidth=1, label="parameters, gradients, states only")
         axes.legend(fontsize=8)
     return fig

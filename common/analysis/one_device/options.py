@@ -12,21 +12,27 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import OneDeviceRun, step_text
+from common.analysis.one_device.origin import OneDeviceRun
 from common.analysis.runs import open_run_with
+from common.analysis.show import interval_format
 from common.csv_tables import numbers
 from common.errors import UserError
-from common.judged import FIRST_PAGE_ROUNDS, Judged, compared, fastest
+from common.judged import Judged, compared, fastest
+from common.samples import paired_ratio
 
 TIMES, ARMS = "options-times.csv", "options-arms.csv"
 BASELINE, AGAIN, ALL = "baseline", "baseline-again", "all"
 WITHOUT = "all-but-"
+FAST = (
+    *("sdpa", "bfloat16", "float16", "tf32", "compile", "fused", "vocab_multiple", "async_batches"),
+)
+"""Options that the arm ``all`` turns on, of which a device has some."""
 OPTIONS = {
     "arm": "arm",
     "above_noise": "told from noise",
     "tokens_per_s": "tokens/s",
     "ratio": "ratio",
-    ("ratio_low", "ratio_high"): ("95 % interval", "{:.2f}–{:.2f}"),
+    "judged": ("95 % interval", interval_format()),
     "first_step_s": ("first step (s)", "{:.1f}"),
     "peak_allocated_mib": ("peak (MiB)", "{:,.0f}"),
 }
@@ -44,15 +50,6 @@ class OptionsRun(OneDeviceRun):
 
     times: pd.DataFrame
     arms: pd.DataFrame
-
-    @property
-    def conditions(self) -> dict[str, object]:
-        """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
-        return {
-            "scope": step_text(self.settings),
-            "machine": self.opened.machine_state,
-            "least_rounds": FIRST_PAGE_ROUNDS,
-        }
 
     @cached_property
     def ratios(self) -> dict[str, Judged]:
@@ -112,22 +109,31 @@ class OptionsRun(OneDeviceRun):
         """Returns the ratio of all the fast options together; None where it was not measured."""
         return self.ratios.get(ALL)
 
+    @property
+    def over_product(self) -> Judged | None:
+        """Returns their ratio together over the product of their single ones; None likewise."""
+        by_round = rates(self.times)
+        if ALL not in by_round:
+            return None
+        gains = by_round.div(by_round[BASELINE], axis=0)
+        product = gains[[name for name in FAST if name in gains]].prod(axis=1, skipna=False)
+        return Judged(paired_ratio(gains[ALL], product), **self.conditions)
+
 
 def with_interval(judged: Judged) -> str:
     """Returns a ratio, its interval and its verdict, as text."""
-    low, high = judged.interval.low, judged.interval.high
-    ends = "no interval" if pd.isna(low) else f"{low:.3f} to {high:.3f}"
-    return f"{judged.estimate:.3f} ({ends}), {judged.verdict}"
+    return f"{judged.estimate:.3f} ({judged.interval.text('{:.3f}')}), {judged.said}"
 
 
 GAINS = {
     "control": ("control: the baseline measured twice", with_interval),
-    "clear": ("can be told from noise", lambda names: ", ".join(names) or "none"),
-    "unclear": ("cannot be told from noise", lambda names: ", ".join(names) or "none"),
+    "clear": ("can be told from the baseline", lambda names: ", ".join(names) or "none"),
+    "unclear": ("cannot be told from the baseline", lambda names: ", ".join(names) or "none"),
     "largest": "largest ratio of one option",
     "together": ("ratio of all the fast ones together", with_interval),
+    "over_product": ("the same over the product of their single ratios", with_interval),
 }
-"""Titles of ``OptionsRun``: the control, options beyond noise and within it, the largest gains."""
+"""Titles of ``OptionsRun``: the control, settled options and others, the largest gains."""
 
 
 def open_options(run_dir: str | Path | None = None) -> OptionsRun:
@@ -160,8 +166,9 @@ def option_ratios(
 ) -> pd.DataFrame:
     """Returns a row per arm, in the order of options-arms.csv, whose columns are kept.
 
-    Adds tokens_per_s (median over rounds) and, of ``judged_ratios``, ratio, ratio_low, ratio_high
-    and above_noise (the verdict; None for the baseline); empty where an arm was not measured.
+    Adds tokens_per_s (median over rounds) and, of ``judged_ratios``, ratio, ratio_low, ratio_high,
+    above_noise (the verdict) and judged (both None for the baseline); empty where an arm was not
+    measured.
     """
     table = _summary(ratios, rates(times).median())
     table.loc[BASELINE, ["ratio", "ratio_low", "ratio_high"]] = 1.0
@@ -202,7 +209,8 @@ def ratios_text(table: pd.DataFrame, ratios: Mapping[str, Judged]) -> str:
         if not row.measured:
             lines.append(f"{row.arm:<{width}}  {row.reason}")
             continue
-        ends = "–" if pd.isna(row.ratio_low) else f"{row.ratio_low:.3f}–{row.ratio_high:.3f}"
+        is_told = row.arm in ratios and ratios[row.arm].interval.is_told
+        ends = f"{row.ratio_low:.3f}–{row.ratio_high:.3f}" if is_told else "–"
         line = f"{row.arm:<{width}}  {row.tokens_per_s:>11,.0f}  {row.ratio:>6.3f}  {ends:>13}"
         line += f"  {row.first_step_s:>8.1f} s"
         line += f"  {row.peak_allocated_mib:>6,.0f} MiB" if on_gpu else ""
@@ -220,9 +228,9 @@ def ratios_text(table: pd.DataFrame, ratios: Mapping[str, Judged]) -> str:
 def _summary(ratios: Mapping[str, Judged], tokens_per_s: pd.Series) -> pd.DataFrame:
     """Returns the median rate, and the ratio with its interval and verdict, by arm."""
     rows = {
-        name: (judged.estimate, judged.interval.low, judged.interval.high, str(judged.verdict))
-        for name, judged in ratios.items()
+        name: (ratio.estimate, ratio.interval.low, ratio.interval.high, ratio.said, ratio)
+        for name, ratio in ratios.items()
     }
-    columns = ["ratio", "ratio_low", "ratio_high", "above_noise"]
+    columns = ["ratio", "ratio_low", "ratio_high", "above_noise", "judged"]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     return tokens_per_s.rename("tokens_per_s").to_frame().join(table)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.analysis import runs
+from common.judged import FIRST_PAGE_ROUNDS
 
 COMMAND = "uv run ddplab run assignment0"
 """The command that measures all that the notebooks show."""
@@ -20,13 +21,22 @@ class OneDeviceRun(runs.OfRun):
         """Returns the line that says whose measurements these are, as Markdown."""
         return origin_of(self.opened)
 
+    @property
+    def conditions(self) -> dict[str, object]:
+        """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
+        return {
+            "scope": step_text(self.settings),
+            "machine": self.opened.machine_state,
+            "least_rounds": FIRST_PAGE_ROUNDS,
+        }
+
 
 def origin_of(run: runs.Run, workload: str = "", command: str = COMMAND) -> str:
     """Returns the line that says whose measurements these are, as Markdown.
 
     Args:
         run: Opened run.
-        workload: What was trained; by default what ``workload_text`` says of the settings.
+        workload: Training step in words; by default ``workload_text`` of the settings.
         command: Command that measures on the reader's machine.
     """
     what = f"{run.caption}. {workload or workload_text(run.settings)}"

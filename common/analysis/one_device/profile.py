@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from common.analysis.runs import open_run_with, read_peak
 from common.errors import UserError
 from common.judged import FIRST_PAGE_ROUNDS, Fastest, Judged, fastest
 from common.perfmodel.one_device.peaks import DevicePeak
-from common.perfmodel.one_device.roofline import Roof, placed
-from common.samples import paired_ratio
+from common.perfmodel.one_device.roofline import COMPUTE, MEMORY, Roof, placed
+from common.samples import paired_ratio, student
 from common.traces.operator_categories import (
     BOOKKEEPING,
     CATEGORIES,
@@ -35,6 +35,8 @@ BETWEEN_PRODUCTS = (ELEMENTWISE, FUSED, NORMALISATION, LOSS, COPIES)
 """Kinds of work that fusing can merge: all but matrix products and attention."""
 BUSY = 0.1
 """Idle share up to which the host keeps a GPU busy."""
+ABOVE_ROOF = 1.05
+"""Share of the roof from which on an operator counts as above it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +123,6 @@ class ProfileRun(OneDeviceRun):
         return self.overhead.estimate - 1
 
     @property
-    def overhead_is_clear(self) -> bool:
-        """Returns True if the profiler's cost is told from noise."""
-        return self.overhead.is_settled and self.profiler_overhead > 0
-
-    @property
     def conditions(self) -> dict[str, str]:
         """Returns scope, population and state of the machine, as ``Judged`` takes them."""
         return {
@@ -160,20 +157,22 @@ class ProfileRun(OneDeviceRun):
         """Returns what the time of no operator is called."""
         return self.category_name(IDLE)
 
-    @cached_property
-    def idle_share(self) -> float:
-        """Returns the share of the step in which nothing computes."""
-        return self.categories()["share"].get(IDLE, 0.0)
+    @property
+    def idle_share(self) -> Judged:
+        """Returns the share of a step in which nothing computes."""
+        return self.share_of(IDLE)
 
     @property
-    def bookkeeping_share(self) -> float | None:
-        """Returns the share of the step that the host spends on bookkeeping; None on a GPU."""
-        return self.categories()["share"].get(BOOKKEEPING, 0.0) if self.on_host else None
+    def bookkeeping_share(self) -> Judged | None:
+        """Returns the share of a step that the host spends on bookkeeping; None on a GPU."""
+        return self.share_of(BOOKKEEPING) if self.on_host else None
 
     @property
-    def keeps_busy(self) -> bool | None:
-        """Returns True if the host keeps the GPU busy, by ``BUSY``; None on a CPU."""
-        return None if self.on_host else bool(self.idle_share <= BUSY)
+    def keeps_busy(self) -> str | None:
+        """Returns whether the host keeps the GPU busy, by ``BUSY``, in words; None on a CPU."""
+        idle = replace(self.idle_share, null=BUSY)
+        is_busy = "yes" if idle.estimate < BUSY else "no"
+        return None if self.on_host else is_busy if idle.is_settled else idle.said
 
     def phases(self) -> pd.DataFrame:
         """Returns the time of each phase. Index: the phases in order. Columns: ms, share."""
@@ -184,7 +183,8 @@ class ProfileRun(OneDeviceRun):
     def phase_costs(self) -> pd.DataFrame:
         """Returns time and operations of each phase, also as multiples of the forward pass's.
 
-        Index: the phases in order. Columns: ms, share, flops, ms_over_forward, flops_over_forward.
+        Index: the phases in order. Columns: ms, share, flops, ms_over_forward, flops_over_forward;
+        judged (the time over forward's in all profiled steps; None but for the backward pass).
         """
         table = self.phases()
         flops = self.roofline.groupby("phase")["flops"].sum().reindex(table.index).fillna(0.0)
@@ -192,14 +192,26 @@ class ProfileRun(OneDeviceRun):
             flops=flops,
             ms_over_forward=table["ms"] / (table.at["forward", "ms"] or float("nan")),
             flops_over_forward=flops / (flops["forward"] or float("nan")),
+            judged=[
+                self.backward_over_forward if phase == "backward" else None for phase in table.index
+            ],
         )
+
+    @property
+    def backward_over_forward(self) -> Judged:
+        """Returns the time of the backward pass over that of the forward pass."""
+        forward, backward = (
+            self.times_ms(self.operators["phase"] == phase) for phase in ("forward", "backward")
+        )
+        return Judged(student(backward / forward), **self.conditions)
 
     def categories(self) -> pd.DataFrame:
         """Returns the time of each kind of work.
 
         Index: categories, the longest first. Columns: ms, share; low_ms, high_ms over steps;
-        low_share, high_share, each of its own step; kind, the category's name; flops_share; most
-        (the verdict on the lead of the one that takes most; None for the others).
+        low_share, high_share, each of its own step; kind, the category's name; flops_share; judged
+        (the share over all profiled steps); most (the verdict on the lead of the one that takes
+        most; None for the others).
         """
         by_step = self.category_ms
         ms = self.step.groupby("category")["time_us"].sum() / 1e3
@@ -209,8 +221,9 @@ class ProfileRun(OneDeviceRun):
         table = pd.DataFrame({"ms": ms, "share": ms / self.step_ms} | spread).fillna(0.0)
         table["kind"] = [self.category_name(name) for name in table.index]
         table["flops_share"] = self.flops_shares().reindex(table.index).fillna(0.0)
+        table["judged"] = [self.share_of(name) for name in table.index]
         table["most"] = [
-            str(self.most.lead.verdict) if self.most and name == self.most.arm else None
+            self.most.lead.said if self.most and name == self.most.arm else None
             for name in table.index
         ]
         return table.sort_values("ms", ascending=False)
@@ -247,11 +260,6 @@ class ProfileRun(OneDeviceRun):
         """Returns the share of the step that ``between_products`` take."""
         return self.between_products["time_us"].sum() / 1e3 / self.step_ms
 
-    @property
-    def between_shares(self) -> pd.Series:
-        """Returns ``between_share`` of every profiled step."""
-        return self.shares_of(_is_between(self.operators))
-
     def times_ms(self, which: pd.Series) -> pd.Series:
         """Returns the time that some rows of ``operators`` take in each profiled step."""
         times_us = self.operators["time_us"].where(which, 0.0)
@@ -261,10 +269,16 @@ class ProfileRun(OneDeviceRun):
         """Returns the share that some rows of ``operators`` have of each profiled step."""
         return self.times_ms(which) / self.times_ms(self.operators["step"].notna())
 
+    def share_of(self, category: str) -> Judged:
+        """Returns the share of a kind of work in a step, over all profiled steps."""
+        shares = self.shares_of(self.operators["category"] == category)
+        return Judged(student(shares), null=None, **self.conditions)
+
     @property
-    def most_fusing_gains(self) -> float:
+    def most_fusing_gains(self) -> Judged:
         """Returns how many times as fast a step without ``between_products`` would be."""
-        return 1 / (1 - self.between_share)
+        shares = student(self.shares_of(_is_between(self.operators)))
+        return Judged(shares.map(lambda share: 1 / (1 - share)), **self.conditions)
 
     @property
     def calls_name(self) -> str:
@@ -300,6 +314,51 @@ class ProfileRun(OneDeviceRun):
         ]
         table = pd.concat([sums, pd.DataFrame(places, index=sums.index)], axis=1)
         return table.sort_values("time_ms", ascending=False, ignore_index=True)
+
+    @cached_property
+    def operators_ms(self) -> pd.DataFrame:
+        """Returns the time of ``main_operators``: a row per profiled step, a column per row."""
+        rows = self.operators
+        return pd.DataFrame(
+            {
+                row.Index: self.times_ms(
+                    (rows["phase"] == row.phase) & (rows["operator"] == row.operator)
+                )
+                for row in self.main_operators().itertuples()
+            }
+        )
+
+    @property
+    def more_arithmetic_ms(self) -> Judged | None:
+        """Returns how much longer the operators take that arithmetic bounds than those that memory
+        bounds, in ms; None where the roof is unknown."""
+        if self.roof is None:
+            return None
+        bound = self.main_operators()["bound"]
+        compute_ms, traffic_ms = (
+            self.operators_ms[bound.index[bound == of]].sum(axis=1) for of in (COMPUTE, MEMORY)
+        )
+        return Judged(student(compute_ms - traffic_ms), null=0.0, **self.conditions)
+
+    @property
+    def shares_of_roof(self) -> dict[int, Judged]:
+        """Returns what operators reach of the roof, against ``ABOVE_ROOF``, by row of
+        ``main_operators``: of those that are in every step, with intervals that hold at once.
+
+        Empty where the roof is unknown.
+        """
+        if self.roof is None:
+            return {}
+        table, times_ms = self.main_operators(), self.operators_ms
+        # The place in the table is that of the median time: a step that takes less is nearer to it.
+        roofs = times_ms.rdiv(table["share_of_roof"] * table["time_ms"], axis=1)
+        roofs = roofs.loc[:, (times_ms > 0).all()]
+        return {
+            at: Judged(
+                student(roofs[at], claims=roofs.shape[1]), null=ABOVE_ROOF, **self.conditions
+            )
+            for at in roofs
+        }
 
 
 def _is_between(operators: pd.DataFrame) -> pd.Series:

@@ -121,16 +121,13 @@ def roofline(run: ProfileRun) -> Figure:
         axes.scatter(x, y, s=area, c=colours, edgecolor="white", linewidth=0.7, zorder=3)
         for phase in (name for name in PHASE_COLOURS if name in set(table["phase"])):
             axes.scatter([], [], s=40, color=PHASE_COLOURS[phase], label=phase)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlim(x.min() / 3, x.max() * 6)
+        axes.set(xscale="log", yscale="log", xlim=(x.min() / 3, x.max() * 6))
         axes.set_ylim(y.min() / 4, y.max() * 6)
         if run.roof is not None:
             _draw_roof(axes, run.roof)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("intensity (FLOP per byte moved)")
-        axes.set_ylabel("achieved (GFLOP/s)")
+        axes.set(xlabel="intensity (FLOP per byte moved)", ylabel="achieved (GFLOP/s)")
         title = "area: share of the step"
         axes.legend(loc="lower right", fontsize=8, title=title, title_fontsize=8)
     rows = list(table.itertuples())[:MOST_LABELS]

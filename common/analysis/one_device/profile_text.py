@@ -6,7 +6,7 @@ import pandas as pd
 
 from common.analysis.one_device.profile import BUSY, ProfileRun, open_profile
 from common.analysis.runs import gpu_folder
-from common.analysis.show import Table
+from common.analysis.show import Table, judged_format
 from common.perfmodel.one_device.roofline import COMPUTE, MEMORY, OVERHEAD, UNKNOWN
 from common.traces.operator_categories import BOOKKEEPING
 
@@ -22,6 +22,7 @@ KINDS = {
     "low_ms": ("least", "{:.1f}"),
     "high_ms": ("greatest", "{:.1f}"),
     "share": ("of the time", "{:.1%}"),
+    "judged": ("over all steps, 95 %", judged_format("{:.1%}")),
     "flops_share": ("of the FLOP", "{:.1%}"),
     "most": "takes most",
 }
@@ -31,30 +32,29 @@ PHASES = {
     "ms": ("ms", "{:.1f}"),
     "share": ("of the step", "{:.1%}"),
     "ms_over_forward": "time over forward's",
+    "judged": ("over all steps, 95 %", judged_format()),
     "flops": ("GFLOP", lambda flops: f"{flops / 1e9:.2f}"),
     "flops_over_forward": "FLOP over forward's",
 }
 """Titles of ``ProfileRun.phase_costs``."""
 MOST_NAMES = 5
 """Operators that a cell of a table names."""
-ABOVE_ROOF = 1.05
-"""Share of the roof from which on an operator counts as above it."""
 PROFILER = {
-    "overhead_is_clear": "the profiler's cost can be told from noise",
+    "overhead.said": "the profiler's cost is",
     "plain_ms": ("step without the profiler (median of {0.repeats})", "{:.1f} ms"),
     "profiled_ms": ("step under the profiler (median of {0.repeats})", "{:.1f} ms"),
     "profiler_overhead": ("difference, paired by step", "{:+.1%}"),
     "overhead.interval": (
         "its 95 % interval",
-        lambda ratio: f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}",
+        lambda ratio: ratio.map(lambda end: end - 1).text("{:+.1%}"),
     ),
     "step_ms": ("profiled step of median length, shown below", "{:.1f} ms"),
 }
 """Titles of ``ProfileRun``: a step with and without the profiler."""
 IDLE_TIME = {
     "keeps_busy": f"the host keeps the GPU busy (idle at most {BUSY:.0%})",
-    "idle_share": ("{0.idle_name}", "{:.1%} of the step"),
-    "bookkeeping_share": (BOOKKEEPING, "{:.1%} of the step"),
+    "idle_share": ("{0.idle_name}, of a step", judged_format("{:.1%}")),
+    "bookkeeping_share": (f"{BOOKKEEPING}, of a step", judged_format("{:.1%}")),
 }
 """Titles of ``ProfileRun``: the time in which nothing computes."""
 ROOF = {
@@ -65,9 +65,13 @@ ROOF = {
     "roof.flops_per_s": ("peak in {0.product_type}", lambda rate: f"{rate / 1e9:,.0f} GFLOP/s"),
     "roof.memory_bytes_per_s": ("memory bandwidth", lambda rate: f"{rate / 1e9:,.0f} GB/s"),
     "roof.ridge": ("ridge", "{:.3g} FLOP/byte"),
+    "more_arithmetic_ms": (
+        "operators that arithmetic bounds take more than those that memory does, by (ms)",
+        judged_format("{:+.0f}"),
+    ),
     ("knows_roof", "peak"): ("source", lambda knows, peak: peak.source if knows else None),
 }
-"""Titles of ``ProfileRun``: the roof's two figures, the ridge, and where they come from."""
+"""Titles of ``ProfileRun``: the roof, what bounds more of a step, and where the peaks are from."""
 BOUNDS = {
     "bound": "bound by",
     "share": ("of the step", "{:.0%}"),
@@ -78,7 +82,7 @@ BOUNDS = {
 FUSION = {
     "between_calls": ("calls of {0.calls_name} between matrix products and attention", "{:,}"),
     "between_share": ("their share of the step", "{:.0%}"),
-    "most_fusing_gains": ("the step, if they took no time", "no more than {:.2f} times as fast"),
+    "most_fusing_gains": ("times as fast, if they took no time", judged_format()),
 }
 """Titles of ``ProfileRun``: the calls between matrix products, and the most fusing can gain."""
 
@@ -105,9 +109,9 @@ def shown_shapes(operator: str, shapes: str) -> str:
 
 def summary(run: ProfileRun, top: int = 10) -> str:
     """Returns what the script prints: phases, categories, the longest operators and their bound."""
-    cost = "what the profiler costs is hidden by noise"
-    if run.overhead_is_clear:
-        cost = f"{run.profiler_overhead:.0%} more"
+    cost = f"what the profiler costs is {run.overhead.said}"
+    if run.overhead.is_settled:
+        cost = f"{run.profiler_overhead:+.0%}"
     lines = [run.workload]
     lines.append(
         f"A step takes {run.plain_ms:.1f} ms, and {run.profiled_ms:.1f} ms under the profiler "
@@ -171,10 +175,15 @@ def bounds(run: ProfileRun) -> pd.DataFrame:
     The last row is the time of no operator, or of one whose cost is unknown: shares add up to 1.
     """
     operators = run.main_operators()
+    is_above = [
+        at
+        for at, share in run.shares_of_roof.items()
+        if share.is_settled and share.estimate > share.null
+    ]
     rows = []
     for bound in (COMPUTE, MEMORY, OVERHEAD) if run.roof else (UNKNOWN,):
         bounded = operators[operators["bound"] == bound]
-        above_roof = bounded.loc[bounded["share_of_roof"] > ABOVE_ROOF, "operator"]
+        above_roof = bounded.loc[bounded.index.isin(is_above), "operator"]
         name = "neither" if bound == OVERHEAD else bound
         share = bounded["share"].sum()
         rows.append((name, share, _names(bounded["operator"]), _names(above_roof)))

@@ -22,7 +22,7 @@ from common.analysis.one_device.throughput_text import (
 from common.analysis.runs import complete_runs, gpu_folder, open_run_with, read_peak
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.judged import FIRST_PAGE_ROUNDS, Judged, fastest
+from common.judged import Judged, fastest
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.flops import (
     ONE_TRILLION,
@@ -137,15 +137,6 @@ class ThroughputRun(OneDeviceRun):
         )
 
     @property
-    def conditions(self) -> dict[str, object]:
-        """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
-        return {
-            "scope": step_text(self.settings),
-            "machine": self.opened.machine_state,
-            "least_rounds": FIRST_PAGE_ROUNDS,
-        }
-
-    @property
     def tokens_per_s(self) -> float:
         """Returns the mean rate over visits, of the median step, at that batch size."""
         return self.speed.estimate
@@ -158,6 +149,12 @@ class ThroughputRun(OneDeviceRun):
         size = best.arm if best else rate.idxmax()
         text = f"{size:.0f}, at {rate[size]:,.0f} tokens/s"
         return text if best and best.lead.is_settled else f"not told from others; it may be {text}"
+
+    @property
+    def visited_once(self) -> str:
+        """Returns the batch sizes of a single visit: how far another would differ is not known."""
+        counts = self.visits.notna().sum()
+        return ", ".join(f"{size:.0f}" for size in counts[counts == 1].index) or "none"
 
     @property
     def flops_per_token(self) -> int:
@@ -263,7 +260,7 @@ class ThroughputRun(OneDeviceRun):
 UTILISATION = {
     "knows_peak": "the peak of this device is known",
     "tokens_per_s": ("tokens/s at batch {0.batch_size} (median step)", "{:,.0f}"),
-    "speed.verdict": "tokens/s are",
+    "speed.said": "tokens/s are",
     "speed.rounds": "visits to this batch",
     "flops_per_token": ("operations per token of {0.title}", digits),
     "flops_per_s": ("operations per second", rate_text),
@@ -289,6 +286,7 @@ SATURATION = {
     "ceiling_tokens_per_s": ("ceiling", "{:,.0f} tokens/s"),
     "saturation.half_batch": ("batch at half of the ceiling", "{:.2g}"),
     "fastest_batch": "fastest batch",
+    "visited_once": "batches visited once, so without an interval",
     "ended": (
         "batches without a result",
         lambda rows: (

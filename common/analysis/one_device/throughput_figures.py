@@ -36,8 +36,7 @@ def batch_sweep(run: ThroughputRun) -> Figure:
         _saturation_line(axes, run)
         _points_that_ended(axes, run)
         _batch_axis(axes, run.batches["batch_size"])
-        axes.set_ylabel("throughput (tokens/s)")
-        axes.set_ylim(0, 1.25 * high.max())
+        axes.set(ylabel="throughput (tokens/s)", ylim=(0, 1.25 * high.max()))
         axes.yaxis.set_major_formatter(THOUSANDS)
         axes.legend(loc="lower right", fontsize=8)
     return fig

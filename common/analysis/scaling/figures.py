@@ -212,18 +212,11 @@ def laws(series: Series, caption: str) -> Figure:
         )
         axes.axvspan(most, reach, color=GREY, alpha=0.07, linewidth=0)
         top = max(table["speedup"].max(), *(float(law.predict(ranks).max()) for law in fitted), 1)
-        axes.set_ylim(0, 1.35 * top)
-        axes.set_xlim(1, reach)
+        axes.set(ylim=(0, 1.35 * top), xlim=(1, reach))
         axes.text(
-            (most + reach) / 2,
-            0.03 * top,
-            "not measured",
-            ha="center",
-            fontsize=8,
-            color=GREY,
+            (most + reach) / 2, 0.03 * top, "not measured", ha="center", fontsize=8, color=GREY
         )
-        axes.set_xlabel("ranks N")
-        axes.set_ylabel("speedup S(N)")
+        axes.set(xlabel="ranks N", ylabel="speedup S(N)")
         kind = "weak" if series.regime == WEAK else "strong"
         axes.set_title(f"{kind} scaling, {series.label}", loc="left", fontsize=9.5)
         axes.legend(fontsize=8, loc="upper left")
@@ -260,8 +253,7 @@ def published_steps(explanation: Explanation, caption: str) -> Figure:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(PLAIN)
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("batch per GPU (samples)")
-        axes.set_ylabel("time of a step (ms)")
+        axes.set(xlabel="batch per GPU (samples)", ylabel="time of a step (ms)")
         axes.legend(fontsize=8, loc="upper left")
     return fig
 

@@ -20,7 +20,7 @@ from common.samples import Interval, middle, resampled, student_quantile
 DRAWS = 400
 """Each draw of a bootstrap is a fit."""
 LEAST_ROUNDS = 3
-"""As draws are widened by Student's t, they need fewer rounds than other bootstraps."""
+"""Least number of rounds; other bootstraps, without Student's t, need more."""
 FITS_WITHIN = 0.05
 """A law describes its points where its largest error is at most this."""
 
@@ -59,11 +59,6 @@ class FittedLaw:
     def largest_error(self) -> float:
         """Returns the largest |law over measured − 1| of the points."""
         return float(np.abs(self.predict(self.ranks) / self.speedup - 1).max())
-
-    @property
-    def describes_points(self) -> bool:
-        """Returns True if the law is off by at most ``FITS_WITHIN`` at every point."""
-        return self.largest_error <= FITS_WITHIN
 
     @property
     def most_speedup(self) -> float:

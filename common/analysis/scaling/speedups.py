@@ -32,7 +32,7 @@ SAMPLES_APART = 0.01
 """Numbers of samples this close are the same: a sampler fills up, or drops, the last batch."""
 
 FEW = 8
-"""From so many values on, a bootstrap is trusted."""
+"""Number of values from which on a bootstrap is trusted."""
 ONE_AFTER_ANOTHER = "runs one after another"
 OVER_RUNS, OVER_EPOCHS, NO_INTERVAL = "repeated runs", "epochs", "nothing: a single epoch"
 
@@ -79,7 +79,9 @@ class Speedup:
         """Returns the interval in words: ``3.45 to 3.53, over epochs``."""
         if np.isnan(self.low):
             return "none: a single epoch"
-        return f"{self.low:.2f} to {self.high:.2f}, over {self.over}"
+        runs = self.repeats if self.over == OVER_RUNS else None
+        ends = Interval(self.value, self.low, self.high, rounds=runs)
+        return f"{ends.text(unit='run')}, over {self.over}"
 
     def __str__(self) -> str:
         """Returns it in words: ``3.49x (3.45 to 3.53, over epochs), efficiency 87.3 %``."""

@@ -84,8 +84,7 @@ def epoch_time_detailed(compared: Sequence[Compared], caption: str) -> Figure:
                 mean, (index, times.max()), (0, 3), textcoords="offset points", ha="center"
             )
         left.set_ylim(0, 1.1 * max(run.epochs["train_time_s"].max() for run in _runs(compared)))
-        left.set_xlabel("epoch (hollow: warm-up)")
-        left.set_ylabel("training time of an epoch (s)")
+        left.set(xlabel="epoch (hollow: warm-up)", ylabel="training time of an epoch (s)")
         left.xaxis.set_major_locator(MaxNLocator(integer=True))
         _names(right, compared)
         right.set_title("spread and mean", loc="left", fontsize=9.5)
@@ -310,10 +309,7 @@ def losses(alone: Compared, several: Compared, caption: str, by: str = "passes")
         "updates": (updates_per_epoch, "updates of the weights"),
     }[by]
     with figure(caption, ncols=2, sharey=True) as (fig, (left, right)):
-        for configuration, colour in (
-            (alone.configuration, BLUE),
-            (several.configuration, RED),
-        ):
+        for configuration, colour in ((alone.configuration, BLUE), (several.configuration, RED)):
             work = per_epoch(configuration)
             for repeat, run in enumerate(configuration.runs):
                 label = configuration.name if repeat == 0 else None
@@ -342,8 +338,7 @@ def mixed_rows(rows: pd.DataFrame, caption: str) -> Figure:
             axes.plot(
                 written["row"], written["epoch"], "o-", color=colour, markersize=4, label=label
             )
-        axes.set_xlabel("row of metrics.csv")
-        axes.set_ylabel("epoch")
+        axes.set(xlabel="row of metrics.csv", ylabel="epoch")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(fontsize=8)
     return fig

@@ -8,7 +8,7 @@ enough to be fitted to.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from common.diagnose.evidence.evidence import (
 )
 from common.errors import UserError
 from common.exercises.scaling_fit import AMDAHL, GUSTAFSON, USL
+from common.judged import Judged
 from common.runtime.paths import relative_to_project
 from common.runtime.wording import counted
 
@@ -89,6 +90,20 @@ class Series:
             except UserError as reason:
                 refused.append((law.name, str(reason)))
         return fitted, refused
+
+    def law_errors(self, law: FittedLaw) -> list[Judged]:
+        """Judges how far a law is off the speedup on each number of ranks above 1, as a share."""
+        return [
+            replace(
+                row.judged,
+                interval=row.judged.interval.map(
+                    lambda speedup, n=row.world_size: float(law.predict([n])[0]) / speedup - 1
+                ),
+                null=0.0,
+            )
+            for row in self.table.itertuples()
+            if row.world_size > 1
+        ]
 
 
 @dataclass(frozen=True, eq=False)

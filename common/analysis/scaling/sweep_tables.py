@@ -5,20 +5,30 @@ Where a number may say nothing, its table says so before the number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from common.analysis.scaling.laws import FittedLaw
+from common.analysis.scaling.laws import FITS_WITHIN, FittedLaw
+from common.analysis.scaling.sweep_rounds import (
+    correction_error,
+    exchange_falls,
+    grown_share,
+    more_hidden,
+    slowed_passes,
+    told_by_rounds,
+    waits_and_sends,
+)
 from common.analysis.scaling.sweep_run import ARM, Series, SweepRun, arm_name
+from common.analysis.show import judged_format
 from common.analysis.step_parts import PARTS, TOLERANCE
 from common.judged import Judged
 from common.perfmodel.scaling.published_mlp import MEAN_SLOWDOWN, PCIE3_X16_BYTES_PER_S, Explanation
 from common.perfmodel.scaling.published_mlp import TOLERANCE as PUBLISHED_TOLERANCE
 from common.samples import Interval
-
-NO_INTERVAL = "no interval: one round"
 
 
 def against_one_rank(judged: Judged | float, refused: str = "") -> str:
@@ -29,14 +39,8 @@ def against_one_rank(judged: Judged | float, refused: str = "") -> str:
     if refused or not isinstance(judged, Judged):
         return refused
     if not judged.is_settled:
-        return f"cannot be told: {judged.reason}"
+        return judged.said
     return "faster" if judged.estimate > 1 else "slower"
-
-
-def _interval(low: float, high: float, form: str = "{:.2f}") -> str:
-    if pd.isna(low) or pd.isna(high):
-        return NO_INTERVAL
-    return f"{form.format(low)} to {form.format(high)}"
 
 
 SPEEDUPS = {
@@ -47,9 +51,9 @@ SPEEDUPS = {
     "step_ms": ("step (ms)", "{:.1f}"),
     "throughput_samples_per_s": "samples/s",
     "speedup": "speedup",
-    ("refused", "speedup_low", "speedup_high"): (
+    ("refused", "judged"): (
         "95 % interval",
-        lambda refused, low, high: "–" if refused else _interval(low, high),
+        lambda refused, judged: "–" if refused else judged.interval.text(),
     ),
     "efficiency": ("efficiency", "{:.0%}"),
 }
@@ -86,10 +90,11 @@ PREDICTIONS = {
     "measured_ms": "measured (ms)",
     "predicted_step_ms": "predicted (ms)",
     "error": ("error", "{:+.0%}"),
+    "judged": ("over the rounds, 95 %", judged_format("{:+.0%}")),
     "adjusted_step_ms": "adjusted (ms)",
     "adjusted_error": ("its error", "{:+.0%}"),
 }
-"""Titles of ``SweepRun.errors``."""
+"""Titles of ``judged_predictions``."""
 LAWS = {
     "regime": "scaling",
     "law": "law",
@@ -113,6 +118,29 @@ PUBLISHED = {
 """Titles of ``published_batches``."""
 
 
+OF_PARTS = {
+    "passes of the largest batch on the most ranks, over one rank's (weak)": (
+        slowed_passes,
+        "{:.2f}",
+    ),
+    "communication's share of a step, smallest batch above largest (weak)": (
+        grown_share,
+        "{:+.0%}",
+    ),
+}
+OF_OVERLAP = {
+    "share that is hidden, largest batch above smallest": (more_hidden, "{:+.0%}"),
+    "all-reduces / computation, smallest batch over largest": (exchange_falls, "{:.2f}"),
+}
+OF_MOST_RANKS = {
+    "waiting and communication of a step on the most ranks": (waits_and_sends, "{:.0%}")
+}
+OF_CORRECTION = {
+    "error of the other arms, adjusted above plain": (correction_error, "{:+.1%}"),
+}
+"""What a section's facts judge by rounds: title → how, and its format."""
+
+
 def parts_facts(run: SweepRun) -> dict[str, str]:
     """Returns how far the parts can be trusted, and how much ranks slow each other down."""
     parts = run.parts
@@ -129,16 +157,7 @@ def parts_facts(run: SweepRun) -> dict[str, str]:
         }
     unexplained = parts["unaccounted_share"].abs().max()
     facts["share of a watched step that no part explains, at most"] = f"{unexplained:.1%}"
-    last = parts.sort_values(["world_size", "batch_per_rank"]).iloc[-1]
-    alone = parts[(parts["world_size"] == 1) & (parts["batch_per_rank"] == last["batch_per_rank"])]
-    if len(alone):
-        computed, by_itself = (
-            row["forward_ms"] + row["backward_ms"] for row in (last, alone.iloc[0])
-        )
-        facts[f"computation of {arm_name(*last[ARM])} over the same on one rank by itself"] = (
-            f"{computed / by_itself:.2f}"
-        )
-    return facts
+    return facts | told_by_rounds(run, OF_PARTS)
 
 
 def noise_text(run: SweepRun) -> str:
@@ -165,6 +184,7 @@ def prediction_facts(run: SweepRun) -> dict[str, str]:
         return {"no prediction": run.predictions[1]}
     error, adjusted = errors["error"], errors["adjusted_error"].dropna().abs()
     facts = {
+        **told_by_rounds(run, OF_MOST_RANKS),
         "noise floor of the measured steps": noise_text(run),
         "error, nothing taken from a step: median over arms": f"± {error.abs().median():.0%}",
         "error, nothing taken from a step: range": f"{error.min():+.0%} to {error.max():+.0%}",
@@ -173,6 +193,7 @@ def prediction_facts(run: SweepRun) -> dict[str, str]:
         facts |= {
             "error of the other arms, adjusted: median": f"± {adjusted.median():.0%}",
             "error of the other arms, adjusted: at most": f"± {adjusted.max():.0%}",
+            **told_by_rounds(run, OF_CORRECTION),
         }
     return facts
 
@@ -183,7 +204,7 @@ def fitted_parameters(series: Sequence[Series]) -> pd.DataFrame:
         {
             "regime": arms.regime,
             "law": fitted.law.name,
-            "describes_points": fitted.describes_points,
+            "describes_points": describes_points(arms, fitted),
             "parameter": name,
             "value": estimate.estimate,
             "interval": _interval_of(estimate),
@@ -195,6 +216,17 @@ def fitted_parameters(series: Sequence[Series]) -> pd.DataFrame:
         for name, estimate in fitted.parameters.items()
     ]
     return pd.DataFrame(rows, columns=[*LAWS])
+
+
+def describes_points(arms: Series, law: FittedLaw) -> str:
+    """Returns whether a law is off by at most ``FITS_WITHIN`` at every point: yes, no, or the
+    verdict where that is open."""
+    errors = arms.law_errors(law)
+    near = [replace(e, null=math.copysign(FITS_WITHIN, e.estimate)) for e in errors]
+    if any(error.is_settled and abs(error.estimate) > FITS_WITHIN for error in near):
+        return "no"
+    sides = [*near, *(replace(error, null=-error.null) for error in near)]
+    return next((side.said for side in sides if not side.is_settled), "yes")
 
 
 def limits_table(series: Sequence[Series]) -> pd.DataFrame:
@@ -216,14 +248,15 @@ def limits_table(series: Sequence[Series]) -> pd.DataFrame:
     for arms in series:
         measured = int(arms.table["world_size"].iloc[-1])
         for fitted in arms.laws[0]:
+            described = describes_points(arms, fitted)
             row = {
                 "scaling": arms.regime,
                 "law": fitted.law.name,
-                "describes the points": "yes" if fitted.describes_points else "no",
+                "describes the points": described,
                 "measured up to (ranks)": measured,
                 "intervals from": fitted.method,
             }
-            rows.append(row | (_limit(fitted) if fitted.describes_points else {}))
+            rows.append(row | (_limit(fitted) if described == "yes" else {}))
         for name, reason in arms.laws[1]:
             row = {"scaling": arms.regime, "law": name, "measured up to (ranks)": measured}
             rows.append(row | {"describes the points": f"not fitted: {reason}"})
@@ -289,4 +322,4 @@ def published_facts(explanation: Explanation) -> dict[str, str]:
 def _interval_of(estimate: Interval) -> str:
     if estimate.estimate == estimate.high == 0:
         return "at its bound"  # 0 in every draw, as parameters cannot be negative
-    return _interval(estimate.low, estimate.high, "{:.3g}")
+    return estimate.text("{:.3g}")

@@ -97,7 +97,7 @@ class TextStudy:
             run = case.configuration.runs[0]
             try:
                 parts = decompose(read_table(run.folder / "steps.csv", STEP_COLUMNS))
-            except UserError:
+            except UserError:  # not in parts
                 continue
             row = {"data set": case.configuration.dataset, "run": case.configuration.name}
             rows.append(row | {"step (ms)": parts.step_ms} | dict(parts.parts_ms))
@@ -115,7 +115,7 @@ def open_text_study(run_dir: str | Path | None = None) -> TextStudy:
         return _only_published("none yet; `uv run ddplab run assignment4` makes some")
     try:
         read = read_runs(folder)
-    except UserError:
+    except UserError:  # of single runs that cannot be read, ``problems`` tells
         return _only_published(f"{relative_to_project(folder)} holds no runs of train_text.py")
     problems = tuple(read.problems)
     runs = [run for run in read.runs if run.environment]

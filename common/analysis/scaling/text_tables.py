@@ -140,6 +140,7 @@ GROWTH = {
     **{part: (part, "{:+.1f}") for part in PARTS},
     "largest": "largest",
     "share": ("of the step", "{:.1%}"),
+    "verdict": "these runs are",
 }
 """Titles of ``growth``."""
 MOST_ROWS = 5
@@ -234,7 +235,8 @@ def growth(study: TextStudy) -> pd.DataFrame:
     """Returns by how much each part of the step changes from one rank to several, in ms.
 
     Columns as in ``GROWTH``: ``largest`` is the part that grows most, ``share`` what it grows by
-    over the step on several ranks.
+    over the step on several ranks, ``verdict`` that of the speedup of the same runs: of a single
+    run on each side it is not known how much another would differ.
     """
     parts, names, rows = study.parts, list(PARTS), []
     for compared in study.local.values() if len(parts) else ():
@@ -244,7 +246,9 @@ def growth(study: TextStudy) -> pd.DataFrame:
             grown = steps.loc[name, names].astype(float) - steps.loc[base, names].astype(float)
             step_ms = steps.loc[name, "step (ms)"]
             row = {"from": base, "to": name, "step_ms": step_ms - steps.loc[base, "step (ms)"]}
+            case = next(case for case in compared if case.configuration.name == name)
             shares = {"largest": grown.idxmax(), "share": grown.max() / step_ms}
+            shares["verdict"] = case.speedup.judged.said if case.speedup else "not comparable"
             rows.append(row | grown.to_dict() | shares)
     return pd.DataFrame(rows, columns=[*GROWTH])
 

@@ -13,10 +13,7 @@ from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import (
-    Recorder,
-    record_run,
-)
+from common.runtime.records.recorder import Recorder, record_run
 from common.samples import slowest_rank
 from common.settings import NonNegative, OneOf, Positive, RankOptions
 from common.training.precision import DTYPES

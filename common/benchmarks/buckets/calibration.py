@@ -17,13 +17,7 @@ from common.runtime.group.gradient_marks import hold_for_marks, ready_marks, rea
 from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
 
-PASS_COLUMNS = (
-    "rank",
-    "iteration",
-    "forward_time_ms",
-    "backward_time_ms",
-    "optimizer_time_ms",
-)
+PASS_COLUMNS = ("rank", "iteration", "forward_time_ms", "backward_time_ms", "optimizer_time_ms")
 """``local-step-times.csv``: one row per rank and step without DDP."""
 
 

@@ -12,11 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.buckets.bucket_timeline import TIMELINE_COLUMNS, watch
 from common.benchmarks.buckets.ddp_record import describe_buckets, lateness_rows, overlap_rows
-from common.benchmarks.buckets.latency_hook import (
-    LatencyHook,
-    added_latency,
-    latency_note,
-)
+from common.benchmarks.buckets.latency_hook import LatencyHook, added_latency, latency_note
 from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_step
 from common.errors import UserError
 from common.models.replay import ReplayModel
@@ -24,15 +20,13 @@ from common.perfmodel.buckets import cap_label, parse_cap
 from common.runtime import private
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import (
-    Recorder,
-    record_run,
-)
+from common.runtime.records.recorder import Recorder, record_run
 from common.runtime.timing import clock_for
 from common.samples import per_round, slowest_rank
 from common.settings import AtLeast, NonNegative, Positive, RoundOptions
 from common.training.ddp import make_ddp
 
+TIMES = ("forward_time_ms", "backward_time_ms", "step_time_ms")
 STEP_COLUMNS = (
     "bucket_cap_mib",
     "num_buckets",
@@ -41,9 +35,7 @@ STEP_COLUMNS = (
     "round",
     "iteration",
     "rank",
-    "forward_time_ms",
-    "backward_time_ms",
-    "step_time_ms",
+    *TIMES,
 )
 TIMES_COLUMNS = (*STEP_COLUMNS, "bucket_bytes")
 """``ddp-times.csv``; ``bucket_bytes``: the sizes of all buckets in order, blank-separated."""
@@ -58,14 +50,7 @@ OVERLAP_COLUMNS = (
     "overlap_time_ms",
 )
 LATENESS_COLUMNS = ("bucket_cap_mib", "round", "iteration", "rank", "lateness_ms")
-LOCAL_COLUMNS = (
-    "round",
-    "iteration",
-    "rank",
-    "forward_time_ms",
-    "backward_time_ms",
-    "step_time_ms",
-)
+LOCAL_COLUMNS = ("round", "iteration", "rank", *TIMES)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,7 @@ from common.benchmarks.steps import FixedBatchStep, StepRunOptions, make_step
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import (
-    Recorder,
-    record_run,
-)
+from common.runtime.records.recorder import Recorder, record_run
 from common.samples import slowest_rank
 from common.settings import NonNegative, Positive
 

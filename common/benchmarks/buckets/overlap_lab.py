@@ -128,10 +128,7 @@ class OverlapLab:
             count = self.messages.lasting(size, LASTING * self.backward_s)
             if size <= total:
                 arms.append(OverlapArm("launched", size, min(MOST, total // size)))
-            arms += [
-                OverlapArm("continuous", size, count),
-                OverlapArm("all_reduce", size, count),
-            ]
+            arms += [OverlapArm("continuous", size, count), OverlapArm("all_reduce", size, count)]
         return tuple(arms)
 
     def visit(self, arm: OverlapArm, round_: int, *, passes: int, warmup: int = 1) -> list[dict]:

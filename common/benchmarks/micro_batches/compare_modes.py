@@ -23,10 +23,7 @@ from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import (
-    Recorder,
-    record_run,
-)
+from common.runtime.records.recorder import Recorder, record_run
 from common.samples import rotated
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
@@ -134,10 +131,7 @@ def main(settings: ModeComparison) -> None:
         for group in task.step.optimizer.param_groups:
             group["lr"] = 0.0
         with record_run(
-            settings,
-            "compare_modes",
-            worker,
-            recorded_settings=task.facts(),
+            settings, "compare_modes", worker, recorded_settings=task.facts()
         ) as recorder:
             ranks = calibrate(settings, task, worker, recorder)
             ratios = compare(settings, task, planners, ranks, worker, recorder)
@@ -146,13 +140,7 @@ def main(settings: ModeComparison) -> None:
                 slowdown = [1.0] * worker.world_size
                 slowdown[slow_rank] = settings.slow_factor
                 compare_slowed(
-                    settings,
-                    task,
-                    planners["dynamic"],
-                    ranks,
-                    slowdown,
-                    worker,
-                    recorder,
+                    settings, task, planners["dynamic"], ranks, slowdown, worker, recorder
                 )
             if worker.is_main:
                 print_ratios(ratios)

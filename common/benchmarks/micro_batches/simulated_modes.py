@@ -22,10 +22,7 @@ from common.data.text_lengths import LengthDistribution, read_text_lengths
 from common.errors import UserError
 from common.runtime.paths import relative_to_project
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import (
-    record_run,
-    single_device,
-)
+from common.runtime.records.recorder import record_run, single_device
 from common.runtime.records.run_directory import find_table
 from common.scheduling.cost import CalibratedCost, Cost, TokensCost, TokensSquaredCost
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
@@ -250,11 +247,7 @@ def lower_bound_s(lengths: NDArray, world_size: int, cost: CalibratedCost) -> fl
 def planning_times(settings: ModeSimulation, distribution: LengthDistribution) -> pd.DataFrame:
     """Measures the time of each plan, for batches drawn anew every time."""
     rng = np.random.default_rng(settings.seed)
-    costs = {
-        "tokens": TokensCost(),
-        "tokens_sq": TokensSquaredCost(),
-        "calibrated": settings.cost,
-    }
+    costs = {"tokens": TokensCost(), "tokens_sq": TokensSquaredCost(), "calibrated": settings.cost}
     sizes = zip(settings.planning_world_sizes, settings.planning_batches, strict=True)
     rows = []
     for (world_size, batch), (name, cost) in itertools.product(list(sizes), costs.items()):

@@ -23,10 +23,7 @@ from common.models.gpt2 import GPT2
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import (
-    Recorder,
-    record_run,
-)
+from common.runtime.records.recorder import Recorder, record_run
 from common.runtime.records.run_directory import RunDirectory, write_atomically
 from common.runtime.timing import clock_for
 from common.settings import NonNegative, Positive
@@ -122,11 +119,7 @@ def measure(
             optimizer_s = clock.elapsed_s(optimizer_start, optimizer_end)
             ready.write(ready_rows(step.model, times.ready_s, iteration))
             steps.write([times.row(iteration, optimizer_s)])
-            phases = {
-                "forward": times.forward_s,
-                "backward": times.backward_s,
-                "step": optimizer_s,
-            }
+            phases = {"forward": times.forward_s, "backward": times.backward_s, "step": optimizer_s}
             slowest = pd.DataFrame(worker.gather(times.ready_s | phases)).max()
             layers = layer_durations(slowest[list(times.ready_s)].to_dict(), slowest["backward"])
             durations.append(pd.Series(layers | slowest[list(phases)].to_dict(), name=iteration))

@@ -26,20 +26,15 @@ from common.perfmodel.one_device.memory import (
     estimated_states,
     predict_memory,
 )
-from common.perfmodel.one_device.memory_fit import (
-    largest_batch,
-    more_loss_chunks,
-    what_would_fit,
-)
+from common.perfmodel.one_device.memory_fit import largest_batch, more_loss_chunks, what_would_fit
 from common.perfmodel.one_device.sharding import Sharding
+from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.records.recorder import Recorder, record_run, single_device
 from common.settings import DeviceOptions, Positive
 
 MIB = 2**20
 GB = 10**9
-GPU_OVERHEAD_BYTES = 1 * GB
-"""Left to the CUDA context and the libraries when a batch is said to fit a GPU."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,7 @@ def _measure(settings: MemoryAnalysis, device: torch.device, snapshot: Path) -> 
         return measure_peak(settings, device, snapshot if device.type == "cuda" else None)
     except torch.OutOfMemoryError:
         capacity = torch.cuda.get_device_properties(device).total_memory
-        advice = what_would_fit(settings, capacity - GPU_OVERHEAD_BYTES)
+        advice = what_would_fit(settings, capacity - LIBRARIES_BYTES)
         raise UserError(
             f"batch_size {settings.batch_size}: out of memory on "
             f"{torch.cuda.get_device_name(device)} ({capacity / GB:.0f} GB); {advice}"
@@ -207,7 +202,7 @@ def largest_batches(settings: MemoryAnalysis) -> pd.DataFrame:
     }
     rows = []
     for size in settings.capacity_gb:
-        usable = size * GB - GPU_OVERHEAD_BYTES
+        usable = size * GB - LIBRARIES_BYTES
         largest = {k: largest_batch(replace(settings, **way), usable) for k, way in ways.items()}
         rows.append({"memory_gb": size} | largest)
     return pd.DataFrame(rows)

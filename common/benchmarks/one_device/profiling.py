@@ -26,11 +26,7 @@ from common.errors import UserError
 from common.perfmodel.one_device.roofline import Roof, roofline_table
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import (
-    Recorder,
-    record_run,
-    single_device,
-)
+from common.runtime.records.recorder import Recorder, record_run, single_device
 from common.runtime.timing import clock_for
 from common.settings import DeviceOptions, NonNegative, Positive
 from common.traces.attribution import attribute

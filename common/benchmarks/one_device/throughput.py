@@ -34,10 +34,7 @@ from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.environment import cpu_model
 from common.runtime.machine.memory_limit import available_memory_bytes, can_limit
 from common.runtime.processes.child import run_child
-from common.runtime.records.recorder import (
-    record_run,
-    single_device,
-)
+from common.runtime.records.recorder import record_run, single_device
 from common.runtime.records.run_directory import RunDirectory
 from common.samples import student
 from common.settings import AtLeast, DeviceOptions, NonEmpty, NonNegative, Positive

@@ -33,19 +33,8 @@ from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import relative_to_project
-from common.runtime.records.recorder import (
-    Recorder,
-    record_run,
-)
-from common.settings import (
-    AtLeast,
-    NonNegative,
-    OneOf,
-    Positive,
-    RankOptions,
-    RoundOptions,
-    SomeOf,
-)
+from common.runtime.records.recorder import Recorder, record_run
+from common.settings import AtLeast, NonNegative, OneOf, Positive, RankOptions, RoundOptions, SomeOf
 from common.training.precision import set_tf32
 from common.training.recording.tracing import traced_steps
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions

@@ -185,11 +185,7 @@ class Visit:
 
 
 def open_step(
-    arm: Arm,
-    workload: Workload,
-    worker: Worker,
-    group: dist.ProcessGroup | None,
-    timed: bool,
+    arm: Arm, workload: Workload, worker: Worker, group: dist.ProcessGroup | None, timed: bool
 ) -> DataParallelStep:
     """Makes the step of an arm, with a model and a DDP instance of its own."""
     model = workload.build(arm.batch_per_rank)
@@ -239,11 +235,7 @@ def describe(arm: Arm, workload: Workload, worker: Worker, log: ScalingLog) -> N
 
 
 def probe_sweep(
-    options: StepOptions,
-    batch_size: int,
-    workload: Workload,
-    worker: Worker,
-    recorder: Recorder,
+    options: StepOptions, batch_size: int, workload: Workload, worker: Worker, recorder: Recorder
 ) -> None:
     """Probes the job's ranks at a batch per rank; all ranks call it."""
     probed = Probed(

@@ -79,11 +79,7 @@ def main(settings: VerifyChanges) -> None:
         facts = {"sweep": relative_to_project(folder), "world_size": worker.world_size}
         facts |= {"model": workload.model, "data": workload.data, "workload": base.workload}
         with record_run(
-            settings,
-            "assignment4-changes",
-            worker,
-            recorded_settings=facts,
-            notes=(workload.note,),
+            settings, "assignment4-changes", worker, recorded_settings=facts, notes=(workload.note,)
         ) as recorder:
             if recorder.run:
                 table = predictions(model, changes, arm, one_rank_step_s(folder, arm))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from common.perfmodel.architectures.architecture import Architecture
     from common.perfmodel.cluster.assumptions import Assumptions
     from common.perfmodel.cluster.job import Job
     from common.perfmodel.cluster.scale_out import ScaleOut
 
 WIDTH = 140
-SEQ_LEN = 1024
 TIMES = {" s": 1.0, " ms": 1e-3}
 MEMORY_FLAGS = (
     *("model", "batch_size", "seq_len", "precision", "checkpointing", "accumulation"),
@@ -110,15 +107,20 @@ class ClusterQuestion:
     """Without --cluster: memories whose largest micro-batch is said, in 10⁹ bytes, by default 24 40
     80 141."""
 
-    def run(self) -> None:
-        """Predicts and prints. Raises UserError for what the cluster, or the model, has not."""
+    def run(self, allreduce: str | None = None, from_traces: str | None = None) -> None:
+        """Predicts and prints. Raises UserError for what the cluster, or the model, has not.
+
+        Args:
+            allreduce: table of all-reduces that were measured there, if any.
+            from_traces: traces of a job there, whose all-reduces are taken, if any.
+        """
         from rich.console import Console
 
         if self.capacity_gb:
             raise UserError("--capacity-gb has no effect with --cluster, whose GPU has a memory")
         if self.csv is not None:
             check_csv(self.csv)
-        predicted = self.predict()
+        predicted = self.predict(allreduce, from_traces)
         if self.csv is not None:
             write_csv(predicted.table, self.csv)
         console = Console()
@@ -147,8 +149,9 @@ class ClusterQuestion:
             console=Console(width=max(Console().width, WIDTH)),
         )
 
-    def predict(self) -> ScaleOut:
-        """Computes the prediction that these flags ask for."""
+    def predict(self, allreduce: str | None = None, from_traces: str | None = None) -> ScaleOut:
+        """Computes the prediction that these flags ask for; arguments are those of ``run``."""
+        from common.cli.prediction.network import measured_cluster
         from common.perfmodel.cluster.clusters import load_cluster
         from common.perfmodel.cluster.scale_out import (
             GLOBAL_BATCH_SIZE,
@@ -162,18 +165,19 @@ class ClusterQuestion:
                 example = "--model gpt2-large --cluster h100-ib --gpus 8..16384"
                 raise UserError(f"--cluster needs {flag}, as in {example}")
         gpus = parse_gpus(self.gpus)
-        cluster = load_cluster(self.cluster)
+        cluster = measured_cluster(load_cluster(self.cluster), allreduce, from_traces)
         batch = GLOBAL_BATCH_SIZE if self.global_batch_size is None else self.global_batch_size
         return predict_scale_out(
             job=self._job(),
             cluster=cluster,
             gpus=gpus,
             global_batch_size=batch,
-            assumptions=self._assumptions(),
+            assumptions=self._assumptions(bool(cluster.measured)),
             strategies=self.strategies or STRATEGIES,
         )
 
     def _job(self) -> Job:
+        from common.cli.prediction.asked_model import asked_model
         from common.perfmodel.cluster.job import Job
 
         flags = {
@@ -181,26 +185,10 @@ class ClusterQuestion:
             for name in ("batch_size", "precision", "accumulation", "checkpointing")
             if (value := getattr(self, name)) is not None
         }
-        return Job(architecture=self._architecture(), tf32=self.tf32, compile=self.compile, **flags)
+        architecture, _ = asked_model(self.model, self.seq_len)
+        return Job(architecture=architecture, tf32=self.tf32, compile=self.compile, **flags)
 
-    def _architecture(self) -> Architecture:
-        from common.perfmodel.architectures.published_sizes import FOLLOWED, architecture_of
-
-        target = FOLLOWED.get(self.model, self.model)
-        if ":" not in target:
-            seq_len = self.seq_len
-            if seq_len is None:
-                with suppress(UserError):  # of a text, which has no length of its own
-                    return architecture_of(self.model, None)
-                seq_len = SEQ_LEN
-            return architecture_of(self.model, seq_len)
-        if self.seq_len is not None:
-            raise UserError(f"--seq-len has no effect on {self.model}, whose batch has a length")
-        from common.tuning.user_model import followed_model
-
-        return replace(followed_model(target, Path.cwd()), name=self.model)
-
-    def _assumptions(self) -> Assumptions:
+    def _assumptions(self, is_measured: bool = False) -> Assumptions:
         from common.perfmodel.cluster.assumptions import Assumptions, Range
 
         bounds = {
@@ -215,6 +203,8 @@ class ClusterQuestion:
             for name, limits in bounds.items()
             if (values := getattr(self, name))
         }
+        if is_measured:
+            changed.setdefault("network_speed", Range(1.0, 1.0, 1.0))
         for name in ("work", "straggler_distribution", "draws", "seed"):
             if getattr(self, name) is not None:
                 changed[name] = getattr(self, name)

@@ -17,7 +17,8 @@ class TableQuestion:
     """Path of a gradient-ready-times.csv, in place of the two layer tables."""
     allreduce: str | None = None
     """Path of an allreduce-times.csv or allreduce-samples.csv, or of what nccl-tests'
-    all_reduce_perf or all_reduce_bench.py have printed."""
+    all_reduce_perf, all_reduce_bench.py or NCCL Inspector have printed. With --cluster it stands in
+    place of the model of NCCL."""
     overlap: str | None = None
     """Path of an overlap-times.csv (overlap_benchmark.py writes it): DDP's bookkeeping and
     contention, left out without it."""

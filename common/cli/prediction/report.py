@@ -215,7 +215,7 @@ class Report:
         console.print(
             f"Error of the prediction: median {accuracy.median_error:.1%}, worst "
             f"{accuracy.worst_error:.1%}; noise floor {accuracy.noise_floor:.1%} (two halves of "
-            f"the rounds); median error told from noise: {accuracy.error.verdict}",
+            f"the rounds); median error told from noise: {accuracy.error.said}",
             highlight=False,
             soft_wrap=True,
         )
@@ -224,7 +224,7 @@ class Report:
             + ("" if self.sweep.default() is None else "None is DDP's default, and no case.\n")
             + f"Measured best: {cap_or_ties(accuracy.best)}. Regret of the predicted best, "
             f"{accuracy.predicted_best_mib:g} MiB: {accuracy.regret.estimate:.1%}; told from "
-            f"noise: {accuracy.regret.verdict}",
+            f"noise: {accuracy.regret.said}",
             highlight=False,
             soft_wrap=True,
         )

@@ -38,6 +38,9 @@ LAST_S = 180
 FAULT = re.compile(rf'(failed on setup with ")?common\.errors\.RunFailed: {NOT_STARTED}')
 """Beginning of a failure's message that is the grader's fault. What a student's code raises begins
 otherwise, whatever it says."""
+NO_TIME = 'failed on setup with "Failed: no time is left'
+"""Beginning of the message of a check that had not begun after ``TIME_S``; the next grading runs it
+again."""
 PART = "own"
 TIMED = (
     "test_ddp_wrappers.py::test_steps_are_at_most_half_as_long_again_as_the_references",
@@ -162,10 +165,14 @@ class Exercises:
             return {}
 
     def keep(self, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
-        """Writes the outcomes, whole or not at all."""
+        """Writes the outcomes, whole or not at all; of checks that were not begun there is none."""
         if path := self.file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = {check: [asdict(o) for o in listed] for check, listed in outcomes.items()}
+            kept = {
+                check: [asdict(o) for o in listed]
+                for check, listed in outcomes.items()
+                if not any(o.message.startswith(NO_TIME) for o in listed)
+            }
             write_atomically(path, json.dumps(kept))
 
 

@@ -21,15 +21,17 @@ from common.course.grading.people.identify import (
     BY_ROSTER,
     HandIn,
     are_same,
+    completed,
     files_of,
     identified,
     newest,
     read_hand_in,
     slug_of,
+    told_apart,
     what_is_graded,
 )
 from common.course.grading.people.roster import Roster
-from common.course.grading.plausibility import KEPT, keep, write_suspicions
+from common.course.grading.plausibility import KEPT, keep, pages_of, suspicions_of
 from common.course.grading.reading import (
     Levels,
     apply_levels,
@@ -96,7 +98,7 @@ class Class:
         and the log why.
 
         Args:
-            folder: folder of the results.
+            folder: of the results.
             say: called with a line for each hand-in.
             levels: table of levels besides the folder's own.
 
@@ -114,14 +116,12 @@ class Class:
             results = self.results(folder, hand_ins)
             of = (results.what.assignment, results.what.part)
             hand_ins = [identified(hand_in, of, self.roster) for hand_in in hand_ins]
+            hand_ins = told_apart(hand_ins, [r.person for r in results.records.values()])
             before = dict(results.records)
             self.refresh(results)
             names = self.names(hand_ins, results)
             grades = self.judge(folder, hand_ins, names, results, say)
             self.write(folder, results, before, levels)
-            times = {r.submission: r.handed_in for r in results.records.values() if r.handed_in}
-            handed_in = {name: datetime.fromisoformat(time) for name, time in times.items()}
-            write_suspicions(folder, (), self.grader.root, handed_in)
             for line in what_is_open(results, self.roster, self.platforms):
                 say(line)
             return grades
@@ -158,7 +158,7 @@ class Class:
     def names(self, hand_ins: Sequence[HandIn], results: Results) -> dict[str, list[HandIn]]:
         """Returns the hand-ins that count by their submission's name: one for each student."""
         names: dict[str, list[HandIn]] = {}
-        for hand_in in hand_ins:
+        for hand_in in sorted(hand_ins, key=lambda h: not (h.person.id or h.person.email)):
             if hand_in.problem:
                 continue
             person, suffix = hand_in.person, hand_in.of.suffix
@@ -167,7 +167,11 @@ class Class:
             taken = [n.removesuffix(suffix) for n in (*results.records, *names)]
             name = same[0] if same else slug_of(person, self.roster, taken) + suffix
             names.setdefault(name, []).append(hand_in)
-        return names
+        graded = {name: record.person for name, record in results.records.items()}
+        return {
+            name: completed(group, [graded[name]] if name in graded else [])
+            for name, group in names.items()
+        }
 
     def judge(
         self,
@@ -274,6 +278,9 @@ class Class:
             key = read_key(root, assignment)
             texts["reading.html"] = reading_sheet(title, questions, key, by_question)
             texts[LEVELS] = as_levels(results, levels, questions)
+        times = {r.submission: r.handed_in for r in results.records.values() if r.handed_in}
+        handed_in = {name: datetime.fromisoformat(time) for name, time in times.items()}
+        texts |= pages_of(folder, suspicions_of(folder, root, handed_in))
         write_together(folder, {**texts, "class.json": state_of(results)})
 
 

@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from common.course.answers import TEXT, read_answers, read_questions
 from common.course.check import COMMENT, DOCSTRING, VARIABLE, pattern, tokens_of
@@ -30,6 +29,9 @@ from common.course.limits import (
 )
 from common.course.tasks import read_tasks
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STRONG, SOME, WEAK = "strong", "some", "weak"
 PASSES = {"round": "rounds", "iteration": "num_steps"}
@@ -247,6 +249,8 @@ def read_mapping(path: Path) -> dict:
 
 def read_csv_within(path: Path) -> pd.DataFrame:
     """Reads a table; empty where it is none."""
+    import pandas as pd  # takes long, and a hand-in may have no table
+
     try:
         return pd.read_csv(path, low_memory=False)
     except (ValueError, OSError):  # pandas' own errors are such

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.course.answers import NUMBER, TEXT, read_questions
 from common.course.grading.checks import (
+    NO_TIME,
     TIME_S,
     Exercises,
     by_check,
@@ -25,6 +26,7 @@ from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn, Submission, of_file_name
 from common.course.tasks import HIDDEN, Task, read_tasks
 from common.errors import NotYetWritten, UserError, unwritten_task
+from common.runtime.wording import counted
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,10 @@ class Grader:
         marks, texts = self.answers(submission)
         marks = [*self.checks(submission, isolation), *marks]
         seconds = time.monotonic() - began
+        late = sum(mark.why.startswith(NO_TIME) for mark in marks)
+        remark = f"{counted(late, 'check')} had not begun after {TIME_S} s" if late else ""
         stem = submission.of.stem
-        return Grade(stem, marks, isolation, self.variant, seconds=seconds, texts=texts)
+        return Grade(stem, marks, isolation, self.variant, remark, seconds=seconds, texts=texts)
 
     def prepare(self, submission: Submission, time_s: float = TIME_S) -> None:
         """Runs the checks that do not time anything, so that ``judge`` finds their outcomes."""

@@ -6,10 +6,12 @@ that names a function and its arguments, and ANSWER becomes one with what it ret
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -29,6 +31,8 @@ MODULE = "common.course.grading.limited"
 CPU_S, TIME_S, MEMORY_BYTES, FILE_BYTES = 60, 300.0, 2 * 2**30, 2**28
 """Most computing time, time by the clock, memory, and bytes of a file that it writes."""
 UNPACKING_S = 20
+FREE_BYTES = 2**16
+"""Space in the folder of temporary files below which that is what is wrong."""
 LIMITS = {
     resource.RLIMIT_DATA: MEMORY_BYTES,
     resource.RLIMIT_FSIZE: FILE_BYTES,
@@ -159,6 +163,8 @@ def limited(function: Callable[..., Any], cpu_s: int = CPU_S, **arguments: Any) 
             if "error" in result:
                 raise UserError(result["error"])
             return result["value"]
+        if shutil.disk_usage(scratch).free < FREE_BYTES:  # which is no fault of what it reads
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(Path(scratch).parent))
         if ended.status == -signal.SIGXCPU or ended.timeout_s is not None:
             raise UserError(f"reading it takes more than {cpu_s} s")
         if ended.status < 0 or ended.status == BROKEN:

@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 from common.course.answers import LEVELS, NUMBER, TEXT, Question
+from common.course.tasks import LOADER
 from common.errors import UserError
 
 TOLERANCE = 0.005
@@ -139,7 +140,7 @@ def read_key(root: Path, assignment: int) -> dict[str, dict]:
     path = root / "assignments" / f"assignment{assignment}" / "key.yaml"
     if not path.is_file():
         raise UserError(f"{path}: no key; it may lie in an overlay: --overlay FOLDER")
-    return yaml.safe_load(path.read_text()) or {}
+    return yaml.load(path.read_text(), LOADER) or {}
 
 
 def judge_answers(

@@ -206,7 +206,7 @@ def read_rows(content: bytes) -> Iterator[tuple[int, Mapping[str, str]]]:
         header = next(reader, [])[:MOST_COLUMNS]
         for row in reader:
             yield reader.line_num, dict(zip(header, row, strict=False))
-    except csv.Error:
+    except csv.Error:  # no rows from here on
         return
 
 

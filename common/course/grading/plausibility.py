@@ -7,6 +7,7 @@ comes late is held against those that came before.
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -91,40 +92,31 @@ class Suspicion:
         object.__setattr__(self, "evidence", in_a_line(self.evidence))
 
 
-def write_suspicions(
-    folder: Path,
-    submissions: Iterable[tuple[str, Submission]],
-    root: Path,
-    handed_in: Mapping[str, datetime] | None = None,
+def suspicions_of(
+    folder: Path, root: Path, handed_in: Mapping[str, datetime] | None = None
 ) -> list[Suspicion]:
-    """Writes ``plausibility.csv`` and ``plausibility.md`` for all of whom something is kept.
+    """Returns what does not go together of all of whom something is kept, the strongest first.
 
     Args:
         folder: folder of the grades of one assignment and part.
-        submissions: the new ones, by what their students are called in the grades; what did not
-            change since is not read again.
         root: the project, with references and questions.
         handed_in: student → when it was handed in, with a time zone.
-
-    Returns:
-        the suspicions, the strongest first.
-
-    Raises:
-        UserError: nothing can be written.
     """
-    for student, submission in submissions:
-        keep(folder / KEPT / f"{student}.json", submission, root)
-    kept = {path.stem: json.loads(path.read_text()) for path in (folder / KEPT).glob("*.json")}
-    kept = {stem: read for stem, read in sorted(kept.items()) if read["format"] == FORMAT}
+    kept = kept_in(folder)
     suspicions = [*of_runs(kept, handed_in or {}), *of_samples(kept | recorded(kept, root))]
     suspicions += [*of_code(kept, root), *of_texts(kept, root)]
-    suspicions.sort(key=lambda s: (STRENGTHS.index(s.strength), s))
-    try:
-        write_atomically(folder / TABLE, as_csv(suspicions))
-        write_atomically(folder / PAGE, as_page(suspicions, len(kept)))
-    except OSError as error:
-        raise UserError(f"{folder}: {error.strerror}") from None
-    return suspicions
+    return sorted(suspicions, key=lambda s: (STRENGTHS.index(s.strength), s))
+
+
+def kept_in(folder: Path) -> dict[str, dict]:
+    """Reads what is kept of each student."""
+    kept = {path.stem: json.loads(path.read_text()) for path in (folder / KEPT).glob("*.json")}
+    return {stem: read for stem, read in sorted(kept.items()) if read["format"] == FORMAT}
+
+
+def pages_of(folder: Path, suspicions: Sequence[Suspicion]) -> dict[str, str]:
+    """Returns the texts of ``plausibility.csv`` and ``plausibility.md``."""
+    return {TABLE: as_csv(suspicions), PAGE: as_page(suspicions, len(kept_in(folder)))}
 
 
 def keep(path: Path, submission: Submission, root: Path) -> None:
@@ -170,16 +162,23 @@ def of_runs(kept: Mapping[str, Mapping], handed_in: Mapping[str, datetime]) -> I
 
 
 def recorded(kept: Mapping[str, Mapping], root: Path) -> dict[str, dict[str, dict]]:
-    """Returns samples and profiles of the runs that come with the project, like a student's."""
-    runs = {}
-    for number in {read["assignment"] for read in kept.values()}:
-        for run in sorted((root / "data").glob(f"*/assignment{number}")):
-            columns = {n: c for stage in stages_of(run) for n, c in stage.measured()}
-            runs[f"(recorded, {run.parent.name})"] = {
-                "samples": {name: sketch(column) for name, column in columns.items()},
-                "profiles": {name: profile(column) for name, column in columns.items()},
-            }
-    return runs
+    """Returns samples and profiles of the runs that come with the project, like a student's.
+
+    They are those of the assignments of which somebody has handed in a run.
+    """
+    assignments = {read["assignment"] for read in kept.values() if read["samples"]}
+    runs = [p for n in assignments for p in sorted((root / "data").glob(f"*/assignment{n}"))]
+    return {f"(recorded, {run.parent.name})": measured_of(run) for run in runs}
+
+
+@functools.cache
+def measured_of(run: Path) -> dict[str, dict]:
+    """Returns samples and profiles of a run that comes with the project, which takes seconds."""
+    columns = {n: c for stage in stages_of(run) for n, c in stage.measured()}
+    return {
+        "samples": {name: sketch(column) for name, column in columns.items()},
+        "profiles": {name: profile(column) for name, column in columns.items()},
+    }
 
 
 def of_samples(kept: Mapping[str, Mapping]) -> Iterator[Suspicion]:

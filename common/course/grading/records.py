@@ -290,6 +290,8 @@ def write_together(folder: Path, texts: Mapping[str, str]) -> None:
                 os.fsync(file.fileno())
         for name, path in beside.items():
             path.replace(folder / name)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
     finally:
         for path in beside.values():
             path.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from common.analysis.data_parallel.strategy_times import read_strategies
 from common.analysis.data_parallel.training_runs import TIMES
 from common.analysis.findings.finding import UNREADABLE
 from common.analysis.micro_batches.mode_comparison import (
+    DYNAMIC,
     MODE_TIMES,
     STATIC,
     ModeComparison,
@@ -39,10 +40,10 @@ from common.judged import Judged
 from common.runtime.wording import counted
 from common.samples import Interval, Item, mean_ratio, paired_ratio, per_round, student
 
-SWEEP, EPOCHS, DYNAMIC = "ddp-times.csv", "epochs.csv", "dynamic"
+SWEEP, EPOCHS = "ddp-times.csv", "epochs.csv"
 RATIO, ADDED, SAVED = "ratio", "added", "saved"
 """Ways in which a ratio r is worded: as r, as the share r − 1 that is added, as 1 − r."""
-NOT_OPENED = (*UNREADABLE, AttributeError, OSError, RecursionError, yaml.YAMLError)
+NOT_OPENED = (*UNREADABLE, OSError, RecursionError, yaml.YAMLError)
 """Errors of tables, settings and records that are others than their names say."""
 
 

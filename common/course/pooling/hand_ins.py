@@ -44,10 +44,11 @@ class HandIn:
         """Yields the run directory.
 
         Raises:
-            UserError: a tarball that is none or has no run, or a file beyond a limit.
+            UserError: a tarball that is none or has no run, a file beyond a limit, or a table that
+                is cut off.
         """
         if self.path.is_dir():
-            check_run(self.path)
+            _check_whole(self.path)
             yield self.path
             return
         submission = limited_submission(self.path)
@@ -55,8 +56,18 @@ class HandIn:
             raise UserError(f"{self.path.name}: no run in it")
         with TemporaryDirectory(prefix="ddplab-pool-") as folder:
             submission.write_run(Path(folder))
-            check_run(Path(folder))
+            _check_whole(Path(folder))
             yield Path(folder)
+
+
+def _check_whole(run: Path) -> None:
+    """Raises UserError for a file beyond a limit, and for a table whose last row has no end."""
+    check_run(run)
+    for path in sorted(run.rglob("*.csv")):
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            rows = content.count(b"\n")
+            raise UserError(f"{path.relative_to(run)}:{rows + 1}: cut off within a row")
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,12 @@ def _below(path: Path, depth: int, left_out: list[LeftOut]) -> Iterator[HandIn]:
     elif is_run(path):
         yield HandIn(path.name, path) if RUN_ID.fullmatch(path.name) else _named(path)
     elif depth:
-        for child in sorted(path.iterdir()):
+        try:
+            children = sorted(path.iterdir())
+        except OSError as error:  # such as a link to nowhere
+            left_out.append(LeftOut(path.name, str(path), str(error.strerror)))
+            return
+        for child in children:
             if child.name.startswith(".") or (child.is_file() and not _is_archive(child)):
                 continue
             yield from _within(child, path, depth, left_out)
@@ -173,7 +189,7 @@ def is_run(folder: Path) -> bool:
 def _program(stage: Path) -> str:
     try:
         record = read_json(beginning(stage / RECORD, TEXT_BYTES), RECORD)
-    except UserError:
+    except UserError:  # said when the run is opened
         return ""
     return str(record.get("label")) if isinstance(record, dict) else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,9 +58,9 @@ def tabulate(pool: Pool) -> Table:
     table = pool.quantities
     form = [_form(wording) for wording in table["wording"]]
     value = [text(number) for text, number in zip(form, table["value"], strict=True)]
-    spans = zip(form, table["low"], table["high"], strict=True)
     interval = [
-        "–" if np.isnan(low) else f"{text(low)} to {text(high)}" for text, low, high in spans
+        judged.ratio.interval.map(partial(worded, judged.first.wording)).text(words, "student")
+        for judged, words in zip(pool.pooled, form, strict=True)
     ]
     return show(table.assign(shown_value=value, shown_interval=interval), QUANTITIES)
 

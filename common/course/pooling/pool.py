@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from common.course.pooling.estimates import Estimate, estimates_of, worded
 from common.course.pooling.hand_ins import HandIn, LeftOut, find_hand_ins
 from common.errors import UserError
-from common.judged import DISTURBED, Judged
+from common.judged import DISTURBED, Judged, Verdict
 from common.runtime.wording import counted
 from common.samples import LEAST_ROUNDS, Interval, student, student_quantile
 
@@ -90,12 +90,10 @@ class Pooled:
     @property
     def verdict(self) -> str:
         """Returns what the pooled number is worth, in words."""
-        count = len(self.estimates)
-        if count == 1:
-            return "only one student: no interval"
-        if count < LEAST_STUDENTS:
-            return f"{count} students of {LEAST_STUDENTS}"
-        return "settled" if self.ratio.is_settled else f"hidden by noise over {count} students"
+        verdict, count = self.ratio.verdict, len(self.estimates)
+        if verdict is Verdict.OPEN:
+            return f"{verdict}: {counted(LEAST_STUDENTS - count, 'more student')}"
+        return f"{verdict} over {count} students" if verdict is Verdict.HIDDEN else str(verdict)
 
     def row(self) -> dict[str, object]:
         """Returns the row of ``Pool.quantities``."""
@@ -133,7 +131,7 @@ class Pooled:
                     "student": name,
                     **in_words(estimate.wording, estimate.ratio.interval),
                     "rounds": estimate.ratio.rounds,
-                    "verdict": str(estimate.ratio.verdict),
+                    "verdict": estimate.ratio.said,
                     "differs": name in differing,
                     "opposite": None if opposite is None else name in opposite,
                     "expected_low": expected["low"],

@@ -77,7 +77,7 @@ def reap() -> None:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
+    except ChildProcessError:  # there are none
         pass
 
 

@@ -46,7 +46,7 @@ class Sent:
     Attributes:
         rank: number of the rank that sent it, among all ranks.
         operation: name such as ``all_reduce``; ``send`` for a message.
-        ranks: ranks of the group, in its order.
+        ranks: ranks of the group, in its order; of a message, its sender and its receiver.
         tensors: what the rank sent; none of more than ``LARGEST_BYTES`` are kept.
         nbytes: bytes of what it sent.
         moment: how many moments the rank had passed (``Exchange.mark``).
@@ -154,7 +154,7 @@ class Exchange:
             if is_sender and operation != "recv":
                 kept = tensors if nbytes <= LARGEST_BYTES else ()
                 moment = self.moments[rank]
-                self.log.append(Sent(rank, operation, tuple(ranks), kept, nbytes, moment))
+                self.log.append(Sent(rank, operation, members, kept, nbytes, moment))
             meeting = self.meetings.setdefault((path, number), Meeting(members))
             meeting.came[rank] = (operation, tuple(settings), tensors)
             if set(meeting.came) == set(meeting.ranks):

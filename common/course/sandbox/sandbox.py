@@ -21,15 +21,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 from common.course.sandbox.isolation import has_own_root, isolated, strongest_isolation
-from common.course.sandbox.own_root import BYTECODE, INSIDE, SCRATCH, SCRATCH_BYTES
+from common.course.sandbox.outside import (
+    bytes_in_memory,
+    descendants,
+    discard,
+    limited_network,
+    private_bytes,
+    sent_bytes,
+    still,
+    used_bytes,
+)
+from common.course.sandbox.own_root import BYTECODE, INSIDE, SCRATCH, SCRATCH_BYTES, WRITABLE
 from common.course.sandbox.scratch import empty
 from common.course.sandbox.wire import Ended, Peer
 from common.errors import RunFailed, UserError
@@ -38,7 +46,6 @@ from common.runtime.processes import bytecode
 START_S, SWEEP_S, ANSWER_S = 120.0, 20.0, 20.0
 MEMORY_BYTES, PROCESSES = 6 * 2**30, 400
 LOOKED_EVERY_S = 0.05
-PIECE_BYTES = 2**16
 NOT_STARTED = "the sandbox does not start"
 FIRST_UID = 2**30
 _NUMBERS = itertools.count()
@@ -125,7 +132,7 @@ class Sandbox:
                 with suppress(psutil.Error):
                     process.kill()
             time.sleep(LOOKED_EVERY_S)
-        with suppress(OSError):
+        with suppress(OSError):  # what is left is removed below
             empty(self.scratch)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -239,7 +246,7 @@ class Sandbox:
         for process in processes:
             try:
                 memory += process.memory_info().rss
-            except psutil.Error:
+            except psutil.Error:  # gone
                 continue
         if memory > MEMORY_BYTES:
             return f"its processes took more than {MEMORY_BYTES / 2**30:.0f} GiB of memory"
@@ -252,7 +259,7 @@ class Sandbox:
     def processes(self) -> list[psutil.Process]:
         """Returns the sandbox's processes."""
         try:
-            processes = psutil.Process(self.process.pid).children(recursive=True)
+            processes = descendants(self.process.pid)
         except psutil.NoSuchProcess:
             processes = []
         if self.isolation == "other user":  # those that were orphaned, too
@@ -261,8 +268,7 @@ class Sandbox:
             processes = list({process.pid: process for process in [*processes, *theirs]}.values())
         return processes
 
-    @contextmanager
-    def limited_network(self, rate: str) -> Iterator[None]:
+    def limited_network(self, rate: str) -> AbstractContextManager[None]:
         """Limits what all processes together send to a rate such as ``800mbit``, in the block.
 
         Raises:
@@ -270,56 +276,27 @@ class Sandbox:
         """
         if self.isolation != "namespaces":
             raise UserError(f"the network of {self.isolation} cannot be limited")
-        tc = ["nsenter", "--target", str(self.first_pid()), "--net", "tc", "qdisc"]
-        # A packet of the loopback interface has up to 64 KiB.
-        bucket = ["tbf", "rate", rate, "burst", "256kb", "limit", "16mb"]
-        limited = [*tc, "replace", "dev", "lo", "root", *bucket]
-        try:
-            process = subprocess.run(limited, capture_output=True, text=True)
-        except FileNotFoundError as error:
-            raise UserError(f"{error.filename}: not found; it limits the network") from None
-        if process.returncode:
-            raise UserError(f"the network cannot be limited: {process.stderr.strip()}")
-        try:
-            yield
-        finally:
-            subprocess.run([*tc, "del", "dev", "lo", "root"], capture_output=True)
+        return limited_network(self.first_pid(), rate)
 
     def private_bytes(self) -> int:
-        """Returns the memory of all processes together that they share with nobody."""
-        return private_bytes(self.processes())
+        """Returns the memory of all processes together, and of what they wrote to the scratch."""
+        processes = self.processes()
+        if not has_own_root(self.isolation):
+            return private_bytes(processes) + used_bytes(self.scratch)
+        # All of them have the same scratch, which lies in memory.
+        written = bytes_in_memory(processes[0].pid, WRITABLE) if processes else 0
+        return private_bytes(processes) + written
+
+    def still(self) -> AbstractContextManager[None]:
+        """Stops all processes in the block, so that they take no processor from somebody else."""
+        return still(self.processes)
+
+    def sent_bytes(self) -> int:
+        """Returns the bytes that the processes have sent to each other over the network."""
+        return sent_bytes(self.first_pid())
 
     def first_pid(self) -> int:
         """Returns the process id of the sandbox's first process, as it is outside."""
         if not has_own_root(self.isolation):
             return self.process.pid
-        [first] = psutil.Process(self.process.pid).children()
-        return first.pid
-
-
-def discard(stream: IO[bytes]) -> None:
-    """Reads to the end of a stream, of which nothing is kept."""
-    while stream.read(PIECE_BYTES):
-        pass
-
-
-def private_bytes(processes: Iterable[psutil.Process]) -> int:
-    """Returns the memory of processes that is shared with no other."""
-    total = 0
-    for process in processes:
-        with suppress(psutil.Error):
-            memory = process.memory_info()
-            total += memory.rss - memory.shared
-    return total
-
-
-def used_bytes(folder: Path) -> int:
-    """Returns the bytes of the files below a folder."""
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(root, name)).st_blocks * 512
-            except OSError:
-                continue
-    return total
+        return descendants(self.process.pid)[0].pid

@@ -8,19 +8,21 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from common.course.sandbox.exchange import LONGEST_S, Exchange
+from common.course.sandbox.outside import measured
 from common.course.sandbox.sandbox import Sandbox
 from common.course.sandbox.wire import Ended, Peer, Remote
 from common.course.tasks import EXERCISES
 from common.runtime.processes.ranks import free_port
 
+if TYPE_CHECKING:
+    from common.course.sandbox.exchange import Exchange
+
 CALLEE = ("wire", "callee", "confinement", "judged_group", "scratch", "__init__")
-MEASURED_EVERY_S = 0.01
 
 
 class Student:
@@ -33,6 +35,8 @@ class Student:
         self.sandbox = sandbox
         self.below = below
         self.peer: Peer | None = None
+        self.without_bytes = 0
+        """Memory that was taken before the process of ``exercise`` and ``probe`` began."""
 
     def afresh(self) -> None:
         """Ends all processes and deletes all that they wrote."""
@@ -50,8 +54,21 @@ class Student:
     def module(self, name: str) -> Remote:
         """Returns a module of the process that ``exercise`` and ``probe`` share."""
         if self.peer is None:
+            self.without_bytes = self.sandbox.private_bytes()
             self.peer = self.sandbox.start(self.below)
         return self.peer.module(name)
+
+    def measured(self) -> AbstractContextManager[list[int]]:
+        """Measures the memory of the student's processes in a block; see ``outside.measured``."""
+        return measured(self.sandbox.private_bytes)
+
+    def put_by_bytes(self) -> int:
+        """Returns the memory that the process has besides that of one without an exercise.
+
+        What it took before a measurement it could give back meanwhile.
+        """
+        nbytes = self.sandbox.private_bytes() - self.without_bytes
+        return nbytes - idle_bytes(self.sandbox, self.below)
 
     def another_process(self) -> Peer:
         """Starts one more process."""
@@ -63,6 +80,8 @@ class Student:
 
     def on_ranks(self, ranks: int, offers: Collection[str] | None = None) -> Ranks:
         """Starts ranks whose exchange is this process's; ``offers`` as of ``Exchange``."""
+        from common.course.sandbox.exchange import Exchange  # imports torch
+
         return Ranks(self.sandbox, self.below, ranks, Exchange(offers))
 
     def over_gloo(self, ranks: int) -> Ranks:
@@ -81,7 +100,8 @@ class Ranks:
     """
 
     def __init__(self, sandbox: Sandbox, below: str, ranks: int, exchange: Exchange | None) -> None:
-        self.sandbox = sandbox
+        self.sandbox, self.below = sandbox, below
+        self.without_bytes = sandbox.private_bytes()
         self.world_size = ranks
         self.exchange = exchange
         group = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
@@ -139,7 +159,7 @@ class Ranks:
                     if self.exchange is not None:
                         self.exchange.abandon()
                     for peer in self.peers:  # nobody waits for them any more
-                        with suppress(OSError):
+                        with suppress(OSError):  # gone already
                             peer.connection.shutdown(socket.SHUT_RDWR)
             failed = [future.exception() for future in finished if future.exception()]
         if failed:
@@ -147,33 +167,28 @@ class Ranks:
             raise min(failed, key=lambda error: isinstance(error, Ended))
         return [future.result() for future in futures]
 
+    def idle_bytes(self) -> int:
+        """Returns what the memory would be if there were no exercise in the processes."""
+        return self.without_bytes + self.world_size * idle_bytes(self.sandbox, self.below)
+
     @contextmanager
     def meetings(self) -> Iterator[tuple[Callable[[], None], list[Met]]]:
         """Yields a function in which all ranks wait for each other, and what was measured there.
 
         Their memory is measured between meetings, too, again and again.
         """
+        from common.course.sandbox.exchange import LONGEST_S
+
         met: list[Met] = []
-        peaks = [0]
-        ended = threading.Event()
+        with measured(self.sandbox.private_bytes) as memory:
 
-        def measure() -> None:
-            nbytes = self.sandbox.private_bytes()
-            met.append(Met(nbytes, max(*peaks, nbytes), len(self.exchange.log)))
-            peaks[:] = [0]
+            def measure() -> None:
+                nbytes = self.sandbox.private_bytes()
+                met.append(Met(nbytes, max(*memory, nbytes), len(self.exchange.log)))
+                memory[:] = [0]
 
-        def watch() -> None:
-            while not ended.wait(MEASURED_EVERY_S):
-                peaks.append(self.sandbox.private_bytes())
-
-        barrier = threading.Barrier(self.world_size, measure, LONGEST_S)
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
+            barrier = threading.Barrier(self.world_size, measure, LONGEST_S)
             yield lambda: barrier.wait() and None, met
-        finally:
-            ended.set()
-            thread.join()
 
 
 @dataclass(frozen=True)
@@ -189,6 +204,16 @@ class Met:
     nbytes: int
     peak_bytes: int
     operations: int
+
+
+def idle_bytes(processes: Sandbox, below: str) -> int:
+    """Starts a process in which no exercise is; returns its memory."""
+    before = processes.private_bytes()
+    peer = processes.start(below)
+    peer.module("probe models")
+    nbytes = processes.private_bytes() - before
+    peer.connection.close()
+    return nbytes
 
 
 def lay_out(folder: Path, root: Path) -> None:

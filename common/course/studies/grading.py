@@ -2,9 +2,9 @@
 
 For each assignment the references are handed in and graded ten times, an untouched tree once, the
 references without one task's for each task, and each wrong solution (``tests/exercises/mutants``),
-which may lose its own check and what ``assignments/course.yaml`` lists beside that one. Then a
-class of 60 made hand-ins is graded as classes are (``grading/made_class.py``): ``--only class``
-does this by itself, and ``--only right hostile late`` with one student of each kind.
+which may lose its own check and others of its task, or of one that needs it.
+Then a class of 60 made hand-ins is graded as classes are (``grading/made_class.py``): ``--only
+class`` does this by itself, and ``--only right hostile late`` with one student of each kind.
 A cut study is continued: ``ddplab study grading --continues RUN_DIR`` takes over the gradings that
 are there.
 """
@@ -132,7 +132,7 @@ def grade_cases(study: GradingStudy, run: RunDirectory, progress: StageProgress)
     run.write_table(RESULTS, pd.DataFrame(rows))  # also if none was left to grade
     table = summary(pd.DataFrame(rows))
     run.write_table("summary.csv", table)
-    mistakes = beyond_what_is_listed(pd.DataFrame(rows))
+    mistakes = losses_of_mistakes(pd.DataFrame(rows))
     run.write_table("mistakes.csv", mistakes)
     progress.say(table.to_string(index=False, float_format="%.3g"))
 
@@ -185,29 +185,33 @@ def graded(case: Case, variant: int) -> dict[str, object]:
     }
 
 
-def beyond_what_is_listed(rows: pd.DataFrame) -> pd.DataFrame:
+def losses_of_mistakes(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns a row for each wrong solution: what it lost, and what it should not have.
 
     Columns: assignment, part, name, check (that it is meant for), found (whether that is lost),
-    besides (other checks lost), not_listed (those of them that ``course.yaml`` does not list).
+    besides (other checks lost), elsewhere (those of them whose task does not need the exercise).
     """
-    tasks = read_tasks().values()
-    marks = {check: f"{task.name}: {words(check)}" for task in tasks for check in task.checks}
-    listed = {check: losses for task in tasks for check, losses in task.loses_too.items()}
-    meant = {mutant.name: mutant.check for mutant in mutants()}
+    tasks = read_tasks()
+    checks = {
+        check: f"{task.name}: {words(check)}" for task in tasks.values() for check in task.checks
+    }
+    task_of = {task.file: name for name, task in tasks.items()}
+    mistakes_by_name = {mutant.name: mutant for mutant in mutants()}
     mistakes = []
     for row in rows[rows["kind"] == MISTAKE].to_dict("records"):
-        check = meant[row["name"]]
+        mutant = mistakes_by_name[row["name"]]
+        changed = task_of[f"{mutant.exercise}.py"]
         losses = set(filter(None, row["lost"].split("; ")))
-        besides = losses - {marks[check]}
-        allowed = {marks[other] for other in listed.get(check, ())}
+        besides = losses - {checks[mutant.check]}
+        near = {name for name, task in tasks.items() if changed in (name, *task.needs)}
+        elsewhere = {loss for loss in besides if loss.partition(":")[0] not in near}
         mistakes.append(
             {name: row[name] for name in ("assignment", "part", "name")}
-            | {"check": check, "found": marks[check] in losses}
+            | {"check": mutant.check, "found": checks[mutant.check] in losses}
             | {"besides": "; ".join(sorted(besides))}
-            | {"not_listed": "; ".join(sorted(besides - allowed))}
+            | {"elsewhere": "; ".join(sorted(elsewhere))}
         )
-    columns = ["assignment", "part", "name", "check", "found", "besides", "not_listed"]
+    columns = ["assignment", "part", "name", "check", "found", "besides", "elsewhere"]
     return pd.DataFrame(mistakes, columns=columns)
 
 
@@ -219,7 +223,7 @@ def words(check: str) -> str:
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns a row for each assignment: scores, whether they are the same, and the time."""
     assignments = []
-    mistakes = beyond_what_is_listed(rows)
+    mistakes = losses_of_mistakes(rows)
     for (assignment, part), gradings in rows.groupby(["assignment", "part"]):
         best = gradings[gradings["kind"] == REFERENCE]
         wrong = mistakes[(mistakes["assignment"] == assignment) & (mistakes["part"] == part)]
@@ -237,7 +241,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
                 "mistakes": len(wrong),
                 "mistakes_found": int(wrong["found"].sum()),
                 "others_lost": int(wrong["besides"].str.count("A[0-9]").sum()),
-                "others_not_listed": int(wrong["not_listed"].str.count("A[0-9]").sum()),
+                "others_elsewhere": int(wrong["elsewhere"].str.count("A[0-9]").sum()),
                 "median_time_s": gradings["grading_time_s"].median(),
             }
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pandas as pd
 
 from common.diagnose.causes.sharing import hindered_ms, hindered_sentences
-from common.diagnose.evidence.case import Case, Verdict, confidence, percent, places
+from common.diagnose.evidence.case import Case, Verdict, confidence, line_of, looks, percent, places
 from common.diagnose.evidence.evidence import (
     EPOCHS,
     FACTS,
@@ -28,6 +29,39 @@ EVALUATION_SHARE = 0.25
 quarter goes to it, it is too often, too much, or on one rank while the others wait."""
 ONE_RANK_RATIO = 2.0
 """An evaluation that all ranks share takes all of them equally long."""
+EVALUATING, WRITING, LOGGING = "evaluates", "writes a checkpoint", "logs"
+OTHER_WORK, EXCHANGING = "does other work", "exchanges something"
+STARTING = "starts its loader"
+LOADING = ("torch.utils.data.", "accelerate.data_loader.")
+"""Beginnings of the calls that make a loader's iterator, and its workers."""
+EXCHANGES = ("torch.distributed.", "accelerate.accelerator.gather", "accelerate.utils.operations.")
+"""Beginnings of the calls by which a script exchanges something itself."""
+NAMED_SHARE = 1 / 3
+"""Share of the looks from which what a library's function tells is what a rank does."""
+CALLS = {
+    WRITING: ("torch.serialization.", "torch.distributed.checkpoint", "safetensors", "pickle."),
+    EXCHANGING: ("torch.distributed.distributed_c10d.",),
+    LOGGING: ("tensorboard", "wandb", "mlflow", "logging.", "tqdm"),
+    STARTING: LOADING,
+}
+"""Libraries' functions by what a rank does that calls them."""
+ELSEWHERE = (EXCHANGING, STARTING)
+"""What other causes are of: ``own_exchange`` and ``epoch_start``."""
+CHANGES = {
+    EVALUATING: (
+        "Divide the validation set among all ranks (DistributedSampler, then all_reduce the "
+        "counts), or evaluate less often."
+    ),
+    WRITING: (
+        "Write less often, or copy the state and write it from a thread "
+        "(torch.distributed.checkpoint.async_save), so that the other ranks go on."
+    ),
+    LOGGING: "Log every so many steps, without waiting for the disk or the network.",
+}
+OTHER = (
+    "Do it every so many steps instead of after each, without waiting for the disk, and keep "
+    "checkpoints and evaluations out of the loop of steps."
+)
 
 
 def data_loading(case: Case) -> Verdict | None:
@@ -35,6 +69,7 @@ def data_loading(case: Case) -> Verdict | None:
     data = case.run.by_step("data_time_ms")
     if data.empty:
         raise NotJudged(f"{STEPS} has no data_time_ms")
+    data = data - _exchanged_ms(case)
     # Worker processes start in an epoch's first step, which is little of an epoch of many steps.
     first = data.groupby(level=["round", "epoch"]).cumcount() == 0
     data = data[~first] if (~first).any() else data
@@ -57,7 +92,8 @@ def data_loading(case: Case) -> Verdict | None:
     lost = min(max(lost, 0.0), 0.99)
     return Verdict(
         cause="data-loading",
-        title=f"rank {slowest} waits for its data" if alone else "the step waits for its data",
+        title=(f"rank {slowest} waits for its data" if alone else "the step waits for its data")
+        + line_of(looks(case, ("data",), slowest if alone else None)),
         evidence=(
             f"Fetching batches takes {by_rank[slowest]:.3g} of {steps_ms.mean():.3g} ms, "
             f"{percent(share)} of the step{whose} {case.file(STEPS)}.",
@@ -70,6 +106,17 @@ def data_loading(case: Case) -> Verdict | None:
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_without(lost),
     )
+
+
+def _exchanged_ms(case: Case) -> pd.DataFrame | float:
+    """Returns the ms from a fetch to the forward pass in which a script exchanges something."""
+    rows = looks(case, ("copy",))
+    if rows.empty or "fetch_time_ms" not in case.run.measured:
+        return 0.0
+    calls = rows["call"].astype(object).fillna("").astype(str)
+    share = rows.loc[calls.str.startswith(EXCHANGES), "samples"].sum() / rows["samples"].sum()
+    copying_ms = case.run.by_step("data_time_ms") - case.run.by_step("fetch_time_ms")
+    return float(share) * copying_ms.clip(lower=0)
 
 
 def _load_ahead(case: Case, data_ms: float, step_ms: float) -> str:
@@ -120,9 +167,19 @@ def _between(case: Case) -> Verdict | None:
     speedup = case.speedup_now
     if speedup is not None:  # that of the steps alone, and of their median
         speedup *= case.run.step_ms / float(times.sum(axis=1).mean())
+    alone = len(by_rank) > 1 and by_rank.max() > ONE_RANK_RATIO * by_rank.drop(latest).max()
+    work = {rank: _work_between(case, rank, rows) for rank in by_rank.index}
+    busy = [rank for rank, (does, _) in work.items() if does not in ELSEWHERE]
+    if not busy:
+        return None
+    if latest not in busy:  # it waits for one that is
+        latest, alone = max(busy, key=by_rank.get), True
+    does, rows = work[latest]
+    who = f"rank {latest}" if alone else "every rank"
+    waiting = " while the others wait" if alone else " between the steps"
     return Verdict(
         cause="evaluation-or-logging",
-        title="logging (or other work) between the steps",
+        title=f"{who} {does}{line_of(rows)}{waiting}",
         evidence=(
             f"Between two steps of rank {latest} lie {times['between'].mean():.3g} ms, beside "
             f"steps of {times['step_time_ms'].mean():.3g} ms: {percent(share)} of the time "
@@ -134,13 +191,36 @@ def _between(case: Case) -> Verdict | None:
         lost_share=min(share, 0.99),
         confidence=level,
         reason=f"share of the time: {reason}",
-        change=(
-            "Log every so many steps instead of after each, without waiting for the disk, and "
-            "keep checkpoints and evaluations out of the loop of steps."
-        ),
+        change=CHANGES.get(does, OTHER),
         speedup_now=speedup,
         predicted_speedup=None if speedup is None else speedup / (1 - min(share, 0.99)),
     )
+
+
+def _work_between(case: Case, rank: int, steps: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """Returns what a rank does between steps, in words, and the looks that found it at that.
+
+    Args:
+        case: the run.
+        rank: the rank that takes longest there.
+        steps: rows of its steps, and the other ranks'.
+    """
+    samples_at = looks(case, ("between", "evaluation"), rank)
+    kinds = pd.Series(OTHER_WORK, samples_at.index)
+    calls = samples_at["call"].astype(object).fillna("")
+    for does, names in CALLS.items():
+        kinds[calls.str.contains("|".join(map(re.escape, names)))] = does
+    kinds[samples_at["phase"] == "evaluation"] = EVALUATING
+    if len(samples_at):
+        counts = samples_at.groupby(kinds)["samples"].sum()
+        named = counts.drop(OTHER_WORK, errors="ignore")
+        is_named = len(named) and named.max() > NAMED_SHARE * counts.sum()
+        does = named.idxmax() if is_named else OTHER_WORK
+        return does, samples_at[kinds == does] if is_named else samples_at
+    of_rank = steps[steps["rank"] == rank]
+    evaluating = pd.to_numeric(of_rank.get("evaluation_time_ms", pd.Series(dtype=float)))
+    is_most = evaluating.sum() > of_rank["between"].sum() / 2
+    return EVALUATING if is_most else "logs, or does other work", samples_at
 
 
 def _evaluation(case: Case) -> Verdict | None:
@@ -158,21 +238,18 @@ def _evaluation(case: Case) -> Verdict | None:
     )
     shares = evaluation / epoch
     level, reason = confidence(share, EVALUATION_SHARE, standard_error(shares))
-    who = f" It is rank {by_rank.idxmax()} that does it, while the others wait." if alone else ""
+    who = f"rank {by_rank.idxmax()}" if alone else "every rank"
     return Verdict(
         cause="evaluation-or-logging",
-        title="evaluation takes much of the epoch",
+        title=f"{who} evaluates {'while the others wait' if alone else 'for much of the epoch'}",
         evidence=(
             f"Evaluation takes {evaluation.mean():.3g} of {epoch.mean():.3g} s of an epoch, "
-            f"{percent(share)} {case.file(EPOCHS)}.{who}",
+            f"{percent(share)} {case.file(EPOCHS)}.",
         ),
         lost_share=share,
         confidence=level,
         reason=f"share of the epoch: {reason}",
-        change=(
-            "Divide the validation set among all ranks, evaluate every few epochs, or on fewer "
-            "samples."
-        ),
+        change=CHANGES[EVALUATING],
         speedup_now=None if case.speedup_now is None else case.speedup_now * (1 - share),
         predicted_speedup=case.speedup_now,
     )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from common.diagnose.causes.settings import clock_sentences
 from common.diagnose.causes.sharing import hindered_ms, hindered_sentences, together_times
-from common.diagnose.evidence.case import SURE, Case, Verdict, confidence, percent
+from common.diagnose.evidence.case import SURE, Case, Verdict, confidence, line_of, looks, percent
 from common.diagnose.evidence.evidence import (
     PROBES,
     STEPS,
@@ -100,17 +101,19 @@ def slow_rank(case: Case) -> Verdict | None:
     if hindered and lost < SLOW_SHARE:
         return None
     level, reason = slow.sureness()
+    title, sentences = _slow_part(case, slow.rank)
     waited = case.run.by_step("waiting_time_ms").median().drop(slow.rank).mean()
     return Verdict(
         cause="slow-rank",
-        title=f"rank {slow.rank} is slower than the others",
+        title=title,
         evidence=(
             f"Rank {slow.rank} computes {slow_ms:.3g} ms a step, the others "
             f"{others_ms:.3g} ms: {slow.ratio:.2f} times as long for the same work, and it is the "
             f"slowest in {percent(slow.often)} of {len(slow.ratios)} steps {case.file(STEPS)}.",
-            *_slow_part(case, slow.rank),
+            *sentences,
             f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
             *_slow_by_itself(case, slow.rank),
+            *clock_sentences(case, slow.rank),
             *hindered_sentences(case, slow.rank, longer_ms),
         ),
         lost_share=min(lost, 0.99),
@@ -138,8 +141,11 @@ def _passing_ms(case: Case) -> float:
     return max(0.0, parts.step_ms - parts.plain_step_ms)
 
 
-def _slow_part(case: Case, slowest: int) -> list[str]:
-    """Returns a sentence on which pass of the slowest rank takes longer than the others'."""
+def _slow_part(case: Case, slowest: int) -> tuple[str, list[str]]:
+    """Returns what of the slowest rank is slow, with its line, and a sentence on that pass.
+
+    The line is the one that it is found at more often than the others.
+    """
     over = {}
     for name, column in (("forward", "forward_time_ms"), ("backward", "backward_time_ms")):
         medians = case.run.by_step(column).median()
@@ -147,9 +153,16 @@ def _slow_part(case: Case, slowest: int) -> list[str]:
     excess = {name: slow_ms - others_ms for name, (slow_ms, others_ms) in over.items()}
     name = max(excess, key=excess.get)
     if sum(excess.values()) <= 0 or excess[name] < MAIN_PART * sum(excess.values()):
-        return []
+        return f"rank {slowest} is slow in both passes", []
     slow_ms, others_ms = over[name]
-    return [
+    rows = looks(case, (name,))
+    by_place = rows.pivot_table("samples", "place", "rank", "sum", fill_value=0)
+    line = ""
+    if slowest in by_place:
+        more = by_place[slowest] - by_place.drop(columns=slowest).mean(axis=1).fillna(0)
+        if more.max() > MAIN_PART * more.clip(lower=0).sum():
+            line = line_of(rows[rows["place"] == more.idxmax()])
+    return f"rank {slowest}'s {name} pass is slow{line}", [
         f"It is its {name} pass: {slow_ms:.3g} ms, the others' {others_ms:.3g} ms "
         f"{case.file(STEPS)}."
     ]
@@ -164,7 +177,11 @@ def _slow_by_itself(case: Case, slowest: int) -> list[str]:
     if slowest not in by_rank.index or len(by_rank) < 2:
         return []
     ratio = by_rank[slowest] / by_rank.drop(slowest).mean()
-    where = "in the device" if ratio > SLOW_RATIO else "in what its training does besides"
+    where = (
+        "in the device or in what they compute"
+        if ratio > SLOW_RATIO
+        else "in what its training does besides"
+    )
     return [
         f"Alone, its passes take {ratio:.2f} times as long as the others': the cause lies {where} "
         f"{case.file(PROBES)}."
@@ -190,7 +207,8 @@ def slow_update(case: Case) -> Verdict | None:
     level, reason = confidence(share, UPDATE_SHARE, error, len(shares))
     return Verdict(
         cause="slow-update",
-        title=f"rank {slow.rank} takes longer to update than the others",
+        title=f"rank {slow.rank}'s update is slow"
+        + line_of(looks(case, ("optimizer",), slow.rank)),
         evidence=(
             f"From the end of its backward pass to the end of its update rank {slow.rank} takes "
             f"{slow.times.median():.3g} ms, the others {slow.other_times.median():.3g} ms "

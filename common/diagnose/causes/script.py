@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
 from common.analysis.step_parts import flags
@@ -39,8 +38,6 @@ from common.samples import slowest_rank
 
 COLLECTING_SHARE = 0.02
 """Garbage collection of a loop that keeps no cycles takes less than a thousandth."""
-GROWTH_SHARE = 0.10
-"""Memory that grows by a tenth over the window is no allocator settling."""
 COMPILED_STEPS = 2
 """Recompilations after the warm-up: one may be of a last, smaller batch."""
 NARROW_GAIN = 0.08
@@ -198,39 +195,6 @@ def allocator_retries(case: Case) -> Verdict | None:
         confidence="medium",
         reason="counted by PyTorch; from documented signals, not judged on a GPU by this project",
         change="PYTORCH_ALLOC_CONF=expandable_segments:True, or a smaller batch",
-        group=MINOR,
-    )
-
-
-def growing_memory(case: Case) -> Verdict | None:
-    """Judges whether memory grows from step to step: something is kept."""
-    steps = _extra(case, "resident_bytes")
-    growths = []
-    for column in ("allocated_bytes", "resident_bytes"):
-        for rank, rows in steps.groupby("rank"):
-            values = rows.sort_values("step")[column].to_numpy(dtype=float)
-            half = len(values) // 2
-            if half < 5 or values[0] <= 0:
-                continue
-            first, second = np.median(values[:half]), np.median(values[half:])
-            rises = float((np.diff(values) > 0).mean())
-            if second - first > GROWTH_SHARE / 2 * first and rises > 0.5:
-                growths.append((column, int(rank), (values[-1] - values[0]) / len(values), values))
-    if not growths:
-        return None
-    column, rank, growth, values = max(growths, key=lambda growth: growth[2])
-    what = "GPU memory" if column == "allocated_bytes" else "resident memory"
-    return Verdict(
-        cause="growing-memory",
-        title="memory grows with every step",
-        evidence=(
-            f"Rank {rank}'s {what} grew from {size_text(values[0])} to {size_text(values[-1])} in "
-            f"{len(values)} steps, {size_text(growth)} a step {case.file(STEPS)}.",
-        ),
-        lost_share=0.0,
-        confidence="medium",
-        reason="it grows in more than half of the steps and between the two halves of the window",
-        change="Keep loss.item() or loss.detach() in lists and logs, not the loss with its graph.",
         group=MINOR,
     )
 

@@ -1,19 +1,21 @@
-"""Causes in the settings of an exchange and in the state of GPUs, by documented signals.
+"""Causes in the settings of an exchange and in the state of processors, by documented signals.
 
 NCCL's variables are judged by its user guide (*Environment Variables*), the state of a GPU by
-NVIDIA's *NVML API Reference*. What they cost depends on the machine and is not known from them, so
-no share of the step is given, and verdicts come after those with one.
+NVIDIA's *NVML API Reference*. Of a core Linux tells the clock and counts how often heat has lowered
+it, and how long a hypervisor gave it to other machines. What they cost depends on the machine and
+is not known from them, so no share of the step is given, and verdicts come after those with one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 from ddplab_watch.machine_cores import parse_cores
 
+from common.diagnose.causes.needless_work import judge_of
 from common.diagnose.causes.sharing import on_gpu
 from common.diagnose.evidence.case import MINOR, Case, Verdict, percent
 from common.diagnose.evidence.evidence import FACTS, SURROUNDINGS, NotJudged
@@ -26,8 +28,10 @@ from common.diagnose.evidence.measured_surroundings import (
     setting,
     surroundings_of,
 )
+from common.machine_state import STOLEN
 from common.runtime.wording import counted, size_text
 
+CAUSE = "nccl-settings"
 NOT_ON_A_GPU = "from documented signals; not judged on a GPU by this project"
 SHARED_BYTES_PER_WORKER = 64 * 2**20
 """A loader worker keeps two batches in shared memory; 32 MiB are 55 images of 224 × 224 in float32.
@@ -39,6 +43,16 @@ SLOWED = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeS
 BUSY_SHARE = 0.5
 """Least utilisation of a GPU that is not idle: an idle one lowers the generation of its link to
 save power."""
+FALLEN = 0.8
+"""A core whose clock is below four fifths of what it was: a turbo for one core falls to one for all
+by less."""
+BEHIND = 0.9
+"""A GPU's clock over that of the other ranks' of its kind: cards differ by a few percent."""
+COOL = "look at temperature, fans and supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE"
+COOL_HOST = (
+    "look at the host's temperature and power limits (turbostat, sensors), and at its governor: "
+    "cpupower frequency-set -g performance"
+)
 LEVELS = ("high", "medium", "low")
 
 
@@ -59,8 +73,8 @@ class Signal:
 class Slowing:
     """A variable that slows the exchange or the step where ``slows(value)`` is True.
 
-    ``where`` says under which conditions it can: ``one host``, ``hosts``, ``nccl``, ``gpu``, all of
-    which must hold.
+    ``where`` says under which conditions it can: ``one host``, ``hosts``, ``nccl``, ``gpu``,
+    ``infiniband``, ``logged``, all of which must hold.
     """
 
     name: str
@@ -70,6 +84,8 @@ class Slowing:
     level: str = "medium"
 
 
+OF_EACH = {"ALL", "CALL", "COLL", "P2P", "PROFILE", "PROXY"}
+"""Subsystems of NCCL that log each call; others log while it begins."""
 SLOWING = (
     Slowing(
         "NCCL_P2P_DISABLE",
@@ -119,6 +135,13 @@ SLOWING = (
         "high",
     ),
     Slowing(
+        "NCCL_DEBUG_SUBSYS",
+        lambda value: bool(OF_EACH & set(value.upper().split(","))),
+        ("nccl", "logged"),
+        "NCCL writes of each exchange, into its log or file",
+        "low",
+    ),
+    Slowing(
         "TORCH_DISTRIBUTED_DEBUG",
         lambda value: value.upper() == "DETAIL",
         (),
@@ -139,13 +162,22 @@ def nccl_settings(case: Case) -> Verdict | None:
         "one host": bool(machine_of(table).duplicated().any()),
         "hosts": machine_of(table).nunique() > 1,
         "infiniband": bool((table["infiniband"] != "").all()),
+        "logged": any(
+            (setting(row, "NCCL_DEBUG") or "").upper() in ("INFO", "TRACE")
+            for _, row in table.iterrows()
+        ),
     }
     signals = []
     for slowing in SLOWING:
         if all(holds[condition] for condition in slowing.where):
             signals += _set_on(case, table, slowing)
     signals += _small_shared_memory(case, table, nccl=holds["nccl"])
-    return of_signals("nccl-settings", "settings slow the exchange", signals)
+    verdict = of_signals(CAUSE, "settings slow the exchange", signals)
+    measured = judge_of(CAUSE)(case)
+    if verdict is None or measured is None:
+        return verdict or measured
+    evidence = (*measured.evidence, *verdict.evidence)
+    return replace(measured, evidence=evidence, change=verdict.change)
 
 
 def _set_on(case: Case, table: pd.DataFrame, slowing: Slowing) -> Iterable[Signal]:
@@ -201,7 +233,7 @@ def _loader_workers(case: Case) -> pd.Series | None:
 
 
 def gpu_surroundings(case: Case) -> Verdict | None:
-    """Judges whether a GPU's link, place, clocks or other users slow it down."""
+    """Judges whether a GPU's link, place or other users slow it down."""
     if not on_gpu(case):
         return None
     table = surroundings_of(case)
@@ -209,7 +241,7 @@ def gpu_surroundings(case: Case) -> Verdict | None:
         raise NotJudged(f"{SURROUNDINGS} has no facts of GPUs (pynvml was not there)")
     signals = []
     for _, row in table.iterrows():
-        signals += [*_narrow_link(row), *_far_cores(row), *_slow_clocks(row), *_others(row, table)]
+        signals += [*_narrow_link(row), *_far_cores(row), *_others(row, table)]
     file = case.file(SURROUNDINGS)
     named = [
         Signal(f"{signal.sentence} {file}.", signal.change, signal.level) for signal in signals
@@ -246,37 +278,28 @@ def _far_cores(row: pd.Series) -> Iterable[Signal]:
         )
 
 
-def _slow_clocks(row: pd.Series) -> Iterable[Signal]:
-    reasons = [name for name in row["gpu_throttle_reasons"].split() if name in SLOWED]
-    limit, usual = row["gpu_power_limit_w"], row["gpu_power_default_w"]
-    # At its own limit a busy GPU is always near the cap; a lowered one is somebody's decision.
-    capped = "SwPowerCap" in row["gpu_throttle_reasons"].split() and limit < usual
-    clock, most = row["gpu_sm_clock_mhz"], row["gpu_sm_clock_max_mhz"]
-    are_known = not math.isnan(clock) and not math.isnan(most)
-    clocks = f" (at {clock:.0f} of {most:.0f} MHz as it was read)" if are_known else ""
-    if reasons:
-        yield Signal(
-            f"Rank {row['rank']}: clocks are lowered by {', '.join(reasons)}{clocks}",
-            "look at temperature, fans and supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
-            "medium",
-        )
-    if capped:
-        yield Signal(
-            f"Rank {row['rank']}: power is limited to {limit:.0f} W, below the {usual:.0f} W of "
-            f"this GPU, and lowers the clocks{clocks}",
-            f"nvidia-smi -pl {usual:.0f} (an administrator's)",
-            "medium",
-        )
-
-
 def _others(row: pd.Series, table: pd.DataFrame) -> Iterable[Signal]:
     """Yields a signal for processes on the GPU that are no ranks (those are ``shared-device``)."""
-    same_gpu = (table["gpu_uuid"] == row["gpu_uuid"]) & (table["host"] == row["host"])
-    foreign = row["gpu_other_processes"] - (int(same_gpu.sum()) - 1)
-    if foreign > 0:
+    on_host = table[table["host"] == row["host"]]
+    same = on_host["gpu_uuid"].map(on_host["gpu_uuid"].value_counts())
+    foreign = on_host["gpu_other_processes"] - (same - 1)
+    count, elsewhere = foreign[row.name], int((on_host["gpu_uuid"] != row["gpu_uuid"]).sum())
+    if (
+        count > 0
+        and count == elsewhere
+        and foreign[on_host["gpu_uuid"] != row["gpu_uuid"]].eq(0).all()
+    ):
         yield Signal(
-            f"Rank {row['rank']}: {counted(foreign, 'process')} of another job "
-            f"compute{'' if foreign > 1 else 's'} on {row['gpu_uuid']}",
+            f"Rank {row['rank']}: as many other processes as ranks on other GPUs, {elsewhere}, "
+            f"hold memory on {row['gpu_uuid']}",
+            "torch.cuda.set_device(LOCAL_RANK) before anything is put on a GPU, "
+            "torch.load(..., map_location='cpu'), and no .cuda() or 'cuda:0' in what all ranks run",
+            "medium",
+        )
+    elif count > 0:
+        yield Signal(
+            f"Rank {row['rank']}: {counted(count, 'process')} of another job "
+            f"compute{'' if count > 1 else 's'} on {row['gpu_uuid']}",
             "nvidia-smi shows which; end them, or take another GPU (CUDA_VISIBLE_DEVICES)",
             "medium",
         )
@@ -299,3 +322,107 @@ def of_signals(cause: str, title: str, signals: list[Signal]) -> Verdict | None:
         change="; ".join(dict.fromkeys(signal.change for signal in signals)) + ".",
         group=MINOR,
     )
+
+
+def lowered_clocks(case: Case) -> Verdict | None:
+    """Judges whether the clock of a rank's processor fell, or somebody else was given its cores."""
+    signals = [signal for _, signal in _signals(case)]
+    return of_signals("lowered-clocks", "a processor runs slower than it can", signals)
+
+
+def clock_sentences(case: Case, rank: int) -> list[str]:
+    """Returns what is known of the clocks of a rank, as sentences; none where nothing is."""
+    try:
+        return [signal.sentence for whose, signal in _signals(case) if whose == rank]
+    except NotJudged:
+        return []
+
+
+def _signals(case: Case) -> list[tuple[int, Signal]]:
+    """Returns each signal with its rank; of a machine, that of its first one."""
+    first, last = surroundings_of(case, first=True), surroundings_of(case)
+    columns = ["cpu_mhz", "gpu_sm_clock_mhz", "interval_stolen_cores", "interval_heat_stops"]
+    if last[columns].isna().all(axis=None) and (last["gpu_throttle_reasons"] == "").all():
+        raise NotJudged(f"{SURROUNDINGS} says nothing of clocks")
+    file = case.file(SURROUNDINGS)
+    signals = []
+    for index, row in last.iterrows():
+        of_rank = [*_of_gpu(row), *_behind(row, last), *_of_core(row, first.loc[index])]
+        signals += [(int(row["rank"]), signal) for signal in of_rank]
+    machines = last[~machine_of(last).duplicated()]
+    signals += [(int(row["rank"]), s) for _, row in machines.iterrows() for s in _of_machine(row)]
+    return [
+        (rank, Signal(f"{s.sentence} {file}.", s.change, s.level, of_gpu=s.of_gpu))
+        for rank, s in signals
+    ]
+
+
+def _of_gpu(row: pd.Series) -> Iterable[Signal]:
+    reasons = [name for name in row["gpu_throttle_reasons"].split() if name in SLOWED]
+    limit, usual = row["gpu_power_limit_w"], row["gpu_power_default_w"]
+    # At its own limit a busy GPU is always near the cap; a lowered one is somebody's decision.
+    capped = "SwPowerCap" in row["gpu_throttle_reasons"].split() and limit < usual
+    clock, most = row["gpu_sm_clock_mhz"], row["gpu_sm_clock_max_mhz"]
+    are_known = not math.isnan(clock) and not math.isnan(most)
+    clocks = f" (at {clock:.0f} of {most:.0f} MHz as it was read)" if are_known else ""
+    if reasons:
+        yield Signal(
+            f"Rank {row['rank']}: clocks are lowered by {', '.join(reasons)}{clocks}",
+            COOL,
+            "medium",
+        )
+    if capped:
+        yield Signal(
+            f"Rank {row['rank']}: power is limited to {limit:.0f} W, below the {usual:.0f} W of "
+            f"this GPU, and lowers the clocks{clocks}",
+            f"nvidia-smi -pl {usual:.0f} (an administrator's)",
+            "medium",
+        )
+
+
+def _behind(row: pd.Series, table: pd.DataFrame) -> Iterable[Signal]:
+    """Yields a signal for a GPU whose clock is below that of the other ranks' of its kind."""
+    is_alike = (table["gpu_name"] == row["gpu_name"]) & (table["rank"] != row["rank"])
+    clock, usual = row["gpu_sm_clock_mhz"], table.loc[is_alike, "gpu_sm_clock_mhz"].median()
+    if row["gpu_name"] and clock < BEHIND * usual:
+        yield Signal(
+            f"Rank {row['rank']}: its GPU runs at {clock:.0f} MHz, the other ranks' at "
+            f"{usual:.0f} MHz",
+            COOL,
+            "medium",
+        )
+
+
+def _of_core(row: pd.Series, before: pd.Series) -> Iterable[Signal]:
+    """Yields a signal for a core whose clock fell, or that heat has slowed."""
+    stops, clock, earlier = row["interval_heat_stops"], row["cpu_mhz"], before["cpu_mhz"]
+    if stops > 0:
+        yield Signal(
+            f"Rank {row['rank']}: heat has lowered the clocks of its cores {stops:.0f} times while "
+            "it was watched",
+            COOL_HOST,
+            "medium",
+            of_gpu=False,
+        )
+    if clock < FALLEN * earlier:
+        yield Signal(
+            f"Rank {row['rank']}: its core runs at {clock / 1e3:.2f} GHz, and at "
+            f"{earlier / 1e3:.2f} GHz as the watch began",
+            COOL_HOST,
+            "low",  # two moments
+            of_gpu=False,
+        )
+
+
+def _of_machine(row: pd.Series) -> Iterable[Signal]:
+    """Yields a signal for a virtual machine whose cores a hypervisor gives to others."""
+    stolen, cores = row["interval_stolen_cores"], row["machine_cores"]
+    if stolen >= STOLEN * cores:
+        yield Signal(
+            f"{row['host']}: the hypervisor gave {stolen:.2g} of {cores:.0f} cores, "
+            f"{percent(stolen / cores)}, to other machines while it was watched",
+            "take an instance whose cores are its own (no burstable or shared one), or move it to "
+            "another host",
+            "medium",
+            of_gpu=False,
+        )

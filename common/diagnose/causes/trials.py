@@ -12,7 +12,6 @@ change itself, so where one was made it decides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -110,16 +109,16 @@ class Tried:
 
     def said(self) -> str:
         """Returns what came out, in words: ``takes 33 % less of a pass (30 % to 36 %) …``."""
-        gain, has_ends = self.gain, not math.isnan(self.gain.low)
+        gain, has_ends = self.gain, self.gain.is_told
         what = "loading and a pass take" if self.kind == WORKERS else "a pass takes"
         saved = f"{percent(abs(gain.estimate))} {'less' if gain.estimate >= 0 else 'more'}"
         sentence = f"{self.change}: {what} {saved}"
         if has_ends:
-            sentence += f" ({percent(gain.low)} to {percent(gain.high)} less)"
+            sentence += f" ({gain.text(percent)} less)"
         if speedup := self.speedup:
             sentence += f"; speedup {speedup.estimate:.2f}"
             if has_ends:
-                sentence += f" ({speedup.low:.2f} to {speedup.high:.2f})"
+                sentence += f" ({speedup.text()})"
         if not self.judged.is_settled:
             sentence += f"; not told from no change: {self.judged.reason}"
         if self.passes is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from ddplab_watch.machine_cores import parse_cores
 from numpy.typing import NDArray
 
 from common import tables
@@ -25,6 +26,7 @@ from common.diagnose.evidence.evidence import (
     EXCHANGING,
     FACTS,
     HOST_WAITS,
+    LEAN_PASSES,
     PLACEMENT,
     PROBES,
     READY_TIMES,
@@ -32,6 +34,7 @@ from common.diagnose.evidence.evidence import (
     STACKS,
     STALLS,
     STEPS,
+    SURROUNDING_COLUMNS,
     SURROUNDINGS,
     TRACE_OPERATIONS,
     TRACE_STEPS,
@@ -39,8 +42,10 @@ from common.diagnose.evidence.evidence import (
 )
 from common.diagnose.evidence.measured_step import WIRES
 from common.errors import UserError
+from common.machine_state import WITNESS
 from common.perfmodel.scaling.step_model import LinearTime
 from common.runtime.group.network import backend_name, describe_network
+from common.runtime.machine.witness import LEAST_SPAN_S
 from common.runtime.records.run_directory import write_atomically
 from common.runtime.records.samples import sample_rows
 
@@ -48,6 +53,8 @@ TABLES_FOLDER = "tables"
 HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16"}
 """Communication hooks of PyTorch that compress, and what this project calls them."""
 PASSES = ("forward_time_ms", "backward_time_ms")
+LATER = ("between_time_ms", "buffers_time_ms")
+"""Times that an earlier watch did not note: made up for, or left within the forward pass."""
 
 
 def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
@@ -72,9 +79,12 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         STALLS: _stalls(bundle),
         HOST_WAITS: bundle.of("host-waits"),
         EXCHANGING: exchanging,
+        LEAN_PASSES: bundle.of("lean-passes"),
         TRACE_STEPS: bundle.of("trace-steps"),
         TRACE_OPERATIONS: bundle.of("trace-operations"),
-        SURROUNDINGS: bundle.of("surroundings"),
+        # An earlier watch read less of them.
+        SURROUNDINGS: bundle.of("surroundings").reindex(columns=SURROUNDING_COLUMNS),
+        WITNESS: _witness(bundle),
         TRIALS: bundle.of("trials"),
     }
     return {name: table for name, table in by_file.items() if len(table)}
@@ -249,6 +259,43 @@ def _stalls(bundle: Bundle) -> pd.DataFrame:
     )
 
 
+def _witness(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``witness.csv``: who else had the cores, in each span that the ranks have counted.
+
+    Only of machines all of whose cores the ranks may run on, and all of whose ranks are known:
+    elsewhere it may have been on other cores.
+    """
+    rows = bundle.of("surroundings")
+    if "interval_s" not in rows or len(bundle.about) < bundle.world_size:
+        return pd.DataFrame()
+    rows = rows.dropna(subset="interval_s")
+    counted = ["interval_s", "interval_own_cores", "interval_busy_cores", "interval_stolen_cores"]
+    numbers = rows[[*counted, "machine_cores"]].apply(pd.to_numeric, errors="coerce")
+    turns = [rows["machine"].fillna(rows["host"]), rows.groupby("rank").cumcount()]
+    span_s, used, busy, stolen, cores = (numbers[name] for name in numbers)
+    used = used.groupby(turns).transform(lambda cores: cores.sum(skipna=False))
+    may_run_on = (
+        rows["core_list"]
+        .groupby(turns)
+        .transform(
+            lambda lists: len(frozenset[int]().union(*(parse_cores(text or "") for text in lists)))
+        )
+    )
+    are_sure = (may_run_on == cores) & (span_s >= LEAST_SPAN_S)
+    shares = {
+        "others_share": (busy - used) / cores,
+        "steal_share": stolen / cores,
+        "idle_share": 1 - (busy + stolen) / cores,
+    }
+    shares = {name: share.clip(0, 1).where(are_sure) for name, share in shares.items()}
+    columns = {"stage": "watch", "round": turns[1] + 1, "witness_ms": np.nan, "span_s": span_s}
+    spans = rows[["rank", "host", "load_1min"]].assign(**columns, **shares)
+    if not are_sure.any():
+        return pd.DataFrame()
+    before = spans.drop_duplicates("rank").assign(round=0, **dict.fromkeys(shares, np.nan))
+    return pd.concat([before, spans])[list(tables.WITNESS_COLUMNS)]
+
+
 def write_run(bundle: Bundle, folder: Path) -> Path:
     """Writes the tables into a run directory; returns it.
 
@@ -292,6 +339,8 @@ def _environment(bundle: Bundle) -> dict[str, object]:
         "hosts": len(hosts),
         "hardware": ", ".join(part for part in where if part),
         "variables": first["variables"],
+        "watch": str(first["version"]),
+        "not_timed": [name for name in LATER if name not in bundle.of("steps")],
     }
 
 

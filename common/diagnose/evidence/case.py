@@ -10,6 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
 
 from common.analysis.sweep_speedups import step_times_by_round
 from common.diagnose.evidence.evidence import (
@@ -24,6 +27,7 @@ from common.diagnose.evidence.measured_step import step_model
 from common.errors import UserError
 from common.perfmodel.scaling.scaled_step import StepModel, StepSettings, predict
 from common.samples import paired_ratio
+from common.tables import STACK_COLUMNS
 
 VALIDITY, PERFORMANCE, MINOR = 0, 1, 2
 """Verdicts that make a comparison void come first, then what costs time, then what costs neither.
@@ -78,6 +82,12 @@ class Verdict:
     speedup_high: float | None = None
     group: int = PERFORMANCE
     sure_share: float | None = None
+
+    def __post_init__(self) -> None:
+        """Holds what a cause takes between nothing and the whole step, whatever it was made of."""
+        for name in ("lost_share", "sure_share"):
+            if (share := getattr(self, name)) is not None:
+                object.__setattr__(self, name, min(max(float(share), 0.0), 1.0))
 
     def with_interval(self, noise: float) -> Verdict:
         """Returns the verdict with the interval of its predicted speedup.
@@ -234,21 +244,34 @@ def percent(share: float) -> str:
     return f"{share * 100:.3g} %"
 
 
-def places(case: Case, phases: Sequence[str], rank: int | None = None) -> list[str]:
-    """Returns a sentence with the line of the script that phases were most often found at.
+def looks(case: Case, phases: Sequence[str], rank: int | None = None) -> pd.DataFrame:
+    """Returns the looks at lines of the script in some phases, of one rank or of all.
 
     Empty where nobody looked (``stacks.csv`` is of watched scripts).
     """
     stacks = case.run.tables.get(STACKS)
     if stacks is None or stacks.empty:
-        return []
+        return pd.DataFrame(columns=STACK_COLUMNS)
     rows = stacks[stacks["phase"].isin(phases) & stacks["place"].notna()]
-    if rank is not None:
-        rows = rows[rows["rank"] == rank]
+    return rows if rank is None else rows[rows["rank"] == rank]
+
+
+def line_of(rows: pd.DataFrame) -> str:
+    """Returns the line that most looks found, to follow a title: `` (train.py:31)``, or nothing."""
+    if rows.empty:
+        return ""
+    most = str(rows.groupby("place")["samples"].sum().idxmax())
+    line, _, _ = most.rpartition(" ")
+    return f" ({Path(line).name})"
+
+
+def places(case: Case, phases: Sequence[str], rank: int | None = None) -> list[str]:
+    """Returns a sentence with the line of the script that phases were most often found at."""
+    rows = looks(case, phases, rank)
     if rows.empty:
         return []
-    looks = rows.groupby(["place", rows["call"].fillna("")])["samples"].sum()
-    (line, call), share = looks.idxmax(), looks.max() / looks.sum()
+    counts = rows.groupby(["place", rows["call"].astype(object).fillna("")])["samples"].sum()
+    (line, call), share = counts.idxmax(), counts.max() / counts.sum()
     within = f", in {call}" if call else ""
     whose = "" if rank is None else f" of rank {rank}"
     return [

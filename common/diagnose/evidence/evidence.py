@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from ddplab_watch import surroundings
 
 from common import tables
 from common.analysis.runs import OfRun, Run, complete_runs, given_folder, recorded_assignment
@@ -31,9 +32,11 @@ SAMPLES, PLACEMENT, FACTS = "samples.csv", "placement.csv", "facts.csv"
 PROBES, COSTS, EPOCHS = "probes.csv", "costs.csv", "epochs.csv"
 STACKS, STALLS, SURROUNDINGS = "stacks.csv", "stalls.csv", "surroundings.csv"
 TRIALS, HOST_WAITS, EXCHANGING = "trials.csv", "host-waits.csv", "passes-exchanging.csv"
+LEAN_PASSES = "lean-passes.csv"
 TRACE_STEPS, TRACE_OPERATIONS = "trace-steps.csv", "trace-operations.csv"
 """Tables that only watched scripts have."""
 READY_TIMES, ALL_REDUCE = "gradient-ready-times.csv", "allreduce-samples.csv"
+SURROUNDING_COLUMNS = ("rank", "host", *surroundings.COLUMNS)
 COLUMNS = {
     ARMS: tables.ARM_COLUMNS,
     STEPS: tables.STEP_COLUMNS,
@@ -46,10 +49,11 @@ COLUMNS = {
     EPOCHS: tables.EPOCH_COLUMNS,
     STACKS: tables.STACK_COLUMNS,
     STALLS: tables.STALL_COLUMNS,
-    SURROUNDINGS: tables.SURROUNDING_COLUMNS,
+    SURROUNDINGS: SURROUNDING_COLUMNS,
     TRIALS: tables.TRIAL_COLUMNS,
     HOST_WAITS: tables.HOST_WAIT_COLUMNS,
     EXCHANGING: tables.EXCHANGING_COLUMNS,
+    LEAN_PASSES: tables.LEAN_PASS_COLUMNS,
     TRACE_STEPS: tables.TRACE_STEP_COLUMNS,
     TRACE_OPERATIONS: tables.TRACE_OPERATION_COLUMNS,
 }

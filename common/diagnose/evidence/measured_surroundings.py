@@ -8,8 +8,7 @@ import pandas as pd
 from ddplab_watch.machine_cores import parse_cores
 
 from common.diagnose.evidence.case import Case
-from common.diagnose.evidence.evidence import SURROUNDINGS, NotJudged
-from common.tables import SURROUNDING_COLUMNS
+from common.diagnose.evidence.evidence import SURROUNDING_COLUMNS, SURROUNDINGS, NotJudged
 
 TEXTS = (
     "host",
@@ -33,17 +32,19 @@ TEXTS = (
 OFF = ("", "0", "false", "no", "off")
 
 
-def surroundings_of(case: Case) -> pd.DataFrame:
+def surroundings_of(case: Case, *, first: bool = False) -> pd.DataFrame:
     """Returns a row per rank, sorted by rank, its texts as text and its numbers as numbers.
 
-    Where a rank was read more than once, the newest reading counts, column by column.
+    Where a rank was read more than once, the newest reading counts, column by column, or the
+    ``first``.
 
     Raises NotJudged without the table, or where a rank has no row in it.
     """
     [table] = case.run.need(SURROUNDINGS)
     every = list(dict.fromkeys([*table.columns, *SURROUNDING_COLUMNS]))  # older watchers: fewer
     rows = table.reindex(columns=every)[table["rank"] < case.ranks]
-    table = rows.groupby("rank", as_index=False).last()
+    by_rank = rows.groupby("rank", as_index=False)
+    table = by_rank.first() if first else by_rank.last()
     if list(table["rank"]) != list(range(case.ranks)):
         raise NotJudged(f"{SURROUNDINGS} in {case.run.name} has no row of some rank")
     numbers = [name for name in SURROUNDING_COLUMNS if name not in TEXTS]

@@ -2,7 +2,8 @@
 
 Every cause is planted at two sizes or in two programs, on two ranks of this machine or of two
 emulated hosts; thresholds were set on one of them, the other was held out (column ``held_out``).
-Healthy runs must give no verdict. ``planted_faults`` plants what no flag makes. The diagnosis reads
+Healthy runs must give no verdict. ``planted_faults`` plants what no flag makes; slow hosts, which
+the times of all pairs of ranks must name, are those of ``slow_hosts``. The diagnosis reads
 the run directories and knows nothing of the table below.
 """
 
@@ -17,6 +18,7 @@ import pandas as pd
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch_series
 from common.diagnose.diagnosis import Diagnosis, diagnose_folder, lines_of
+from common.diagnose.studies.slow_hosts import SLOW_HOST, run_slow_hosts
 from common.errors import UserError
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
@@ -242,7 +244,7 @@ class DiagnosisStudy:
     """Names of cases, or of causes."""
 
     def __post_init__(self) -> None:
-        known = {case.name for case in CASES} | {case.cause for case in CASES}
+        known = {case.name for case in CASES} | {case.cause for case in CASES} | {SLOW_HOST}
         for name in self.only:
             if name not in known:
                 raise UserError(f"unknown case {name!r}; known: {', '.join(sorted(known))}")
@@ -258,9 +260,13 @@ SETTINGS = DiagnosisStudy
 
 
 def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Runs every case, diagnoses it and writes faults.csv; returns the run directory."""
+    """Runs every case, diagnoses it and writes faults.csv; returns the run directory.
+
+    Slow hosts are written to slow-hosts.csv.
+    """
     cases = study.cases()
-    reason = why_not() if any(case.rate for case in cases) else None
+    slow_hosts = not study.only or SLOW_HOST in study.only
+    reason = why_not() if slow_hosts or any(case.rate for case in cases) else None
     if reason:
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
@@ -274,6 +280,14 @@ def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -
         for case, diagnosis in diagnoses.items():
             text = "\n".join(lines_of(diagnosis)) + "\n"
             (run.path / "logs" / f"{case.name}.diagnosis.txt").write_text(text)
+        if slow_hosts and not reason:
+            named = run_slow_hosts(run.path, progress)
+            run.write_table("slow-hosts.csv", named)
+            right = named.groupby(named["slowed"] > 0)["right"].agg(["sum", "size"])
+            progress.say(
+                f"slow host named: {right.loc[True].tolist()}; nobody in healthy runs: "
+                f"{right.loc[False].tolist()} (right, of)"
+            )
     progress.say(table.to_string(index=False, float_format="%.3g"))
     return run.path
 

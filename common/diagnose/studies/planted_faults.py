@@ -32,15 +32,12 @@ from torch.optim.optimizer import (
 from torch.utils.data import distributed
 from torch.utils.data._utils import fetch
 
+from common.diagnose.studies.planted_work import WORK_FAULTS
+from common.diagnose.studies.planting import around_forward, change_ddp, rank
 from common.errors import UserError, unknown_name
 from common.runtime.script import exit_status, leave_rank
 
 USAGE = "usage: planted_faults.py FAULT[=STRENGTH] SCRIPT [ARGUMENT ...]"
-
-
-def rank() -> int:
-    """Returns this process's rank, as torchrun tells it."""
-    return int(os.environ.get("RANK", 0))
 
 
 def missing_sampler(_: float) -> None:
@@ -105,7 +102,7 @@ def slow_rank(factor: float) -> None:
     The sleep stands for the backward pass, too, which is taken to last two forward passes.
     """
     if rank() == 1:
-        _around_forward(lambda passed_s: (factor - 1) * 3 * passed_s)
+        around_forward(lambda passed_s: (factor - 1) * 3 * passed_s)
 
 
 def slow_compute(factor: float) -> None:
@@ -123,24 +120,10 @@ def slow_compute(factor: float) -> None:
     nn.Linear.forward = repeated
 
 
-def _around_forward(extra_s: Callable[[float], float]) -> None:
-    """Makes DDP's forward pass longer by ``extra_s`` of the seconds that it took."""
-    plain = DistributedDataParallel.forward
-
-    @functools.wraps(plain)
-    def longer(self, *inputs, **named):
-        began = time.perf_counter()
-        outputs = plain(self, *inputs, **named)
-        time.sleep(max(0.0, extra_s(time.perf_counter() - began)))
-        return outputs
-
-    DistributedDataParallel.forward = longer
-
-
 def slow_start(milliseconds: float) -> None:
     """Makes the first four forward passes under DDP take ``milliseconds`` longer."""
     calls = iter(range(1_000_000))
-    _around_forward(lambda _: milliseconds / 1e3 if next(calls) < 4 else 0.0)
+    around_forward(lambda _: milliseconds / 1e3 if next(calls) < 4 else 0.0)
 
 
 def slow_data(milliseconds: float) -> None:
@@ -199,7 +182,7 @@ def always_synchronised(_: float) -> None:
     def always(ddp: DistributedDataParallel) -> None:
         ddp.no_sync = nullcontext
 
-    _change_ddp(always)
+    change_ddp(always)
 
 
 def other_precision(_: float) -> None:
@@ -218,7 +201,7 @@ def other_precision(_: float) -> None:
 def slow_forward(milliseconds: float) -> None:
     """Makes each forward pass of rank 1 take ``milliseconds`` longer."""
     if rank() == 1:
-        _around_forward(lambda _: milliseconds / 1e3)
+        around_forward(lambda _: milliseconds / 1e3)
 
 
 def slow_backward(milliseconds: float) -> None:
@@ -267,36 +250,14 @@ def lone_checkpoint(milliseconds: float) -> None:
     register_optimizer_step_post_hook(save_checkpoint)
 
 
-def _change_ddp(
-    after: Callable[[DistributedDataParallel], None] = lambda ddp: None, **arguments: object
-) -> None:
-    """Changes every DDP that a script makes; those that the watch tries are as they are asked for.
-
-    Args:
-        after: called with each when it is made.
-        arguments: arguments that each gets, whatever the script gives.
-    """
-    plain = DistributedDataParallel.__init__
-
-    @functools.wraps(plain)
-    def changed(self, module, *positional, **named):
-        if "ddplab_watch" in sys._getframe(1).f_code.co_filename:
-            plain(self, module, *positional, **named)
-            return
-        plain(self, module, *positional, **(named | arguments))
-        after(self)
-
-    DistributedDataParallel.__init__ = changed
-
-
 def bucket_cap(mebibytes: float) -> None:
     """Gives DDP this bucket cap."""
-    _change_ddp(bucket_cap_mb=mebibytes)
+    change_ddp(bucket_cap_mb=mebibytes)
 
 
 def unused_search(_: float) -> None:
     """Makes DDP look for unused parameters."""
-    _change_ddp(find_unused_parameters=True)
+    change_ddp(find_unused_parameters=True)
 
 
 def garbage(thousands: float) -> None:
@@ -307,7 +268,7 @@ def garbage(thousands: float) -> None:
         gc.collect()
         return 0.0 * len(kept)
 
-    _around_forward(collect)
+    around_forward(collect)
 
 
 def growing_memory(mebibytes: float) -> None:
@@ -318,7 +279,7 @@ def growing_memory(mebibytes: float) -> None:
         kept.append(bytearray(os.urandom(1)) * int(mebibytes * 2**20))
         return 0.0
 
-    _around_forward(keep)
+    around_forward(keep)
 
 
 def stuck(step: float) -> None:
@@ -326,7 +287,7 @@ def stuck(step: float) -> None:
     if rank() != 1:
         return
     calls = iter(range(1_000_000))
-    _around_forward(lambda _: 1e6 if next(calls) >= step else 0.0)
+    around_forward(lambda _: 1e6 if next(calls) >= step else 0.0)
 
 
 FAULTS: dict[str, tuple[Callable[[float], None], float]] = {
@@ -353,6 +314,7 @@ FAULTS: dict[str, tuple[Callable[[float], None], float]] = {
     "garbage": (garbage, 500.0),
     "growing-memory": (growing_memory, 20.0),
     "stuck": (stuck, 20.0),
+    **WORK_FAULTS,
     "healthy": (lambda _: None, 0.0),
 }
 """Fault → the function that plants it, and its strength where none is given: a share, a factor, a

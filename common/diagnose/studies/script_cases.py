@@ -3,7 +3,7 @@
 Each cause is planted in two scripts; thresholds were set on the first, and the second was held out.
 What was seen in the second changed the diagnosis, too. So there are later sets, ``fresh``,
 ``fourth`` and ``fifth``: other scripts or other numbers, each written before any of its cases had
-run.
+run. The ``sixth`` is of faults that all ranks share, written before any of their causes was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROPOSED = "as proposed"
 """Value of a remedy's flag, or strength of what is planted instead of the fault: what the diagnosis
 of the run with the fault proposes."""
 BUCKET_CAP = "bucket-cap"
-FRESH, FOURTH, FIFTH = "fresh", "fourth", "fifth"
+FRESH, FOURTH, FIFTH, SIXTH = "fresh", "fourth", "fifth", "sixth"
 """Sets of cases that were written after the diagnosis had changed for those before."""
 PLANTED = project_root() / "common" / "diagnose" / "studies" / "planted_faults.py"
 SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
@@ -162,7 +162,9 @@ def _later(
     )
 
 
-_fresh, _fourth, _fifth = (partial(_later, which) for which in (FRESH, FOURTH, FIFTH))
+_fresh, _fourth, _fifth, _sixth = (
+    partial(_later, which) for which in (FRESH, FOURTH, FIFTH, SIXTH)
+)
 
 ANOTHER_BATCH = (("batch_size", PROPOSED),)
 """The remedy of a batch or a model that is too small."""
@@ -403,4 +405,26 @@ CASES = (
     _fifth(HEALTHY, "accelerated", batch_size=48),
     _fifth(HEALTHY, "streaming", batch_size=16),
     _fifth(HEALTHY, "sharded", width=448),
+    _sixth("left-on", "streaming", "tracker"),
+    _sixth("left-on", "accelerated", "profiler"),
+    _sixth("nccl-settings", "trainer", "debug-detail", batch_size=4),
+    _sixth("needless-recomputation", "streaming", "recomputation"),
+    _sixth("sparse-embedding", "streaming", "dense-embedding"),
+    _sixth("epoch-start", "plain", "new-workers"),
+    _sixth("epoch-start", "accelerated", "cold-cache", batch_size=256),
+    _sixth("own-exchange", "streaming", "own-exchange", batch_size=6),
+    _sixth("own-exchange", "accelerated", "shared-metrics"),
+    _sixth("own-exchange", "plain", "shared-metrics=20"),
+    _sixth("oversubscribed-cores", "accumulating", "many-threads=8"),
+    _sixth("heavy-update", "trainer", "averaged-weights"),
+    _sixth("heavy-update", "plain", "averaged-weights=6"),
+    _sixth("beside-the-model", "accelerated", "slow-metrics"),
+    _sixth("growing-memory", "streaming", "growing-memory=1.5"),
+    _sixth("bucket-cap", "trainer", "bucket-cap=0.001", batch_size=4, tokens=32),
+    _sixth("memory-imbalance", "accumulating", "lone-memory"),
+    _sixth(HEALTHY, "plain", width=640),
+    _sixth(HEALTHY, "accumulating", channels=32),
+    _sixth(HEALTHY, "trainer", tokens=96),
+    _sixth(HEALTHY, "accelerated", width=160),
+    _sixth(HEALTHY, "streaming", batch_size=20),
 )

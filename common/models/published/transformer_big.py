@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from common.models.published.gnmt import loss_of
 from common.models.traced import Made
 
 WIDTH, HEADS, LAYERS, WIDE, WORDS = 1024, 16, 6, 4096, 33_712
@@ -49,9 +50,3 @@ def transformer_big(tokens: int = TOKENS) -> Made:
     """Makes the big Transformer on sentences that have ``tokens`` in each language."""
     sentences = torch.zeros(SENTENCES, tokens, dtype=torch.long)
     return Transformer(), {"from": sentences, "to": sentences}, loss_of
-
-
-def loss_of(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Returns the mean cross-entropy of the target's tokens."""
-    logits = module(batch["from"], batch["to"])
-    return functional.cross_entropy(logits.flatten(0, 1), batch["to"].flatten())

@@ -27,7 +27,7 @@ class Sizes:
     """Sizes of a Transformer-XL.
 
     Attributes:
-        layers, width, heads, head_width, wide: those of its blocks; ``wide`` is between the two
+        layers, width, heads, head_width, wide: sizes of a block; ``wide`` is between the two
             linear layers of a feed-forward part.
         segment: tokens of a sample, and of the hidden states that it remembers.
         narrower: factor by which a cluster's embeddings are narrower than the last cluster's.

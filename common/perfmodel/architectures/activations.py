@@ -49,6 +49,15 @@ class Numerics:
         return 4 if self.casts == "float32" else 2
 
     @property
+    def root_bytes(self) -> int:
+        """Returns the bytes of a number that FSDP gathers of what is in no block.
+
+        A policy of 16 bits for every unit holds for the root, too; this project's trainer gives one
+        to blocks alone, beside which autocast casts the head.
+        """
+        return self.compute_bytes if self.casts == "half" else 4
+
+    @property
     def conditions(self) -> frozenset[str]:
         """Returns the conditions of pieces that hold."""
         attention = FUSED if self.fused_attention else WRITTEN
@@ -83,12 +92,12 @@ class Activations:
     """The activations of a layer, as pieces a sample.
 
     Attributes:
-        kept: what it keeps from its forward pass to its backward pass.
+        kept: pieces between the layer's forward and its backward pass.
         entering: its input, which is all that checkpointing keeps of a block.
-        selected: what selective checkpointing keeps beside that.
+        selected: pieces that selective checkpointing keeps beside ``entering``.
         forward: temporaries at the high point of its forward pass.
-        backward: for each moment of its backward pass that can be the peak, what is there beside
-            ``kept``; negative where kept pieces are gone by then.
+        backward: pieces beside ``kept`` at each moment of its backward pass that can be the
+            peak; negative where kept pieces are gone by then.
     """
 
     kept: tuple[Piece, ...] = ()

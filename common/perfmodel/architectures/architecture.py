@@ -41,7 +41,7 @@ class Layer:
         tensors: parameters of one layer in the order in which PyTorch registers them. A layer that
             shares another's weight (a tied head) does not list it.
         forward_flops: operations of one layer in the forward pass of one sample.
-        attention_flops: those of them that are scores and their products with values.
+        attention_flops: the part of ``forward_flops`` of scores and their products with values.
         count: number of such layers.
         is_block: whether FSDP gathers each layer by itself and checkpointing computes it again.
             What is no block is one unit of FSDP, the root.
@@ -50,7 +50,7 @@ class Layer:
         forward_modules: names of the tensors' modules in the order of the forward pass; empty where
             they are registered in it.
         observed: places of ``tensors`` in the order in which their gradients were seen to be ready.
-        activations: what its passes hold, a sample.
+        activations: memory that passes of one sample hold.
         shared_elements: elements of another layer's weight that it multiplies by (a tied head).
     """
 

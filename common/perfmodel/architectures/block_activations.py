@@ -119,7 +119,7 @@ def block_activations(
         feed_forward: its feed-forward part.
         tokens: tokens of a sample.
         width: width of the residual stream.
-        style: what else decides.
+        style: further choices that decide what is kept.
         linears: weights of its linear layers [out, in], in the order of the forward pass.
     """
     stream = tokens * width
@@ -211,7 +211,7 @@ def head_activations(tokens: int, width: int, scores: int, before: Iterable[Piec
         tokens: tokens of a sample that are scored.
         width: width of the head's input.
         scores: scores of a token.
-        before: what the layers before the last one keep, without that one's input.
+        before: pieces that layers before the last one keep, without the last one's input.
     """
     part, table = "logits and loss", tokens * scores
     log_softmax = exact(part, table, PLAIN_LOSS)

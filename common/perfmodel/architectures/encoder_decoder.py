@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from common.perfmodel.architectures.activations import (
-    Activations,
-    dropout,
-    norm_input,
-    written_out,
-)
+from common.perfmodel.architectures.activations import Activations, dropout, norm_input, written_out
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 from common.perfmodel.architectures.block_activations import (
     Style,

@@ -1,8 +1,8 @@
 """Reads the ``config.json`` of a model of the Hugging Face hub, without its library.
 
 Tensors are those of the class that the transformers library trains: a language model with its
-head, a ViT that classifies. For BERT and RoBERTa ``architectures`` says which head there is; where
-it is missing there is none, but a pooler.
+head, a ViT or ResNet that classifies. For BERT and RoBERTa ``architectures`` says which head there
+is; where it is missing there is none, but a pooler.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from common.errors import UserError, unknown_name
 from common.perfmodel.architectures import decoders
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.configuration import Sizes
+from common.perfmodel.architectures.convolutional import ResidualNetwork
 from common.perfmodel.architectures.encoder_decoder import EncoderDecoder
 from common.perfmodel.architectures.parts import Attention, Count, FeedForward
 from common.perfmodel.architectures.transformer import Transformer
 from common.perfmodel.architectures.vision import VisionTransformer
 
-Model = Transformer | EncoderDecoder | VisionTransformer
+Model = Transformer | EncoderDecoder | VisionTransformer | ResidualNetwork
 
 
 def _gpt2(sizes: Sizes) -> Transformer:
@@ -169,6 +170,29 @@ def _t5(sizes: Sizes) -> EncoderDecoder:
     )
 
 
+def _resnet(sizes: Sizes) -> ResidualNetwork:
+    activation = sizes.values.get("hidden_act", "relu")
+    if activation != "relu":
+        raise UserError(f"hidden_act {activation!r} is not modelled")
+    return ResidualNetwork(
+        name=sizes.name,
+        widths=tuple(sizes.listed("hidden_sizes") or (256, 512, 1024, 2048)),
+        depths=tuple(sizes.listed("depths") or (3, 4, 6, 3)),
+        layer_type=sizes.values.get("layer_type", "bottleneck"),
+        embedding_width=sizes.whole("embedding_size", 64),
+        shrinks_at_once=sizes.flag("downsample_in_first_stage", False),
+        shrinks_first=sizes.flag("downsample_in_bottleneck", False),
+        image_width=sizes.whole("image_size", 224),
+        channels=sizes.whole("num_channels", 3),
+        classes=_classes(sizes),
+    )
+
+
+def _classes(sizes: Sizes) -> int:
+    """Returns the number of classes; two where they have no names."""
+    return len(sizes.part("id2label").values) or 2
+
+
 def _vit(sizes: Sizes) -> VisionTransformer:
     return VisionTransformer(
         name=sizes.name,
@@ -179,7 +203,7 @@ def _vit(sizes: Sizes) -> VisionTransformer:
         image_width=sizes.whole("image_size", 224),
         patch_width=sizes.whole("patch_size", 16),
         channels=sizes.whole("num_channels", 3),
-        classes=len(sizes.part("id2label").values) or 2,  # two where classes have no names
+        classes=_classes(sizes),
     )
 
 
@@ -200,6 +224,7 @@ FAMILIES: dict[str, Callable[[Sizes], Model]] = {
     "qwen2": decoders.qwen2,
     "qwen3": decoders.qwen3,
     "qwen3_moe": decoders.qwen3_moe,
+    "resnet": _resnet,
     "roberta": _roberta,
     "t5": _t5,
     "vit": _vit,
@@ -228,14 +253,10 @@ def model_of(values: Mapping[str, object], name: str) -> Model:
         raise UserError(f"{name}: {error}") from None
 
 
-def read_model(path: Path | str) -> Model:
-    """Reads a model's ``config.json``.
+def read_values(path: Path | str) -> dict[str, object]:
+    """Reads the values of a ``config.json``: the file, or the folder that has it.
 
-    Args:
-        path: the file, or the folder that has it.
-
-    Raises:
-        UserError: no such file, no JSON, or what ``model_of`` refuses.
+    Raises UserError where there is no such file, or no JSON object in it.
     """
     file = Path(path)
     if file.is_dir():
@@ -248,7 +269,12 @@ def read_model(path: Path | str) -> Model:
         raise UserError(f"{file} is no JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{file} has a {type(values).__name__} where an object belongs")
-    return model_of(values, str(path))
+    return values
+
+
+def read_model(path: Path | str) -> Model:
+    """Reads a model's ``config.json``. Raises UserError as ``read_values`` and ``model_of``."""
+    return model_of(read_values(path), str(path))
 
 
 def read_config(path: Path | str, seq_len: int | None) -> Architecture:

@@ -7,12 +7,13 @@ A size is written as its ``config.json`` has it. MPT is what llm-foundry builds,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.architectures.architecture import Architecture
-from common.perfmodel.architectures.hugging_face import Model, model_of, read_config
+from common.perfmodel.architectures.hugging_face import Model, model_of, read_config, read_values
 
 COLUMNS = {
     "llama": "num_hidden_layers hidden_size num_attention_heads num_key_value_heads"
@@ -131,10 +132,7 @@ SIZES = {
     "qwen2.5-32b": Size("qwen2", "64 5120 40 8 27648 152064", HUB + "Qwen/Qwen2.5-32B"),
     "qwen3-30b-a3b": Size("qwen3_moe", "48 2048 32 4 6144 151936", HUB + "Qwen/Qwen3-30B-A3B"),
     "gpt-oss-20b": Size(
-        "gpt_oss",
-        "24 2880 64 8 2880 201088",
-        HUB + "openai/gpt-oss-20b",
-        {"num_local_experts": 32},
+        "gpt_oss", "24 2880 64 8 2880 201088", HUB + "openai/gpt-oss-20b", {"num_local_experts": 32}
     ),
     "gpt-oss-120b": Size(
         "gpt_oss",
@@ -185,6 +183,8 @@ SAME_SIZES = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b"}
 NAMES = (*SIZES, *SAME_SIZES)
 
 
+SEQ_LEN = 1024
+"""Tokens of a text where none are asked for."""
 FOLLOWED = {
     "resnet-50": "common.models.published.resnet:resnet_50",
     "ssd-300": "common.models.published.ssd:ssd_300",
@@ -203,6 +203,18 @@ def gpt2(values: Mapping[str, object], name: str) -> Model:
     return replace(model, transposed=False)
 
 
+def sized_architecture(name_or_path: str, seq_len: int | None) -> tuple[Architecture, int | None]:
+    """Returns an architecture as ``architecture_of``, and the tokens of its samples.
+
+    Where ``seq_len`` is None, texts have ``SEQ_LEN`` tokens; images stay without.
+    """
+    if seq_len is None:
+        with suppress(UserError):  # of a text, which has no length of its own
+            return architecture_of(name_or_path, None), None
+    tokens = SEQ_LEN if seq_len is None else seq_len
+    return architecture_of(name_or_path, tokens), tokens
+
+
 def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
     """Returns the architecture of a published size, or of a configuration.
 
@@ -215,12 +227,33 @@ def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
         UserError: neither a name nor a path; naming the nearest name. Also a sequence that the
             model cannot take, and what is wrong with a configuration (``read_config``).
     """
-    name = name_or_path.lower().replace(" ", "-")
-    name = SAME_SIZES.get(name, name)
+    name = _listed_name(name_or_path)
     if name in SIZES:
         make = gpt2 if SIZES[name].family == "gpt2" else model_of
         return make(SIZES[name].values(seq_len), name_or_path).architecture(seq_len)
-    if Path(name_or_path).exists() or "/" in name_or_path or name_or_path.endswith(".json"):
-        return read_config(name_or_path, seq_len)
-    refusal = unknown_name("model", name_or_path, [*NAMES, *FOLLOWED])
-    raise UserError(f"{refusal}; or the path of a config.json")
+    _check_path(name_or_path)
+    return read_config(name_or_path, seq_len)
+
+
+def configuration_of(name_or_path: str, seq_len: int | None = None) -> dict[str, object]:
+    """Returns the values of a published size's configuration, or of a ``config.json``.
+
+    Raises UserError as ``architecture_of``.
+    """
+    name = _listed_name(name_or_path)
+    if name in SIZES:
+        return dict(SIZES[name].values(seq_len))
+    _check_path(name_or_path)
+    return read_values(name_or_path)
+
+
+def _listed_name(name: str) -> str:
+    name = name.lower().replace(" ", "-")
+    return SAME_SIZES.get(name, name)
+
+
+def _check_path(text: str) -> None:
+    """Raises UserError where a text, which is no name of a size, is no path either."""
+    if not (Path(text).exists() or "/" in text or text.endswith(".json")):
+        refusal = unknown_name("model", text, [*NAMES, *FOLLOWED])
+        raise UserError(f"{refusal}; or the path of a config.json")

@@ -41,8 +41,8 @@ from common.perfmodel.architectures.parts import (
 from common.settings import OneOf, Settings
 
 HEADS = ("tied", "own", "none", "masked", "pretraining", "span")
-"""What follows the blocks: scores over the vocabulary by the token embedding's weight or by one of
-its own; nothing; BERT's scores for masked tokens, with the next sentence or not; a span's ends."""
+"""Heads behind the blocks: scores over the vocabulary by the token embedding's weight or another;
+none; BERT's scores for masked tokens, with the next sentence or not; the ends of a span."""
 POSITIONS = ("learned", "rotary", "alibi", "none")
 
 
@@ -57,7 +57,7 @@ class Transformer(Settings):
         vocabulary: rows of the token embedding.
         attention: sizes of a block's attention.
         feed_forward: sizes of a block's feed-forward part; None if all blocks have experts.
-        experts: what takes its place in all blocks but ``dense_layers``.
+        experts: experts in place of ``feed_forward`` in all blocks but ``dense_layers``.
         dense_layers: blocks, counted from 0, whose feed-forward part is no choice of experts.
         norm: ``layer`` (weight and bias), ``layer_no_bias`` or ``rms`` (weight).
         post_norm: whether norms come after the parts, as in BERT, and not before them.
@@ -73,7 +73,7 @@ class Transformer(Settings):
             GPT-2.
         registration: modules of a block, or what their names begin with, in the order in which
             they are registered; empty where that is the order of the forward pass.
-        embedding_registration: the same for the embeddings.
+        embedding_registration: modules of the embeddings in the order of registration.
         dropout: whether it is trained with dropout behind the embeddings and all parts.
         attention_dropout: whether it is trained with dropout on the scores.
         one_input: whether both parts of a block read its input.

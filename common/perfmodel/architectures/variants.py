@@ -65,3 +65,46 @@ def in_float8(architecture: Architecture) -> Architecture:
         saved = products * (1 - 1 / FLOAT8_SPEEDUP) if layer.is_block else 0
         layers.append(replace(layer, forward_flops=layer.forward_flops - saved))
     return replace(architecture, layers=tuple(layers))
+
+
+def in_units(architecture: Architecture, blocks: int) -> Architecture:
+    """Returns a model whose blocks are joined, so many in a row, as FSDP may gather them.
+
+    Sizes and times are those of all blocks of a unit together. What is left of a row makes a unit
+    of its own.
+    """
+    layers: list[Layer] = []
+    for layer in architecture.layers:
+        full, remainder = divmod(layer.count, blocks) if layer.is_block else (0, 0)
+        if not layer.is_block:
+            layers.append(layer)
+        if full:
+            layers.append(replace(_joined(layer, blocks), count=full))
+        if remainder:
+            layers.append(replace(_joined(layer, remainder), name=f"{layer.name} of {remainder}"))
+    return replace(architecture, layers=tuple(layers))
+
+
+def _joined(layer: Layer, blocks: int) -> Layer:
+    """Returns equal layers in a row as one."""
+    if blocks == 1:
+        return replace(layer, count=1)
+    kept = tuple(
+        replace(piece, sizes=tuple(blocks * size for size in piece.sizes))
+        for piece in layer.activations.kept
+    )
+    return replace(
+        layer,
+        tensors=tuple(
+            replace(tensor, name=f"{number}.{tensor.name}")
+            for number in range(blocks)
+            for tensor in layer.tensors
+        ),
+        forward_flops=blocks * layer.forward_flops,
+        attention_flops=blocks * layer.attention_flops,
+        idle_elements=blocks * layer.idle_elements,
+        forward_modules=(),
+        observed=(),
+        activations=replace(layer.activations, kept=kept),
+        count=1,
+    )

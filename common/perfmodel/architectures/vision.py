@@ -6,11 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from common.errors import UserError
-from common.perfmodel.architectures.activations import (
-    Activations,
-    Piece,
-    norm_input,
-)
+from common.perfmodel.architectures.activations import Activations, Piece, norm_input
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 from common.perfmodel.architectures.block_activations import (
     Style,

@@ -84,14 +84,14 @@ H100 nodes, and most of all at 4 to 64 MiB (``common.analysis.clusters.nccl_accu
 STRAGGLER_SPREAD = Range(0.006, 0.005, 0.009)
 """Ranks with equal work differ by 0.5 to 0.9 % in published traces of three production jobs (8, 64
 and 128 GPUs). In the one at hand, two replicas of four stages differ by 0.6, 0.6, 0.6 and 0.9 %
-(ByteDance-Seed/StragglerAnalysis, trace ST, by ``stragglers.rank_spread``)."""
+(ByteDance-Seed/StragglerAnalysis, trace ST): the standard deviation within a step."""
 TEXTS_SPREAD = Range(0.12, 0.10, 0.14)
 """Ranks with texts of unequal lengths differ by 10 to 14 % in published traces. There the largest
 of 32 is 3.5 % above that of a lognormal law. A Gumbel law's is 3.7 to 4.1 % above it at these
 spreads, an exponential's 6.6 to 7.8 %: a rank is as slow as its longest texts, the largest of
 many."""
 OF_WORK = {"equal": (STRAGGLER_SPREAD, "lognormal"), "texts": (TEXTS_SPREAD, "gumbel")}
-"""Work of ranks (``stragglers.WORK``) → spread and distribution."""
+"""Work of ranks → spread and distribution."""
 OVERLAP_SLOWDOWN = Range(1.19, 1.0, 1.4)
 """Computation beside communication: 19 % longer on average, 40 % at most (arXiv 2507.03114)."""
 

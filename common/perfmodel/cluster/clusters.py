@@ -68,8 +68,10 @@ class Cluster:
         interconnect: one of ``INTERCONNECTS``: ``nvlink`` through switches or between two GPUs,
             ``nvlink-mesh`` from GPU to GPU, ``pcie`` through the host, whose version is that of
             the GPU's generation.
-        channels_of_fewer: of a mesh and of PCIe, number of GPUs → channels between them, where
-            they are not all; a number that is not named has those of the next smaller one.
+        channels_of_fewer: number of GPUs of a mesh or on PCIe → channels between them, where
+            they are not all; a number that is missing has the channels of the next smaller one.
+        measured: (size, factor): what a message takes as a multiple of what the model of NCCL
+            gives, where that was measured (``measured_network``); in no file.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Cluster:
     ll128: bool = True
     interconnect: str = "nvlink"
     channels_of_fewer: Mapping[int, int] = field(default_factory=dict, hash=False)
+    measured: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)
@@ -151,7 +154,7 @@ def _read(path: Path) -> Cluster:
         raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: a cluster file is a YAML mapping of keys to values")
-    keys = {attribute.name for attribute in fields(Cluster)}
+    keys = {attribute.name for attribute in fields(Cluster)} - {"measured"}
     for key in values:
         if key not in keys:
             raise UserError(f"{path}: {unknown_name('key', str(key), sorted(keys))}")

@@ -17,7 +17,7 @@ from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.layer_tables import profile_of_layers
 from common.perfmodel.model import DdpModel
-from common.perfmodel.one_device.peaks import DevicePeak
+from common.perfmodel.one_device.peaks import DevicePeak, copy_s_per_byte
 
 
 def recomputes_nothing(layer: Layer) -> float:
@@ -26,9 +26,7 @@ def recomputes_nothing(layer: Layer) -> float:
 
 
 def computed_profile(
-    architecture: Architecture,
-    samples: float,
-    flops_per_s: float,
+    architecture: Architecture, samples: float, flops_per_s: float
 ) -> BackwardProfile:
     """Computes the ready times of a model's gradients (float32) from its operations alone.
 
@@ -81,10 +79,8 @@ def computed_model(
 
     Computation beside all-reduces is slowed as is assumed for a cluster.
     """
-    copy = 2 / memory_bytes_per_s  # a copied byte is read and written
+    copy = copy_s_per_byte(memory_bytes_per_s)
     costs = DdpCosts(
-        copy_in_s_per_byte=copy,
-        copy_out_s_per_byte=copy,
-        compute_slowdown=OVERLAP_SLOWDOWN.value,
+        copy_in_s_per_byte=copy, copy_out_s_per_byte=copy, compute_slowdown=OVERLAP_SLOWDOWN.value
     )
     return calibrated_model(profile, network, costs)

@@ -28,9 +28,11 @@ class Job:
         accumulation: micro-batches of a step under weak scaling.
         reduces_each: whether FSDP reduces gradients in every micro-batch, its default; then none
             are kept whole.
+        prefetch: units that FSDP gathers ahead of the one that computes.
         gradient_bytes: bytes of a gradient's number as it is exchanged: 2 where all of a model is
             in 16 bits.
-        types: types and kernels of the passes; None: those of autocast, with fused attention.
+        types: types and kernels that decide memory, and what FSDP gathers; None: ``usual_types``.
+            The time of passes has constants for those alone.
         compile: whether a compiler joins operators (torch.compile).
     """
 
@@ -41,6 +43,7 @@ class Job:
     checkpointing: str = "none"
     accumulation: int = 1
     reduces_each: bool = False
+    prefetch: int = 1
     gradient_bytes: int = 4
     types: Numerics | None = None
     compile: bool = False
@@ -86,22 +89,21 @@ class Job:
         return f"{self.batch_size} sequences of {self.tokens_per_sample} tokens"
 
     @property
+    def usual_types(self) -> Numerics:
+        """Returns the types of autocast, or of float32, with fused attention."""
+        return Numerics("float32" if self.precision == "float32" else "autocast")
+
+    @property
     def passes(self) -> Passes:
         """Returns the passes whose memory ``predict_training_memory`` predicts."""
-        by_precision = Numerics("float32" if self.precision == "float32" else "autocast")
         return Passes(
             architecture=self.architecture,
             batch_size=self.batch_size,
-            numerics=self.types or by_precision,
+            numerics=self.types or self.usual_types,
             checkpointing=self.checkpointing,
             accumulation=self.accumulation,
             reduces_each=self.reduces_each,
         )
-
-    @property
-    def gathered_bytes(self) -> int:
-        """Returns the bytes of a parameter's number as FSDP gathers it in a block."""
-        return 4 if self.precision == "float32" else 2
 
     def recomputed(self, layer: Layer) -> float:
         """Returns the share of a layer's forward pass that its backward pass repeats."""

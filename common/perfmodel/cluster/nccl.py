@@ -44,7 +44,7 @@ class Ramp:
     """The time of a call beyond what NCCL's tuner counts.
 
     Attributes:
-        launch_s: on top of every call.
+        launch_s: seconds on top of every call.
         slowdown: number of times that a short message pays its transfer in addition.
         slice_bytes: slice that each step of a long message waits for, unless its algorithm has
             another.
@@ -63,11 +63,23 @@ NO_RAMP = Ramp(0.0, 0.0, 0.0)
 
 
 class Collective:
-    """The ways to do a collective, and the fastest of them for a size."""
+    """The ways to do a collective, and the fastest of them for a size.
 
-    def __init__(self, choices: tuple[Choice, ...], ramp: Ramp) -> None:
+    Args:
+        choices: all ways.
+        ramp: rise of the bandwidth with the size.
+        measured: (size, factor) of a cluster whose all-reduces were measured.
+    """
+
+    def __init__(
+        self,
+        choices: tuple[Choice, ...],
+        ramp: Ramp,
+        measured: Collection[tuple[float, float]] = (),
+    ) -> None:
         self.choices = choices
         self.ramp = ramp
+        self._measured = np.array([*measured]).reshape(-1, 2)
         # Each quantity becomes a column [choices, 1], so that it goes with any array of sizes.
         column = np.array(
             [
@@ -108,6 +120,9 @@ class Collective:
         sizes = np.atleast_1d(np.asarray(size_bytes, dtype=float))
         if self.choices:
             times = self.times_s(sizes.ravel()).min(axis=0).reshape(sizes.shape)
+            if len(self._measured):
+                logs = np.log(np.maximum(sizes, 1.0))
+                times = times * np.interp(logs, np.log(self._measured[:, 0]), self._measured[:, 1])
         else:
             times = np.zeros(sizes.shape)
         return float(times[0]) if np.ndim(size_bytes) == 0 else times
@@ -152,7 +167,7 @@ class NcclAllReduce(Collective):
                     f"{gpus} GPUs on {cluster.name} have no {' or '.join(algorithms)}; "
                     f"they have {', '.join(has)}"
                 )
-        super().__init__(choices, ramp)
+        super().__init__(choices, ramp, cluster.measured)
 
 
 class NcclRing(Collective):
@@ -170,7 +185,7 @@ class NcclRing(Collective):
         if collective not in COLLECTIVES:
             raise UserError(unknown_name("collective", collective, COLLECTIVES))
         self.cluster, self.gpus, self.collective = cluster, gpus, collective
-        super().__init__(ring_choices(cluster, gpus, rounds=1), ramp)
+        super().__init__(ring_choices(cluster, gpus, rounds=1), ramp, cluster.measured)
 
 
 def between_nodes(cluster: Cluster, gpus: int) -> NcclAllReduce:

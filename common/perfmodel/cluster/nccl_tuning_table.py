@@ -91,7 +91,7 @@ class Choice:
         bandwidth_bytes_per_s: algorithm bandwidth, size over time, of a long message.
         steps: hops in a row that each piece of a message makes.
         channel_bytes_per_s: bandwidth of one channel, the same for all protocols.
-        slice_bytes: what each step waits for; None is the slice that the ramp has.
+        slice_bytes: slice that each step waits for; None is the slice that the ramp has.
         hops_s: the part of ``latency_s`` that hops of a ring between nodes take: pieces are many
             there, and one is sent while another is on its way.
     """

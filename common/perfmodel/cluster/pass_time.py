@@ -22,7 +22,7 @@ gradient written, float32 each."""
 PRODUCT_SHARES = {"16 bits": 0.70, "tf32": 0.42, "float32": 0.71}
 """Kind of products → share of its peak that they reach."""
 A100_PRODUCT_SHARES = {"16 bits": 0.77}
-"""The same for A100s, which their power limit holds back less."""
+"""Shares that A100s reach, which their power limit holds back less."""
 CONVOLUTIONS = {"16 bits": (0.70, 27.0), "tf32": (0.74, 18.5), "float32": (1.75, 19.0)}
 """Kind of products → share of the peak that convolutions reach, and how often a byte that such a
 layer keeps goes through memory. Both are from published rows, whose scripts let cuDNN search for
@@ -66,9 +66,14 @@ def forward_s(job: Job, layer: Layer, peak: DevicePeak) -> float:
         share, moved = convolutions(job)
     flops_per_s = share * peak.flops(job.precision, job.tf32)
     flops = layer.forward_flops + (ATTENTION - 1) * layer.attention_flops
-    kept_bytes = sum(in_parts(layer.activations.kept, job.passes.numerics).values())
+    kept_bytes = sum(in_parts(layer.activations.kept, job.usual_types).values())
     moved_bytes = FORWARD_SHARE * moved * kept_bytes
     return flops / flops_per_s + moved_bytes / peak.memory_bytes_per_s
+
+
+def adamw_s(parameters: float, memory_bytes_per_s: float) -> float:
+    """Returns the seconds of AdamW's update of these parameters."""
+    return ADAMW_BYTES * parameters / memory_bytes_per_s
 
 
 def _kind(job: Job) -> str:
@@ -83,5 +88,5 @@ def step_s(job: Job, peak: DevicePeak) -> float:
         layer.count * (3 + job.recomputed(layer)) * forward_s(job, layer, peak)
         for layer in job.architecture.layers
     )
-    update_s = ADAMW_BYTES * job.architecture.num_parameters / peak.memory_bytes_per_s
+    update_s = adamw_s(job.architecture.num_parameters, peak.memory_bytes_per_s)
     return job.accumulation * job.batch_size * passes_s + update_s

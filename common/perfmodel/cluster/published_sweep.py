@@ -22,12 +22,9 @@ from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.cluster.assumptions import STRAGGLER_SPREAD
 from common.perfmodel.cluster.clusters import load_cluster
-from common.perfmodel.cluster.computed_profile import (
-    computed_model,
-    computed_profile,
-)
+from common.perfmodel.cluster.computed_profile import computed_model, computed_profile
 from common.perfmodel.cluster.nccl import NcclAllReduce
-from common.perfmodel.cluster.steps import ADAMW_BYTES
+from common.perfmodel.cluster.pass_time import adamw_s
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta
 from common.perfmodel.ddp.profile import BackwardProfile
@@ -61,7 +58,7 @@ class PublishedStep:
         operations = self.batch * self.config.architecture(self.seq_len).forward_flops
         return StepParts(
             forward_s=operations / (self.mfu * PEAK.flops("float32")),
-            update_s=ADAMW_BYTES * self.config.num_parameters() / PEAK.memory_bytes_per_s,
+            update_s=adamw_s(self.config.num_parameters(), PEAK.memory_bytes_per_s),
         )
 
     def one_gpu_s(self) -> float:

@@ -174,9 +174,14 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
         f"gradients are sent in {sent}",
         f"overlap slowdown: computation beside communication takes "
         f"{assumed.overlap_slowdown.text()} times as long (arXiv 2507.03114: 19 %, at most 40 %)",
-        f"network speed: collectives run at {assumed.network_speed.text()} times the speed of the "
-        f"model of NCCL for {predicted.cluster.name} (unfitted, it is a third off on a published "
-        "table of two H100 nodes); no congestion, no other jobs",
+        f"network speed: collectives run at {assumed.network_speed.text()} times the speed of "
+        + (
+            "what was measured"
+            if predicted.cluster.measured
+            else f"the model of NCCL for {predicted.cluster.name} (unfitted, it is a third off on "
+            "a published table of two H100 nodes)"
+        )
+        + "; no congestion, no other jobs",
         f"straggler spread: a GPU's computation in a step varies by "
         f"{assumed.straggler_spread.text('{:.1%}')} (standard deviation, "
         f"{assumed.straggler_distribution}), and a step waits for the slowest"

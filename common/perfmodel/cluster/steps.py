@@ -28,11 +28,11 @@ from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.computed_profile import timed_profile
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing, between_nodes
-from common.perfmodel.cluster.pass_time import ADAMW_BYTES, forward_s
+from common.perfmodel.cluster.pass_time import adamw_s, forward_s
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import FLOAT32_BYTES, padded_elements
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
-from common.perfmodel.one_device.peaks import DevicePeak
+from common.perfmodel.one_device.peaks import DevicePeak, copy_s_per_byte
 from common.samples import middle
 
 BAND = 0.9
@@ -104,23 +104,22 @@ class ClusterSteps:
         # Times of one sample at the whole peak, or as ``pass_time`` has them; a case takes
         # ``of_samples`` times them.
         layers = job.architecture.layers
-        self.layer_forward_s = [
-            layer.forward_flops / flops_per_s if assumptions.mfu else forward_s(job, layer, peak)
+        self.layer_forward_s = {
+            id(layer): layer.forward_flops / flops_per_s
+            if assumptions.mfu
+            else forward_s(job, layer, peak)
             for layer in layers
-        ]
-        by_layer = {id(layer): s for layer, s in zip(layers, self.layer_forward_s, strict=True)}
+        }
         self.profile = timed_profile(
             architecture=job.architecture,
-            forward_s=lambda layer: by_layer[id(layer)],
+            forward_s=lambda layer: self.layer_forward_s[id(layer)],
             recomputed=job.recomputed,
         )
-        self.forward_s = sum(
-            layer.count * s for layer, s in zip(layers, self.layer_forward_s, strict=True)
-        )
+        self.forward_s = sum(layer.count * self.layer_forward_s[id(layer)] for layer in layers)
         self.passes_s = self.forward_s + self.profile.backward_s
         self.of_samples = self.samples / self.pass_rate
         self.of_micro_batch = self.of_samples / self.micro_batches
-        self.update_s = ADAMW_BYTES * job.architecture.num_parameters / self.memory_bytes_per_s
+        self.update_s = adamw_s(job.architecture.num_parameters, self.memory_bytes_per_s)
 
     def _of_bases(self, values: list[int]) -> NDArray:
         return np.repeat(np.array(values), self.width)
@@ -142,7 +141,7 @@ class ClusterSteps:
             caps_mib = default_caps_mib(self.profile.total_bytes)
         profile = self.profile.scaled(size=self.job.gradient_bytes / FLOAT32_BYTES)
         rows = cap_rows(profile, caps_mib)
-        copy = 2 / self.memory_bytes_per_s
+        copy = copy_s_per_byte(self.memory_bytes_per_s)
         cases = Circumstances(
             compute_scale=self.of_micro_batch * self.straggler,
             network=self.index,
@@ -217,13 +216,10 @@ class ClusterSteps:
             backward_s={unit: seconds * pace for unit, seconds in backward.items()},
             collective_s=collective_s,
             copy_s=copy_s,
+            prefetch=self.job.prefetch,
         )
         total, slowed, exposed = simulate_step(
-            model,
-            strategy,
-            self.micro_batches,
-            self.slowdown,
-            reduces_each=self.job.reduces_each,
+            model, strategy, self.micro_batches, self.slowdown, reduces_each=self.job.reduces_each
         )
         passes = self.passes_s * self.of_samples
         local = passes + shards_s
@@ -250,8 +246,8 @@ class ClusterSteps:
     def _unit_times(self) -> tuple[dict[str, float], dict[str, float]]:
         """Returns the seconds of a sample's forward and backward pass, by FSDP's unit."""
         forward, backward = {"root": 0.0}, {"root": 0.0}
-        layers = self.job.architecture.layers
-        for layer, seconds in zip(layers, self.layer_forward_s, strict=True):
+        for layer in self.job.architecture.layers:
+            seconds = self.layer_forward_s[id(layer)]
             again = (2 + self.job.recomputed(layer)) * seconds
             if layer.is_block:
                 forward[layer.name], backward[layer.name] = seconds, again
@@ -273,14 +269,14 @@ class ClusterSteps:
         """
         times: dict[tuple[str, str], list[float]] = {}
         copies: dict[tuple[str, str], list[float]] = {}
-        update = []
+        update, types = [], self.job.passes.numerics
         for n in self.gpus:
             group = min(n, self.cluster.gpus_per_node) if strategy == "HYBRID_SHARD" else n
             padded_to: dict[str, int] = {}
             # Blocks of one name are equal: one stands for all.
             for layer in {layer.name: layer for layer in self._units()}.values():
                 padded = padded_elements([tensor.shape for tensor in layer.tensors], group)
-                item_bytes = self.job.gathered_bytes if layer.is_block else FLOAT32_BYTES
+                item_bytes = types.compute_bytes if layer.is_block else types.root_bytes
                 sizes = {
                     "all_gather": item_bytes * padded,
                     "reduce_scatter": self.job.gradient_bytes * padded,
@@ -288,7 +284,7 @@ class ClusterSteps:
                 for operation, size in sizes.items():
                     ring_s = NcclRing(self.cluster, group, operation).time_s(size)
                     times.setdefault((operation, layer.name), []).append(ring_s)
-                    copied_s = 2 * size / self.memory_bytes_per_s
+                    copied_s = size * copy_s_per_byte(self.memory_bytes_per_s)
                     copies.setdefault((operation, layer.name), []).append(copied_s)
                 if strategy == "HYBRID_SHARD":
                     between = between_nodes(self.cluster, n)
@@ -296,7 +292,7 @@ class ClusterSteps:
                     times.setdefault(("all_reduce", layer.name), []).append(part_s)
                 padded_to[layer.name] = padded
             elements = sum(layer.count * padded_to[layer.name] for layer in self._units())
-            update.append(ADAMW_BYTES * elements / group / self.memory_bytes_per_s)
+            update.append(adamw_s(elements / group, self.memory_bytes_per_s))
         collective_s = {
             key: np.array(seconds)[self.index] * self.network_scale
             for key, seconds in times.items()

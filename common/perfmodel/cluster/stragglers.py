@@ -12,18 +12,16 @@ one again, ln n scales further (Fisher and Tippett 1928).
 Two kinds of difference look alike in one step and not in the next. Where all ranks have the same
 work, a rank that is slow stays slow, so the slowest of n is drawn once for a job: the mean over
 jobs is the same, but a single job has not that mean. Where each rank has texts of its own, lengths
-are drawn anew in each step, and a job of many steps sees the mean. ``rank_spread`` tells which.
+are drawn anew in each step, and a job of many steps sees the mean.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError, unknown_name
@@ -31,11 +29,6 @@ from common.errors import UserError, unknown_name
 DISTRIBUTIONS = ("lognormal", "normal", "exponential", "gumbel")
 GUMBEL_SCALE = math.sqrt(6) / math.pi
 """Scale of a Gumbel variable with a standard deviation of 1."""
-WORK = ("equal", "texts")
-TEXTS_BELOW, TEXTS_ABOVE = 0.25, 0.03
-"""Ranks have texts of their own where their excess is correlated less between steps, and spreads
-more. Published: 0.03 and 0.10 to 0.14 with texts of unequal lengths. With equal work the spread is
-at most 0.009, and a third of the variance stays between steps (0.01 to 0.50 by stage, trace ST)."""
 LARGEST_Z, GRID_POINTS = 9.0, 721
 
 
@@ -93,65 +86,6 @@ def slowest_at(
         return 1 + sigma * z
     log_sigma = np.sqrt(np.log1p(sigma**2))
     return np.exp(log_sigma * z - log_sigma**2 / 2)
-
-
-@dataclass(frozen=True)
-class RankSpread:
-    """How ranks differ in what was measured.
-
-    Attributes:
-        spread: standard deviation of a rank's computation in a step, as a share of its mean.
-        correlation: of a rank's excess over the mean between two steps; 1 where the same ranks are
-            always slow, 0 where they take turns.
-        work: the member of ``WORK`` that this looks like.
-    """
-
-    spread: float
-    correlation: float
-    work: str
-
-
-def rank_spread(times: pd.DataFrame) -> RankSpread:
-    """Estimates from computation times how ranks differ, and whether they have equal work.
-
-    The excess of a rank is a rank's own part and one of the step (a variance component model): the
-    variance of its mean over K steps is that of the own part and 1/K of the other's, and the mean
-    variance within steps is their sum.
-
-    Args:
-        times: columns step, rank and computation_s, a row for each rank of each step. A column
-            ``stage``, where there is one, keeps ranks apart whose work is of another kind, such as
-            the stages of a pipeline: a rank is compared with those of its own stage alone.
-
-    Raises UserError for missing columns, fewer than two ranks in a stage or two steps in all, ranks
-    that some step lacks, and times that are not above 0.
-    """
-    wanted = ["step", "rank", "computation_s"]
-    if missing := [column for column in wanted if column not in times.columns]:
-        raise UserError(f"computation times without a column {', '.join(missing)}")
-    if not (np.isfinite(times["computation_s"]) & (times["computation_s"] > 0)).all():
-        raise UserError("computation times are finite and above 0")
-    stages = times["stage"] if "stage" in times.columns else np.zeros(len(times))
-    within, between = [], []
-    for stage, rows in times.groupby(stages):
-        if rows.duplicated(["step", "rank"]).any():
-            raise UserError(f"stage {stage}: a rank has two times in one step")
-        table = rows.pivot(index="step", columns="rank", values="computation_s")
-        steps, ranks = table.shape
-        if steps < 2 or ranks < 2 or table.isna().any(axis=None):
-            raise UserError(
-                f"{ranks} ranks in {steps} steps: at least 2 of each, every rank in every step"
-            )
-        excess = table.to_numpy()
-        excess = excess / excess.mean(axis=1, keepdims=True) - 1
-        within.append(excess.var(axis=1, ddof=1).mean())
-        of_means = excess.mean(axis=0).var(ddof=1)
-        between.append((steps * of_means - within[-1]) / (steps - 1))
-    variance = float(np.mean(within))
-    correlation = float(np.clip(np.mean(between) / variance, -1, 1)) if variance else 1.0
-    spread = math.sqrt(variance)
-    has_texts = correlation < TEXTS_BELOW and spread > TEXTS_ABOVE
-    return RankSpread(spread, correlation, "texts" if has_texts else "equal")
 
 
 def _checked(gpus: int, spread: ArrayLike, distribution: str) -> NDArray:

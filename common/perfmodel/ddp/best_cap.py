@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.errors import UserError
-from common.perfmodel.buckets import MIB
+from common.perfmodel.buckets import MIB, short_cap
 from common.perfmodel.ddp.bucketings import Bucketing
 from common.perfmodel.ddp.timeline import BackwardTimeline
 
@@ -31,6 +31,12 @@ class Candidate:
         """Returns True if this cap, in whole bytes as DDP takes it, is in the interval."""
         low, cap, high = (math.floor(mib * MIB) for mib in (self.low_mib, cap_mib, self.high_mib))
         return low <= cap <= high
+
+    @property
+    def short_cap_mib(self) -> float:
+        """Returns the cap of the interval with the fewest digits, to ask for the bucketing by."""
+        low, high = (max(1, round(mib * MIB)) for mib in (self.low_mib, self.high_mib))
+        return short_cap(low_bytes=low, high_bytes=high)
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,7 @@ from numpy.typing import NDArray
 from common.errors import UserError, unknown_name
 from common.perfmodel.ddp.profile import BackwardProfile
 
-ITEM_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-}
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 CASTS = {"fp16": "float16", "bf16": "bfloat16"}
 
 

@@ -98,13 +98,7 @@ class BackwardProfile:
 
 SecondsBySize = tuple[tuple[float, ...], tuple[float, ...]]
 """Message sizes in bytes, ascending, and seconds for each."""
-TERMS = (
-    "copy_in",
-    "copy_out",
-    "launch",
-    "communication_slowdown",
-    "compute_slowdown",
-)
+TERMS = ("copy_in", "copy_out", "launch", "communication_slowdown", "compute_slowdown")
 """Terms that ``DdpCosts.without`` can switch off."""
 
 

@@ -123,10 +123,7 @@ class StepTimeline:
 
 
 def step_timeline(
-    parts: StepParts,
-    options: StepOptions,
-    backward: BackwardTimeline,
-    backward_alone_s: float,
+    parts: StepParts, options: StepOptions, backward: BackwardTimeline, backward_alone_s: float
 ) -> StepTimeline:
     """Puts a step together from its parts and a predicted backward pass (``model`` makes both).
 
@@ -134,7 +131,7 @@ def step_timeline(
         parts: the step without DDP.
         options: settings of the step.
         backward: the backward pass that exchanges.
-        backward_alone_s: the same backward pass, had it exchanged nothing.
+        backward_alone_s: backward pass, had it exchanged nothing.
     """
     local_s = backward_alone_s if parts.local_backward_s is None else parts.local_backward_s
     first_exchange = options.accumulation - options.exchanges

@@ -12,7 +12,7 @@ torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and gloo/allreduce.cc for gloo.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -30,6 +30,8 @@ SHARDED = (*PYTORCHS[2:], "MY_FSDP")
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 BACKENDS = ("nccl", "gloo")
 FLOAT32_BYTES = 4
+ROOT = "root"
+"""FSDP's unit of what is in no block."""
 
 GLOO_MESSAGE_BYTES = 144
 """Bytes that a rank sends beside the payload for a message out and one in: three headers of 48, the
@@ -114,20 +116,51 @@ def step_collectives(
         return _all_reduces(sizes, buckets, ranks)
     if strategy == "MY_FSDP":
         return _own_fsdp_collectives(config, ranks, accumulation, parameter_bytes)
-    shards = shard_size or ranks
-    gathers = 1 if strategy == "SHARD_GRAD_OP" else 2 * accumulation
+    return sharded_collectives(
+        units={
+            "block": (config.block_shapes(), config.n_layer, parameter_bytes),
+            ROOT: (config.root_shapes(), 1, FLOAT32_BYTES),
+        },
+        strategy=strategy,
+        ranks=ranks,
+        shards=shard_size or ranks,
+        accumulation=accumulation,
+    )
+
+
+def sharded_collectives(
+    units: Mapping[str, tuple[Sequence[tuple[int, ...]], int, int]],
+    strategy: str,
+    ranks: int,
+    *,
+    shards: int,
+    accumulation: int = 1,
+    reduces_each: bool = False,
+) -> list[Collective]:
+    """Returns the collectives of one training step of any model under ``fully_shard``.
+
+    Args:
+        units: name → shapes of its parameters, how many such units there are, and the bytes of a
+            number as they are gathered; ``ROOT`` has what is in no block.
+        strategy: SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD.
+        ranks: ranks of the whole job.
+        shards: ranks that share one copy.
+        accumulation: micro-batches a step.
+        reduces_each: whether every micro-batch gathers and reduces, as a step of its own does.
+    """
+    steps = accumulation if reduces_each else 1
+    passes = 1 if strategy == "SHARD_GRAD_OP" else 2
+    gathers = passes * (accumulation if passes == 2 else steps)
     collectives = []
-    for unit, shapes, units, item_bytes, times in (
-        ("block", config.block_shapes(), config.n_layer, parameter_bytes, gathers),
-        ("root", config.root_shapes(), 1, FLOAT32_BYTES, 1),
-    ):
+    for unit, (shapes, count, item_bytes) in units.items():
+        times = steps if unit == ROOT else gathers
         elements = padded_elements(shapes, shards)
         gathered, reduced = item_bytes * elements, FLOAT32_BYTES * elements
-        collectives.append(Collective("all_gather", unit, gathered, units * times, shards))
-        collectives.append(Collective("reduce_scatter", unit, reduced, units, shards))
+        collectives.append(Collective("all_gather", unit, gathered, count * times, shards))
+        collectives.append(Collective("reduce_scatter", unit, reduced, count * steps, shards))
         if strategy == "HYBRID_SHARD":
             part = reduced // shards
-            collectives.append(Collective("all_reduce", unit, part, units, ranks // shards))
+            collectives.append(Collective("all_reduce", unit, part, count * steps, ranks // shards))
     return collectives
 
 

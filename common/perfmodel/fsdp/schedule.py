@@ -5,7 +5,8 @@ gathered and the last one's gradients are reduced beside the computation of the 
 Collectives run one after another in the order in which they are issued. So nothing hides the first
 gathers and the reduce-scatters of the last block and the root. Source of the order:
 ``_fsdp_state.py`` and ``_fsdp_param_group.py`` in torch/distributed/fsdp/_fully_shard/ (implicit
-forward and explicit backward prefetch of one unit). How often a unit is gathered:
+forward and explicit backward prefetch of one unit; more, or none, where modules are told). How
+often a unit is gathered:
 ``communication.step_collectives``.
 
 What ``predict_fsdp_step`` takes was measured apart: the step on a mesh of one rank, with its hooks
@@ -81,10 +82,14 @@ def segments(layers: int) -> int:
     return 2 * layers + 2
 
 
-def schedule(blocks: Sequence[str], exchange: Exchange) -> list[Issue]:
+def schedule(blocks: Sequence[str], exchange: Exchange, prefetch: int = 1) -> list[Issue]:
     """Returns the collectives of a micro-batch in the order in which they are served.
 
-    ``blocks`` names the unit of each block in the order of the forward pass.
+    Args:
+        blocks: the unit of each block, in the order of the forward pass.
+        exchange: what is gathered and reduced.
+        prefetch: units that are gathered ahead of the one that computes. In the forward pass it is
+            at least one: the host, which waits for nothing, comes to the next unit in time.
     """
     layers = len(blocks)
     head, end = layers, segments(layers)
@@ -92,19 +97,26 @@ def schedule(blocks: Sequence[str], exchange: Exchange) -> list[Issue]:
     if exchange.root:
         issues.append(Issue("all_gather", "root", 0, 0))
     if exchange.forward:
-        issues += [Issue("all_gather", block, max(0, i - 1), i) for i, block in enumerate(blocks)]
+        issues += [
+            Issue("all_gather", block, max(0, i - max(1, prefetch)), i)
+            for i, block in enumerate(blocks)
+        ]
     backward = blocks[::-1]
     first = head + 2  # where the last block's backward pass begins
     if exchange.backward:
-        issues.append(Issue("all_gather", backward[0], head + 1, first))
+        issues += [
+            Issue("all_gather", block, head + 1, first + i)
+            for i, block in enumerate(backward[:prefetch])
+        ]
     for finished in range(layers):  # blocks whose backward pass is over
         if exchange.reduce and finished:
             issues += _reductions(backward[finished - 1], first + finished, exchange)
-        if exchange.backward and finished + 1 < layers:
+        if exchange.backward and finished + prefetch < layers:
             at = first + finished
-            issues.append(Issue("all_gather", backward[finished + 1], at, at + 1))
+            issues.append(Issue("all_gather", backward[finished + prefetch], at, at + prefetch))
     if exchange.reduce:
-        issues += _reductions(backward[-1], end, exchange) + _reductions("root", end, exchange)
+        for unit in (*backward[-1:], "root"):
+            issues += _reductions(unit, end, exchange)
     return issues
 
 
@@ -123,6 +135,7 @@ class ShardedModel:
         collective_s: (operation, unit) → duration of the collective alone.
         copy_s: (operation, unit) → duration of copying what was gathered out of the buffer, or
             what is to be reduced into one.
+        prefetch: as in ``schedule``.
     """
 
     blocks: tuple[str, ...]
@@ -130,10 +143,11 @@ class ShardedModel:
     backward_s: Mapping[str, NDArray]
     collective_s: Mapping[tuple[str, str], NDArray]
     copy_s: Mapping[tuple[str, str], NDArray]
+    prefetch: int = 1
 
     def simulate(self, exchange: Exchange, compute_slowdown: NDArray | float) -> Overlap:
         """Simulates one micro-batch, from its start until its last collective ends."""
-        issues = schedule(self.blocks, exchange)
+        issues = schedule(self.blocks, exchange, self.prefetch)
         # levels[i] is the computation done when segment i begins; the last one is all of it.
         levels = np.cumsum(self._segments_s(issues), axis=0)
         levels = np.concatenate([np.zeros_like(levels[:1]), levels])

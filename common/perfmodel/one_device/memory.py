@@ -10,7 +10,7 @@ the states. All figures are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from common.exercises.step_memory import FLOAT32, state_bytes
@@ -74,6 +74,20 @@ class MemoryPrediction:
         return next(moment for moment in self.moments if moment.name == name)
 
 
+def largest_that_fits(peak_bytes: Callable[[int], float], capacity_bytes: float) -> int:
+    """Returns the largest batch whose peak, which grows with it, fits; 0 if not even 1 does."""
+    if peak_bytes(1) > capacity_bytes:
+        return 0
+    below, above = 1, 2
+    while peak_bytes(above) <= capacity_bytes:
+        below, above = above, 2 * above
+    while above - below > 1:
+        middle = (below + above) // 2
+        fits = peak_bytes(middle) <= capacity_bytes
+        below, above = (middle, above) if fits else (below, middle)
+    return below
+
+
 def predict_memory(workload: Workload, sharding: Sharding | None = None) -> MemoryPrediction:
     """Predicts the memory of one rank at each moment of a step that is not the first.
 
@@ -135,7 +149,11 @@ class _Step:
         }
         base["batch"] = 16 * self.tokens  # tokens and targets
         base["communication"] = self.sharding.communication_bytes(
-            self.architecture, phase, block, item_bytes=self.size
+            self.architecture,
+            phase,
+            block,
+            item_bytes=self.size,
+            holds_gradients=self.workload.gradient_accumulation > 1,
         )
         sizes = base | named
         return Moment(name, {key: sizes[key] for key in COMPONENTS if sizes.get(key)})

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.perfmodel.one_device.memory import predict_memory
+from common.perfmodel.one_device.memory import largest_that_fits, predict_memory
 from common.perfmodel.one_device.workload import Workload
 
 
 def largest_batch(workload: Workload, capacity_bytes: float) -> int:
     """Finds the largest batch size with a predicted peak within ``capacity_bytes``; 0 if none."""
 
-    def fits(batch_size: int) -> bool:
+    def peak_bytes(batch_size: int) -> int:
         # A small batch has fewer tokens than its loss may be in pieces.
         chunks = min(workload.loss_chunks, batch_size * workload.seq_len)
         sized = replace(workload, batch_size=batch_size, loss_chunks=chunks)
-        return predict_memory(sized).peak_bytes <= capacity_bytes
+        return predict_memory(sized).peak_bytes
 
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return largest_that_fits(peak_bytes, capacity_bytes)
 
 
 def more_loss_chunks(workload: Workload) -> int:

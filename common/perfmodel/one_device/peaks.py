@@ -47,6 +47,11 @@ class DevicePeak:
         return self.flops_per_s.get(precision)
 
 
+def copy_s_per_byte(memory_bytes_per_s: float) -> float:
+    """Returns the seconds in which a byte is copied in memory, which reads and writes it."""
+    return 2 / memory_bytes_per_s
+
+
 def known_peak(device_name: str) -> DevicePeak | None:
     """Returns a GPU's peaks by its name as ``torch.cuda.get_device_name()`` gives it, or None.
 

@@ -32,6 +32,13 @@ class Sharding(Settings):
     strategy: Annotated[str, OneOf(STRATEGIES, "sharding")] = "none"
     ranks: Annotated[int, AtLeast(1)] = 1
     gradient_as_bucket_view: bool = False
+    largest_first: bool = False
+    """Whether ZERO1 hands parameters out from the largest on, as torch's ZeroRedundancyOptimizer
+    does; A1.4's goes by their order."""
+    blocks_per_unit: Annotated[int, AtLeast(1)] = 1
+    """Blocks in a row that FSDP gathers at once."""
+    prefetch: Annotated[int, AtLeast(0)] = 1
+    """Units that FSDP gathers ahead of the one that computes; left alone, one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +68,10 @@ class Sharding(Settings):
     def of_states(self, size_bytes: int, architecture: Architecture) -> int:
         """Returns the bytes of the optimizer's states on the rank that has most of them."""
         if self.strategy == "ZERO1":
-            shares = whole_tensors(architecture.parameter_sizes(), self.ranks)
+            sizes = architecture.parameter_sizes()
+            if self.largest_first:
+                sizes = sorted(sizes, reverse=True)
+            shares = whole_tensors(sizes, self.ranks)
             return size_bytes * max(shares) // sum(shares)
         return -(-size_bytes // self.ranks) if self.shards else size_bytes
 
@@ -72,41 +82,58 @@ class Sharding(Settings):
         block: int = 1,
         item_bytes: int = FLOAT32,
         root_bytes: int = FLOAT32,
+        holds_gradients: bool = False,
     ) -> int:
         """Computes the bytes of buffers for communication in ``phase`` of a step.
 
         DDP: its buckets, as large as all gradients, which may be views of them. Sharded: the
         unit of the embeddings, gathered from the first use to the last, and blocks: gathered ones,
-        and in the backward pass one whole gradient as made and one as handed over. FULL_SHARD has
-        one block in use and one fetched ahead; SHARD_GRAD_OP keeps all from the forward pass until
-        their backward pass is done. Found with ``fully_shard`` on two ranks
-        (tests/perfmodel/test_sharding.py).
+        and in the backward pass one whole gradient as made and the next block's, handed over.
+        FULL_SHARD holds a unit twice while it is copied out of its gather; SHARD_GRAD_OP keeps all
+        from the forward pass until their backward pass is done. Units of several blocks are dropped
+        before they are reduced, and those that are gathered ahead are there then. ``prefetch``
+        counts those of the backward pass, and above 1 also of the forward pass. Found with
+        ``fully_shard`` on two ranks (tests/perfmodel/test_sharding.py).
 
         Args:
             architecture: the model.
-            phase: ``forward``, ``loss``, ``backward`` (of ``block``, counted from 1),
-                ``embedding`` (its backward pass) or ``update``.
-            block: the block whose backward pass it is.
+            phase: ``forward`` or ``backward`` (of ``block``), ``loss``, ``embedding`` (its backward
+                pass) or ``update``.
+            block: number of the block whose pass it is, counted from 1.
             item_bytes: bytes of a number in a gathered block. Numbers of gradients take 4.
             root_bytes: bytes of a number in the embeddings' unit.
+            holds_gradients: whether whole gradients are held anyway, from one micro-batch to the
+                next.
         """
         if self.has_buckets:
             return FLOAT32 * architecture.num_parameters
         if not self.shards or phase == "update":
             return 0
         blocks = [layer.elements for layer in architecture.one_by_one() if layer.is_block]
-        largest = max(blocks, default=0)
-        if self.strategy == "SHARD_GRAD_OP":
-            every = len(blocks)
-            units = {"forward": every, "loss": every, "backward": block, "embedding": 1}[phase]
-            gathered = sum(blocks[:units])
+        size = self.blocks_per_unit
+        units = [sum(blocks[first : first + size]) for first in range(0, len(blocks), size)] or [0]
+        number = min(max(1, -(-block // size)), len(units))
+        current = units[{"loss": len(units), "embedding": 1}.get(phase, number) - 1]
+        keeps_all, alone = self.strategy == "SHARD_GRAD_OP", size == 1
+        if keeps_all:
+            every, last = len(units), 1 if alone else 0
+            count = {"forward": every, "loss": every, "backward": number, "embedding": last}[phase]
+            gathered = sum(units[:count])
         else:
-            gathered = {"forward": 2, "loss": 1, "backward": 1, "embedding": 0}[phase] * largest
-        gradients = 0 if phase in ("forward", "loss") else 2
-        if self.strategy == "SHARD_GRAD_OP" and phase == "backward":
-            gradients = 1
+            ahead = min(self.prefetch, max(number - 1, 1)) if alone else 1
+            gathered = {"forward": 2, "loss": 1, "backward": ahead, "embedding": 0}[phase] * current
+            if self.prefetch > 1 and phase in ("forward", "loss"):
+                explicit = units[number:] if phase == "forward" else units[-2::-1]
+                gathered += sum(explicit[: self.prefetch - (phase == "loss")])
+        gradients = 0 if phase in ("forward", "loss") else 2 * current
+        if phase == "backward":
+            made = 0 if holds_gradients or (keeps_all and alone) else current
+            handed_over = current if alone and number < len(units) else 0
+            gradients = made + handed_over
+            if not (keeps_all or alone):
+                gathered += sum(units[max(0, number - 1 - self.prefetch) : number - 1])
         root = architecture.num_parameters - sum(blocks)
-        return root_bytes * root + item_bytes * gathered + FLOAT32 * gradients * largest
+        return root_bytes * root + item_bytes * gathered + FLOAT32 * gradients
 
 
 def whole_tensors(sizes: Sequence[int], ranks: int) -> list[int]:

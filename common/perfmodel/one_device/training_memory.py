@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from common.errors import UserError
 from common.exercises.step_memory import FLOAT32, state_bytes
 from common.perfmodel.architectures.activations import (
+    CPU,
     FLOAT32_NUMERICS,
     Activations,
     Numerics,
@@ -21,7 +22,12 @@ from common.perfmodel.architectures.activations import (
     in_parts,
 )
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
-from common.perfmodel.one_device.memory import COMPONENTS, MemoryPrediction, Moment
+from common.perfmodel.one_device.memory import (
+    COMPONENTS,
+    MemoryPrediction,
+    Moment,
+    largest_that_fits,
+)
 from common.perfmodel.one_device.sharding import Sharding
 
 LIBRARIES_BYTES = 10**9
@@ -76,20 +82,11 @@ def largest_micro_batch(
 ) -> int:
     """Returns the most samples of a micro-batch whose peak fits; 0 if not even one does."""
 
-    def fits(samples: int) -> bool:
+    def peak_bytes(samples: int) -> int:
         sized = replace(passes, batch_size=samples)
-        return predict_training_memory(sized, sharding, optimizer).peak_bytes <= capacity_bytes
+        return predict_training_memory(sized, sharding, optimizer).peak_bytes
 
-    if not fits(1):
-        return 0
-    above = 2
-    while fits(above):
-        above *= 2
-    below = above // 2
-    while above - below > 1:
-        middle = (below + above) // 2
-        below, above = (middle, above) if fits(middle) else (below, middle)
-    return below
+    return largest_that_fits(peak_bytes, capacity_bytes)
 
 
 def sharding_on(strategy: str, gpus: int, gpus_per_node: int) -> Sharding:
@@ -139,10 +136,12 @@ class _Step:
         self.layers = passes.architecture.layers
         self.numerics: Numerics = passes.numerics
         self.casts = passes.numerics.casts == "autocast"
+        self.made_bytes = 2 if passes.numerics.casts == "half" else FLOAT32
         self.states = state_bytes(self.architecture.num_parameters, optimizer)
         self.all_gradients = self.states["gradients"]
-        accumulates = passes.accumulation > 1 and not (passes.reduces_each and sharding.shards)
-        self.accumulates = accumulates
+        several = passes.accumulation > 1
+        self.adds_parts = several and passes.reduces_each and sharding.shards
+        self.accumulates = several and not self.adds_parts
 
     def prediction(self) -> MemoryPrediction:
         """Returns all moments."""
@@ -169,10 +168,9 @@ class _Step:
         self, name: str, phase: str, gradients: float, parts: dict[str, float], block: int = 1
     ) -> Moment:
         sharding = self.sharding
-        root_bytes = self.numerics.compute_bytes if self.numerics.casts == "half" else FLOAT32
         base = {
             "parameters": sharding.of_parameters(self.states["parameters"]),
-            "gradients": self._held(gradients, phase),
+            "gradients": self._held(gradients, phase, block),
             "optimizer states": sharding.of_states(
                 self.states["optimizer states"], self.architecture
             ),
@@ -182,7 +180,8 @@ class _Step:
                 phase,
                 block,
                 item_bytes=self.numerics.compute_bytes,
-                root_bytes=root_bytes,
+                root_bytes=self.numerics.root_bytes,
+                holds_gradients=self.accumulates,
             ),
         }
         for part, size in parts.items():
@@ -190,16 +189,21 @@ class _Step:
         sizes = {part: round(base[part]) for part in COMPONENTS if base.get(part)}
         return Moment(name, sizes)
 
-    def _held(self, gradients: float, phase: str) -> float:
+    def _held(self, gradients: float, phase: str, block: int) -> float:
         """Returns a rank's gradients that are not in DDP's buckets, of ``gradients`` made so far.
 
-        FSDP that waits for the last micro-batch keeps them whole from one to the next.
+        FSDP that waits for the last micro-batch keeps them whole from one to the next, and reduces
+        a block's when that one's backward pass is through it; FSDP that reduces in each keeps a
+        rank's part.
         """
-        if self.accumulates:
-            if not self.sharding.shards or phase != "update":
-                return self.all_gradients
+        if self.adds_parts:
             return self.sharding.of_gradients(self.all_gradients)
-        return self.sharding.of_gradients(round(gradients))
+        if not self.accumulates:
+            return self.sharding.of_gradients(round(gradients))
+        blocks = [layer.elements for layer in self.architecture.one_by_one() if layer.is_block]
+        through = {"backward": blocks[block:], "embedding": blocks}.get(phase, ())
+        reduced = self.all_gradients if phase == "update" else FLOAT32 * sum(through)
+        return self.all_gradients - reduced + self.sharding.of_gradients(reduced)
 
     def _kept(self, position: _Position, inside: bool) -> dict[str, float]:
         """Returns what layers up to a position keep; inside its backward pass, all of its own."""
@@ -235,7 +239,7 @@ class _Step:
             copies = sum(tensor.elements for layer in layers for tensor in self._cast(layer))
             shared = self.layers[-1].shared_elements
             _add(parts, {"autocast copies": 2 * (copies + shared)})
-        return self._moment(name, phase, 0, parts)
+        return self._moment(name, phase, 0, parts, max(position.block, 1))
 
     def _cast(self, layer: Layer, biases: bool = True) -> list[Tensor]:
         """Returns the parameters of one layer's products, of which autocast makes copies."""
@@ -261,7 +265,7 @@ class _Step:
             waiting = 0 if is_last or is_embedding else self._waiting()
             _add(parts, {"temporary buffers": weights + waiting})
             _add(parts, {"autocast copies": self._copies(position, is_last)})
-            phase = "loss" if is_last else "embedding" if is_embedding else "backward"
+            phase = self._phase(position)
             name = f"backward of {layer.name}"
             if is_last:
                 name = ("loss backward", "head backward")[number]
@@ -272,31 +276,46 @@ class _Step:
             behind_scores = sum(tensor.elements for tensor in behind if not _before_scores(tensor))
             yield self._moment(name, phase, FLOAT32 * (made + behind_scores), parts, block)
 
+    def _phase(self, position: _Position) -> str:
+        """Returns the phase of a layer's backward pass, by the blocks before and after it."""
+        later = any(layer.is_block for layer in self.layers[position.group + 1 :])
+        if position.group == len(self.layers) - 1 or not (position.layer.is_block or later):
+            return "loss"
+        return "backward" if position.block else "embedding"
+
     def _own_gradients(self, position: _Position, number: int) -> float:
         """Returns bytes of weights' gradients as they are made in a layer's backward pass.
 
         A block's is one matrix's at the first moment; by the second, those behind attention count
-        as made. A head's come at its second. A tied embedding's are the head's, its own, and
+        as made. On a CPU oneDNN has a convolution's twice, in a layout of its own, too. A head's
+        come at its second. A tied embedding's are the head's, its own, and
         their sum.
         """
         layer, is_embedding = position.layer, position.group == 0
         is_last = position.group == len(self.layers) - 1
-        numbers = FLOAT32 + (2 if self.casts else 0)
+        numbers = self.made_bytes + (2 if self.casts else 0)
         if is_last:
             return number * numbers * (layer.elements + layer.shared_elements)
         if number > 0:
             return 0.0
         if not layer.is_block:
             tied = self.layers[-1].shared_elements if self.architecture.ties_head else 0
-            return FLOAT32 * (layer.elements + (2 * tied if is_embedding else 0))
-        matrices = [tensor.elements for tensor in layer.tensors if len(tensor.shape) == 2]
+            return self.made_bytes * (layer.elements + (2 * tied if is_embedding else 0))
+        on_cpu = self.numerics.device == CPU
+        matrices = [
+            tensor.elements * (2 if on_cpu and len(tensor.shape) == 4 else 1)
+            for tensor in layer.tensors
+            if len(tensor.shape) > 1
+        ]
         return self.numerics.compute_bytes * max(matrices, default=0)
 
     def _waiting(self) -> float:
         """Returns bytes of the head's gradient that wait: for the embedding's, or to be reduced."""
         head = self.layers[-1]
         waiting = head.elements if self.sharding.shards else 0
-        return FLOAT32 * (waiting + (head.shared_elements if self.architecture.ties_head else 0))
+        return self.made_bytes * (
+            waiting + (head.shared_elements if self.architecture.ties_head else 0)
+        )
 
     def _copies(self, position: _Position, is_last: bool) -> float:
         """Returns bytes of autocast's copies that the rest of the backward pass needs."""

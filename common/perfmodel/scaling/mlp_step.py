@@ -29,6 +29,7 @@ from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.ddp.timeline import BackwardTimeline
 from common.perfmodel.model import DdpModel
+from common.perfmodel.one_device.peaks import copy_s_per_byte
 
 FLOAT32_BYTES = 4
 V100_MEMORY_BYTES_PER_S = 900e9
@@ -122,9 +123,7 @@ class OneDevice:
 
 
 def fit_one_device(
-    mlp: Mlp,
-    step_s: Mapping[int, float],
-    memory_bytes_per_s: float = V100_MEMORY_BYTES_PER_S,
+    mlp: Mlp, step_s: Mapping[int, float], memory_bytes_per_s: float = V100_MEMORY_BYTES_PER_S
 ) -> OneDevice:
     """Fits a line to step times by batch: through two exactly, by least squares to more.
 
@@ -163,7 +162,8 @@ class TwoGpuModel:
             profile=self.device.mlp.profile(backward_s),
             network=AlphaBeta(self.alpha_s, bandwidth_bytes_per_s),
             costs=DdpCosts(
-                copy_in_s_per_byte=2 / self.memory_bytes_per_s, compute_slowdown=slowdown
+                copy_in_s_per_byte=copy_s_per_byte(self.memory_bytes_per_s),
+                compute_slowdown=slowdown,
             ),
         )
 

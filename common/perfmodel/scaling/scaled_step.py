@@ -7,11 +7,10 @@ one of batch or accumulation changes the global batch, and says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 
 from common.perfmodel.collectives import AlphaBeta, as_alpha_beta
 from common.perfmodel.ddp.best_cap import ROUNDING
@@ -237,15 +236,3 @@ def _filled(
         gain=after.speedup / before.speedup - 1,
         global_batch_changed=settings.samples != now.samples,
     )
-
-
-def to_frame(proposals: Sequence[Proposal]) -> pd.DataFrame:
-    """Makes a row per proposal: kind, the fields of a proposal, and its settings."""
-    rows = []
-    for proposal in proposals:
-        row = {"kind": proposal.kind} | asdict(proposal)
-        row |= row.pop("settings")
-        rows.append(row)
-    columns = ["kind", *(f.name for f in fields(Proposal) if f.name != "settings")]
-    columns += [f.name for f in fields(StepSettings)]
-    return pd.DataFrame(rows, columns=columns)

@@ -31,6 +31,7 @@ def has_ended(identity: str) -> bool:
 
 
 def _namespace() -> int:
+    """Returns the number of this process's namespace of processes; 0 where there are none."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

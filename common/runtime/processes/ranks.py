@@ -181,7 +181,7 @@ def _first_host(hosts: str) -> str:
 
 
 def _ask_scontrol(*what: str) -> str:
-    """Returns the output of ``scontrol show``; empty if there is no Slurm."""
+    """Returns the output of ``scontrol show``; empty where no Slurm answers."""
     try:
         process = subprocess.run(
             ["scontrol", "show", *what], capture_output=True, text=True, check=True, timeout=30

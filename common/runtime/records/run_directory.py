@@ -12,7 +12,9 @@ import datetime
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +46,25 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """Yields a name beside ``path`` for a file or a new folder, which becomes ``path`` in the end.
+
+    Nothing is left of it where the block fails. Raises UserError where it cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        yield beside
+        beside.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        with suppress(OSError):  # of a folder that is none
+            beside.unlink()
 
 
 class RunDirectory:

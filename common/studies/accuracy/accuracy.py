@@ -63,12 +63,7 @@ class Job:
 class AccuracyStudy(Settings):
     """Settings of the study. A model is its name and the batch of each rank, as ``bert:8``."""
 
-    models: tuple[str, ...] = (
-        "gpt2-nano:12",
-        "mlp:2400",
-        "bert:36",
-        "convnext:48",
-    )
+    models: tuple[str, ...] = ("gpt2-nano:12", "mlp:2400", "bert:36", "convnext:48")
     """Models and their batches. The batches are large: the links of all regimes are then so slow
     that two cores fill them."""
     regimes: tuple[str, ...] = tuple(REGIMES)

@@ -22,12 +22,7 @@ from common.runtime.records.recorder import record_run
 from common.runtime.script import run_script
 from common.studies.accuracy.models import accuracy_step
 from common.studies.accuracy.networks import LOOPBACK, parse_network
-from common.studies.accuracy.rounds import (
-    CaseRounds,
-    RoundSettings,
-    computation_s,
-    take_turns,
-)
+from common.studies.accuracy.rounds import CaseRounds, RoundSettings, computation_s, take_turns
 
 
 @dataclass(frozen=True, kw_only=True)

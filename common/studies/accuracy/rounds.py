@@ -263,11 +263,7 @@ class CaseRounds:
 
     def _watch(self) -> None:
         passes = passes_without_ddp(
-            self.step,
-            self.worker,
-            warmup=1,
-            passes=self.case.probes,
-            barrier_before="backward",
+            self.step, self.worker, warmup=1, passes=self.case.probes, barrier_before="backward"
         )
         for iteration, watched in passes:
             if iteration >= 0:

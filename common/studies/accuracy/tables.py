@@ -42,9 +42,7 @@ ROUNDED = dict.fromkeys(
     4,
 )
 """Column → decimals that are kept of it."""
-FACTS = (
-    "model",
-    "batch_size",
+NETWORK_FACTS = (
     "regime",
     "backend",
     "rate_mbit_per_s",
@@ -52,6 +50,7 @@ FACTS = (
     "replay_factor",
     "replay_time_factor",
 )
+FACTS = ("model", "batch_size", *NETWORK_FACTS)
 """Columns of ``cases.csv`` that come from the settings of a case."""
 TIMES = ("forward_time_ms", "backward_time_ms", "step_time_ms")
 TABLES = {
@@ -61,12 +60,7 @@ TABLES = {
         "batch_size",
         "network",
         "hosts",
-        "regime",
-        "backend",
-        "rate_mbit_per_s",
-        "added_latency_ms",
-        "replay_factor",
-        "replay_time_factor",
+        *NETWORK_FACTS,
         "gradient_bytes",
         "rounds",
         "judged_from_s",
@@ -220,11 +214,7 @@ def _steps(folder: Path) -> pd.DataFrame:
     judged = slowest_steps(pd.read_csv(folder / "ddp-times.csv"))
     local, witness, forward = (
         slowest_rank(pd.read_csv(folder / f"{name}-times.csv"), times, by=["round", "iteration"])
-        for name, times in (
-            ("local", TIMES),
-            ("witness", TIMES),
-            ("forward", ["forward_time_ms"]),
-        )
+        for name, times in (("local", TIMES), ("witness", TIMES), ("forward", ["forward_time_ms"]))
     )
     roles = {
         "local": local.reset_index(),

@@ -18,12 +18,7 @@ from common.runtime.group.process_group import process_group
 from common.runtime.machine.device import choose_device
 from common.runtime.records.recorder import record_run
 from common.runtime.script import run_script
-from common.studies.accuracy.rounds import (
-    CaseRounds,
-    RoundSettings,
-    computation_s,
-    take_turns,
-)
+from common.studies.accuracy.rounds import CaseRounds, RoundSettings, computation_s, take_turns
 from common.studies.exchange.emulated_group import EMULATED, Exchange, connect, register
 
 ALPHA_US, BLOCKS = 30.0, 24

@@ -1,4 +1,4 @@
-"""What published rows leave open, as the scripts and notes of their sources have it."""
+"""Settings that published rows leave open, as the scripts and notes of their sources have it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ NODES = {
     ("V100-SXM2-32GB", "NVLink hybrid cube mesh"): "v100-32-dgx1",
     ("V100-SXM2-32GB", "NVSwitch"): "v100-dgx2",
 }
-"""The same for one node, whose published network ends at the node."""
+"""(GPU, network) of one node, whose published network ends at the node → name of a cluster."""
 
 REGIMES = ("one GPU", "one node, NVLink", "one node, PCIe", "nodes", "not published")
 

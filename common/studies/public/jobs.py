@@ -52,7 +52,7 @@ class PublishedJob:
         micro_batch_per_gpu: samples of a GPU's forward pass.
         grad_accum: forward passes per update.
         global_batch: samples per update on all GPUs.
-        precision, strategy: in the source's words.
+        precision, strategy: words of the source.
         tp, pp, cp: degrees of tensor, pipeline and context parallelism.
         act_ckpt: activation checkpointing: none, full, selective.
         compile: yes or no.

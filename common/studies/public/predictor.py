@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
@@ -28,7 +29,7 @@ from common.perfmodel.one_device.peaks import has_float8, known_peak
 from common.studies.public.defaults import bare_name
 from common.studies.public.hardware import cluster_name
 from common.studies.public.jobs import Forecast, PublishedJob
-from common.studies.public.published_memory import Memory, memory_of
+from common.studies.public.published_memory import Memory, memory_of, numerics_of
 
 PRECISIONS = {
     "fp32": "float32",
@@ -41,11 +42,7 @@ PRECISIONS = {
     "amp fp16": "float16",
 }
 """Published precision → precision of a job; tf32 is float32 on GPUs without it."""
-FUSED_BY_HAND = (
-    "mosaicml/llm-foundry",
-    "BERT-Large pretraining",
-    "Transformer big (translation)",
-)
+FUSED_BY_HAND = ("mosaicml/llm-foundry", "BERT-Large pretraining", "Transformer big (translation)")
 """Sources and models whose own kernels join operators: attention, norms, GELU with its bias."""
 ALL_IN_16_BITS = ("bf16 PURE",)
 """Precisions in which gradients are exchanged in 16 bits, too."""
@@ -76,6 +73,15 @@ MODEL_PARALLEL = "tensor, pipeline or context parallelism is not modelled"
 UNSTATED_CHECKPOINTING = ("NVIDIA-NeMo/Automodel",)
 """Sources that say of no row whether it checkpoints: memory follows from that."""
 CHECKPOINTING = {"": "none", "none": "none", "full": "block", "selective": "selective"}
+OF_SOURCE = {
+    # scripts/train.sh: selective_checkpointing 1, a share of the blocks, is all of them.
+    ("foundation-model-stack/fms-fsdp", "selective"): "full",
+    # benchmark/gpt/train.py: activations are checkpointed unless --no_activation_ckpt is given.
+    ("hpcaitech/ColossalAI-Pytorch-lightning", ""): "full",
+    ("hpcaitech/ColossalAI-Pytorch-lightning", "none"): "full",
+    ("pytorch/torchtitan", ""): "selective",
+}
+"""Source and checkpointing as published → what its defaults compute again."""
 SIZES = {
     "BERT-Large SQuAD": "bert-large-squad",
     "BERT-Large pretraining": "bert-large-pretraining",
@@ -99,7 +105,7 @@ FOLLOWED = {
     "Transformer-XL base": transformer_xl_base,
     "Transformer-XL large": transformer_xl_large,
 }
-"""The same → maker of a module that is followed on fake tensors."""
+"""Published name → maker of a module that is followed on fake tensors."""
 OF_TEXTS = ("Transformer big",)
 """Models whose micro-batches are texts of unequal lengths. The big Transformer's hold sentences up
 to a number of tokens; GNMT's are drawn from one range of lengths on all GPUs, and all others have
@@ -121,7 +127,7 @@ def predict(job: PublishedJob) -> Forecast:
         if re.search(words, f"{job.model} {job.strategy}"):
             raise UserError(reason)
     strategy = _strategy(job)
-    work = _work(job)
+    work = _work(job, strategy)
     memory = _memory(job, work, strategy)
     try:
         rates = _rates(job, work, strategy)
@@ -158,28 +164,33 @@ def _rates(job: PublishedJob, work: Job, strategy: str) -> tuple[float, ...]:
         strategies=[strategy],
     )
     step = predicted.rows("weak", strategy).iloc[0]
+    # Nobody states another bucket cap than DDP's own; the band is known at the best cap alone.
+    at_default = step.get("default_step_s", math.nan) / step["step_s"]
+    slower = 1.0 if math.isnan(at_default) else at_default
     samples = work.batch_size * work.accumulation
     columns = ("step_s", "step_high_s", "step_low_s")
-    return tuple(samples / step[column] for column in columns)
+    return tuple(samples / step[column] / slower for column in columns)
 
 
-def _work(job: PublishedJob) -> Job:
+def _work(job: PublishedJob, strategy: str) -> Job:
     """Returns the work of a GPU; a precision that is not known is taken to be 16 bits."""
     if job.micro_batch_per_gpu is None:
         raise UserError("micro-batch not published")
     precision = PRECISIONS.get(job.precision, "bfloat16")
+    precision = "float32" if precision == "tf32" else precision
     architecture = _architecture(job)
     if _has_adapters(job):
         architecture = with_adapters(architecture, ADAPTER_RANK)
     return Job(
         architecture=architecture,
         batch_size=job.micro_batch_per_gpu,
-        precision="float32" if precision == "tf32" else precision,
+        precision=precision,
         checkpointing=_checkpointing(job),
         accumulation=job.grad_accum or 1,
         compile=job.compile == "yes" or not {job.source_repo, job.model}.isdisjoint(FUSED_BY_HAND),
         reduces_each=True,
         gradient_bytes=2 if job.precision in ALL_IN_16_BITS else 4,
+        types=numerics_of(job, precision, strategy),
     )
 
 
@@ -204,10 +215,9 @@ def _has_adapters(job: PublishedJob) -> bool:
 
 
 def _checkpointing(job: PublishedJob) -> str:
-    """Returns what is computed again; torchtitan's default is selective."""
+    """Returns what is computed again."""
     published = job.act_ckpt.split(" (")[0]
-    if not published and job.source_repo == "pytorch/torchtitan":
-        published = "selective"
+    published = OF_SOURCE.get((job.source_repo, published), published)
     return _named(CHECKPOINTING, "checkpointing", published)
 
 
@@ -225,16 +235,20 @@ def _architecture(job: PublishedJob) -> Architecture:
     return _published(size, job.seq_len and job.seq_len // job.cp, job.model)
 
 
-@cache
 def _published(size: str, seq_len: int | None, model: str) -> Architecture:
     if size in FOLLOWED:
-        make = FOLLOWED[size]
-        return traced_architecture(partial(make, seq_len) if seq_len else make, size)
+        return _followed(FOLLOWED[size], seq_len)
     try:
         return architecture_of(size, seq_len)
     except UserError as error:
         unknown = str(error).startswith("unknown model")
         raise UserError(f"model not known: {model}" if unknown else str(error)) from None
+
+
+@cache
+def _followed(make: Callable, seq_len: int | None) -> Architecture:
+    """Follows a model, which takes seconds, once whatever its names."""
+    return traced_architecture(partial(make, seq_len) if seq_len else make, make.__name__)
 
 
 def assumption() -> str:

@@ -9,7 +9,7 @@ turned it off); it publishes what its allocator has reserved.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.cluster.job import Job
@@ -27,13 +27,6 @@ from common.studies.public.jobs import PublishedJob
 FUSED_LOSS = ("mosaicml/llm-foundry",)
 WRITTEN_ATTENTION = ("NVIDIA/DeepLearningExamples", "lambdal/deeplearning-benchmark")
 PUBLISHES_RESERVED = ("pytorch/torchtitan",)
-WHOLE_BLOCKS = {
-    # scripts/train.sh: selective_checkpointing 1, a share of the blocks, is all of them.
-    ("foundation-model-stack/fms-fsdp", "selective"): "block",
-    # benchmark/gpt/train.py: activations are checkpointed unless --no_activation_ckpt is given.
-    ("hpcaitech/ColossalAI-Pytorch-lightning", "none"): "block",
-}
-"""Source and checkpointing as published → what its defaults compute again."""
 LOSS_COMPILED_SINCE = 202504
 """Month since which torchtitan's compiled jobs compile the loss (commit bbb1b61)."""
 
@@ -52,13 +45,11 @@ def memory_of(job: PublishedJob, work: Job, strategy: str) -> Memory:
 
     Args:
         job: the published job.
-        work: the work of a GPU.
+        work: the work of a GPU, with its types.
         strategy: a strategy of ``sharding.STRATEGIES``.
 
     Raises UserError where the activations of its model are not known.
     """
-    again = WHOLE_BLOCKS.get((job.source_repo, work.checkpointing), work.checkpointing)
-    work = replace(work, types=_numerics(job, work, strategy), checkpointing=again)
     sharding = sharding_on(strategy, job.gpus, job.gpus_per_node or job.gpus)
     predicted = predict_training_memory(work.passes, sharding)
     peak = predicted.peak_bytes
@@ -72,7 +63,8 @@ def memory_of(job: PublishedJob, work: Job, strategy: str) -> Memory:
     return Memory(peak, fits, largest_micro_batch(work.passes, capacity, sharding))
 
 
-def _numerics(job: PublishedJob, work: Job, strategy: str) -> Numerics:
+def numerics_of(job: PublishedJob, precision: str, strategy: str) -> Numerics:
+    """Returns the types and kernels that a source trains with, in this precision of a ``Job``."""
     fused_loss = job.source_repo in FUSED_LOSS
     if job.source_repo in PUBLISHES_RESERVED and job.compile == "yes":
         month = re.search(r"_(20\d\d)-?(\d\d)\b|_(20\d\d)(\d\d)_", job.source_path)
@@ -81,7 +73,7 @@ def _numerics(job: PublishedJob, work: Job, strategy: str) -> Numerics:
     in_half = strategy not in ("DDP", "ZERO1") or job.source_repo in WRITTEN_ATTENTION
     casts = "half" if in_half else "autocast"
     return Numerics(
-        casts="float32" if work.precision == "float32" else casts,
+        casts="float32" if precision == "float32" else casts,
         fused_attention=job.source_repo not in WRITTEN_ATTENTION,
         fused_loss=fused_loss,
     )

@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from common.samples import middle, resampled
+from common.samples import median
 from common.studies.public.series import LOSSY
 
 SETTINGS = ["precision", "strategy", "act_ckpt", "compile", "network"]
 SAME_PAIR = ["source_repo", "gpu", "gpus", "model", "seq_len", "tp", "pp", "cp", "throughput_unit"]
+RIVALS = ("perfect", "constant", "repeat")
 TIED = 0.01
 """Difference of two published throughputs below which they have no order."""
 GIB = 2**30
@@ -39,12 +40,11 @@ def summary(errors: ArrayLike) -> dict[str, float]:
         return counts | dict.fromkeys(
             ["value", "low", "high", "of_answered", "p90", "worst"], np.nan
         )
-    # Quantiles that lie on a value, as there is nothing between a number and infinity.
-    low, high = middle(np.median(resampled(errors), axis=1), method="inverted_cdf")
+    middle = median(errors)
     return counts | {
-        "value": float(np.median(errors)),
-        "low": float(low),
-        "high": float(high),
+        "value": middle.estimate,
+        "low": middle.low,
+        "high": middle.high,
         "of_answered": float(np.median(finite)) if len(finite) else np.nan,
         "p90": float(np.quantile(errors, 0.9, method="higher")),
         "worst": float(errors.max()),
@@ -55,15 +55,24 @@ def scaling_scores(series: pd.DataFrame) -> pd.DataFrame:
     """Scores the scaling of series without model parallelism, each by its median error.
 
     Returns a row per group: series that lose ``LOSSY`` or more, of all, by source, by regime and by
-    the kind of series; then all series. Columns: score, group, those of ``summary``, perfect and
-    constant, the medians of the rivals' errors over the same series.
+    the kind of series; then all series, and as a whole those that are predicted to lose as much,
+    and those of jobs that ran on several machines. Columns: score, group, those of ``summary``;
+    perfect, constant and repeat, the medians of the rivals' errors over the same series. The last
+    rival is the same job on the other machines: no prediction from its configuration is expected to
+    come closer.
     """
     series = series[~series["model_parallel"].astype(bool)]
     scores = []
-    lossy = f"scaling, {LOSSY:.0%} lost or more"
-    for score, chosen in ((lossy, series[series["lost"] >= LOSSY]), ("scaling", series)):
-        for group, part in _groups(chosen, ["source_repo", "regime", "scaling"]):
-            rivals = {name: part[f"{name}_error"].median() for name in ("perfect", "constant")}
+    lossy, repeated = series["lost"] >= LOSSY, series["repeat_error"].notna()
+    for score, chosen, columns in (
+        (f"scaling, {LOSSY:.0%} lost or more", lossy, ["source_repo", "regime", "scaling"]),
+        ("scaling", lossy | ~lossy, ["source_repo", "regime", "scaling"]),
+        (f"scaling, {LOSSY:.0%} predicted or more", series["predicted_lost"] >= LOSSY, []),
+        ("scaling, several machines", repeated, []),
+        (f"scaling, several machines, {LOSSY:.0%} lost or more", repeated & lossy, []),
+    ):
+        for group, part in _groups(series[chosen], columns):
+            rivals = {name: part[f"{name}_error"].median() for name in RIVALS}
             summed = summary(part["scaling_error"]) | {"worst": part["worst_error"].max()}
             scores.append({"score": score, "group": group} | summed | rivals)
     return pd.DataFrame(scores)

@@ -24,6 +24,9 @@ LOSS_PER_DOUBLING = 0.024
 development rows (83 series of three sources; 3.1 %). Fitted to the other sources of each series it
 would be twice as far off (6.0 %), so the stronger rival is this constant."""
 
+REPEATS = 3
+"""Machines from which on a job says how far apart machines are."""
+
 JOB = ["source_repo", "gpu", "network", "model", "params_m", "seq_len", "precision", "strategy"]
 SAME = [*JOB, "act_ckpt", "compile", "throughput_unit", "tp", "pp", "cp"]
 BATCH = ["micro_batch_per_gpu", "grad_accum"]
@@ -41,7 +44,9 @@ def with_series(rows: pd.DataFrame) -> pd.DataFrame:
         ``is_anchor`` (of the smallest number of GPUs), ``doublings`` from the anchor, published
         ``efficiency`` relative to it, ``lost`` (by the series' largest number of GPUs) and, but for
         anchors, ``scaling_error`` (predicted over published efficiency, minus 1; infinite where the
-        row or its anchor was refused), ``perfect_error`` and ``constant_error``.
+        row or its anchor was refused), ``perfect_error`` and ``constant_error``. Also
+        ``predicted_lost``, and ``repeat_error`` where a job ran on ``REPEATS`` machines or more:
+        that of the median of its other machines.
     """
     rows = rows.assign(series=-1, scaling="", is_anchor=False, efficiency=np.nan)
     machine = rows["note"].str.replace(r"\b\d+ ?x ?", "", regex=True)
@@ -58,7 +63,17 @@ def with_series(rows: pd.DataFrame) -> pd.DataFrame:
                     rows.loc[members.index, ["series", "scaling"]] = [count, scaling]
                     count += 1
     parts = [_scored(part) for number, part in rows.groupby("series") if number >= 0]
-    return pd.concat([rows[rows["series"] < 0], *parts]).sort_index()
+    scored = pd.concat([rows[rows["series"] < 0], *parts]).sort_index()
+    weak = scored[(scored["scaling"] == "weak") & ~scored["is_anchor"].astype(bool)]
+    repeats = weak.groupby([*SAME, *BATCH, "gpus"], dropna=False)["efficiency"]
+    return scored.assign(repeat_error=repeats.transform(_others) / scored["efficiency"] - 1)
+
+
+def _others(values: pd.Series) -> list[float]:
+    """Returns for each value the median of the others; NaN where there are too few."""
+    if len(values) < REPEATS:
+        return [np.nan] * len(values)
+    return [values.drop(index).median() for index in values.index]
 
 
 def _scored(rows: pd.DataFrame) -> pd.DataFrame:
@@ -78,6 +93,7 @@ def _scored(rows: pd.DataFrame) -> pd.DataFrame:
         doublings=doublings,
         efficiency=published,
         lost=1 - published[at_largest].mean(),
+        predicted_lost=1 - predicted[at_largest].mean(),
         **{name: error.where(~anchors) for name, error in errors.items()},
     )
 
@@ -86,14 +102,21 @@ def errors_by_series(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per series of ``with_series``.
 
     Columns: series, what its rows share, regime (of the largest number of GPUs), scaling,
-    gpus_from, gpus_to, rows (without anchors), answered, lost, model_parallel, and the medians and
-    the largest of the absolute errors: scaling_error, perfect_error, constant_error, worst_error.
+    gpus_from, gpus_to, rows (without anchors), answered, lost, predicted_lost, model_parallel, and
+    the medians and the largest of the absolute errors: scaling_error, perfect_error,
+    constant_error, repeat_error, worst_error.
     """
     table = []
     for number, part in rows[rows["series"] >= 0].groupby("series"):
         last = part.loc[part["gpus"].idxmax()]
-        errors = part.loc[~part["is_anchor"]].filter(regex="(scaling|perfect|constant)_error").abs()
-        shared = {name: last[name] for name in (*SAME, "regime", "scaling", "lost")}
+        errors = (
+            part.loc[~part["is_anchor"]]
+            .filter(regex="(scaling|perfect|constant|repeat)_error")
+            .abs()
+        )
+        shared = {
+            name: last[name] for name in (*SAME, "regime", "scaling", "lost", "predicted_lost")
+        }
         counts = {"rows": len(errors), "answered": int(np.isfinite(errors["scaling_error"]).sum())}
         table.append(
             {"series": number}
@@ -104,6 +127,6 @@ def errors_by_series(rows: pd.DataFrame) -> pd.DataFrame:
             | {name: column.median() for name, column in errors.items()}
             | {"worst_error": errors["scaling_error"].max()}
         )
-    columns = ["series", *SAME, "regime", "scaling", "lost", "gpus_from", "gpus_to", "rows"]
-    columns += ["answered", "model_parallel", "scaling_error", "perfect_error", "constant_error"]
-    return pd.DataFrame(table, columns=[*columns, "worst_error"])
+    columns = ["series", *SAME, "regime", "scaling", "lost", "predicted_lost", "gpus_from"]
+    columns += ["gpus_to", "rows", "answered", "model_parallel", "scaling_error", "perfect_error"]
+    return pd.DataFrame(table, columns=[*columns, "constant_error", "repeat_error", "worst_error"])

@@ -22,11 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from common.exercises.fsdp import FSDP
@@ -49,9 +45,7 @@ def states_to_write(model: nn.Module, optimizer: torch.optim.Optimizer, worker: 
         return own_part({MODEL: states[MODEL]}, worker) | {OPTIMIZER: states[OPTIMIZER]}
     parts = _parts(states, model)
     return own_part(
-        states,
-        worker,
-        lambda keys, part: model.whole(parts[keys], part) if keys in parts else part,
+        states, worker, lambda keys, part: model.whole(parts[keys], part) if keys in parts else part
     )
 
 

@@ -42,7 +42,7 @@ class StepParts:
     """Time from this rank's last gradient until all are averaged: waiting for slower ranks, and
     communication that the backward pass did not hide."""
     loss: float
-    """This rank's part of the global batch's mean loss; those of all ranks add up to it."""
+    """Part of the global batch's mean loss on this rank; the parts of all ranks add up to it."""
     halvings: int
     """Number of times that the step was repeated in halves for lack of memory."""
 

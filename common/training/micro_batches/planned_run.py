@@ -83,7 +83,7 @@ class PlannedRun:
 
 
 class PlannedBatches:
-    """This rank's micro-batches in the order of the steps, planned ``ahead`` steps before use."""
+    """Micro-batches of this rank in the order of the steps, planned ``ahead`` steps before use."""
 
     def __init__(
         self,

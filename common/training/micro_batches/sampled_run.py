@@ -160,7 +160,7 @@ class SampledRun:
 
 
 class SampledBatches:
-    """This rank's micro-batches of each epoch, as its loader draws them."""
+    """Micro-batches of this rank in each epoch, as its loader draws them."""
 
     def __init__(self, loader: torch.utils.data.DataLoader) -> None:
         self.loader = loader

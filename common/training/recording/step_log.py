@@ -70,7 +70,7 @@ class StepLog:
         self._rows: list[dict] = []
         self._exits = ExitStack()
         self.trace: Path | None = None
-        """This rank's trace, if steps are traced."""
+        """Trace of this rank, if steps are traced."""
         self.traced_from = first
         """The training step that the trace counts as its first, traced or not."""
         if config.profile:

@@ -81,12 +81,7 @@ class ScalingLog:
         self._write("placement.csv", [placement(worker.device) | local_rank])
 
     def add(
-        self,
-        times: StepTimes,
-        batches: Sequence[Batch],
-        key: StepKey,
-        *,
-        counted: bool = True,
+        self, times: StepTimes, batches: Sequence[Batch], key: StepKey, *, counted: bool = True
     ) -> None:
         """Adds a step that has ended.
 

@@ -93,12 +93,7 @@ class TimedExchange:
         self.ready = self._last = None
         if hasattr(self, "ddp"):
             self.close()
-        self.ddp = make_ddp(
-            self.model,
-            self.worker.device,
-            group=self.group,
-            **self.arguments,
-        )
+        self.ddp = make_ddp(self.model, self.worker.device, group=self.group, **self.arguments)
         self.ddp.register_comm_hook(None, self._exchange)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ SETTINGS = {
     "predicted_gain": ("gain expected", "{:+.1%}"),
     "gain": (
         "gain verified",
-        lambda gain: f"{gain.estimate:+.1%} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})",
+        lambda gain: f"{gain.estimate:+.1%} ({gain.text('{:+.1%}')})",
     ),
     "gain.rounds": "rounds",
 }
@@ -81,7 +81,7 @@ def verdict(advice: Recommendation) -> str:
     noise = f"Instances of DDP's default differ by {advice.noise:.1%} (standard deviation)."
     if gain is None:
         return f"Nothing was verified; keep DDP's default. {noise}"
-    interval = f"{gain.confidence:.0%} interval {gain.low:+.1%} to {gain.high:+.1%}"
+    interval = f"{gain.confidence:.0%} interval {gain.text('{:+.1%}')}"
     measured = f"expected {best.predicted_gain:+.1%}, verified {gain.estimate:+.1%} ({interval})"
     if advice.worth_it:
         return (

@@ -79,6 +79,22 @@ def test_backward_passes_of_one_forward_pass_are_one(loop_run, flag: str, settin
         parts = ("data", "buffers", "forward", "backward", "exchange", "optimizer")
         whole = sum(row[f"{part}_time_ms"] or 0.0 for part in parts)
         assert whole == pytest.approx(row["step_time_ms"], rel=1e-6)
+    without = {row["without"] for row in rows_of(folder, 0, "lean-passes")}
+    assert without == ({"activation checkpointing"} if flag == "--checkpointed" else set())
+
+
+def test_a_script_whose_own_class_has_the_name_of_ddp_is_probed_without_it(loop_run) -> None:
+    folder = watched_as_unwatched(loop_run, "--own_exchange", 1)
+    assert rows_of(folder, 0, "facts")[0]["wrapper"] == ""
+    assert rows_of(folder, 0, "probes")
+    assert rows_of(folder, 0, "end")[0]["status"] == "complete"
+
+
+def test_an_epoch_ends_with_its_last_step_though_nothing_is_fetched_in_it(loop_run) -> None:
+    flags = ("--loads_ahead", 1, "--samples", 64, "--steps", 14)
+    folder, _ = loop_run(*flags, probe=0)
+    # Four steps are an epoch, and the first update of all is not recorded.
+    assert [row["epoch"] for row in rows_of(folder, 0, "steps")] == [0, 0, 0, *[1] * 4, 2, 2]
 
 
 def test_a_loop_that_loads_ahead_has_its_forward_passes_in_its_steps(loop_run) -> None:

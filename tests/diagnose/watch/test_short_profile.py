@@ -13,8 +13,9 @@ import pytest
 from ddplab_watch.profile import kept
 from watch_support import SHORT, assert_same, rows_of
 
+from common.diagnose.compared_runs import Comparison
 from common.diagnose.evidence.bundle import read_bundle
-from common.diagnose.opened import causes_changed, compared, open_diagnosis
+from common.diagnose.opened import open_diagnosis
 
 STEPS = sum(SHORT.values())
 FIELDS = {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"}
@@ -114,8 +115,9 @@ def test_a_bundle_with_traces_is_diagnosed_packed_and_compared(sharded, tmp_path
     packed = open_diagnosis(tmp_path / "job.tar.gz")
     assert packed.diagnosis.verdicts == plain.diagnosis.verdicts
     assert packed.diagnosis.summary == plain.diagnosis.summary
-    assert (compared(plain, packed)["ratio"] == 1).all()
-    assert causes_changed(plain, packed) == ["The same causes were found in both."]
+    both = Comparison([plain], [packed])
+    assert {row["change"] for row in both.rows()} == {0.0}
+    assert both.causes() == ["The same causes were found in both."]
 
 
 def test_a_model_compiled_in_place_is_profiled_too(loop_run) -> None:
@@ -127,9 +129,8 @@ def test_a_model_compiled_in_place_is_profiled_too(loop_run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"to_end": 1}, {"profile_steps": 0}])
-def test_nothing_is_profiled_that_was_not_asked_for(loop_run, settings: dict) -> None:
-    folder, _ = loop_run("--compiled", 1, count=1, **settings)
+def test_nothing_is_profiled_that_was_not_asked_for(loop_run) -> None:
+    folder, _ = loop_run("--compiled", 1, count=1, profile_steps=0)
     assert not list((folder / "bundle").glob("*trace*"))
 
 

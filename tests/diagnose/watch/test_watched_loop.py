@@ -122,10 +122,12 @@ def test_micro_batches_and_their_exchanges_are_counted(
     assert {row["exchanged_bytes"] for row in timed} == {times * facts["gradient_bytes"]}
 
 
-def test_a_watch_to_the_end_has_all_steps_and_no_probes(loop_run) -> None:
+def test_a_watch_to_the_end_has_blocks_of_the_steps_after_the_window(loop_run) -> None:
     folder, _ = loop_run("--accumulation", 3, "--no_sync", 1, to_end=1)
-    assert [row["step"] for row in rows_of(folder, 0, "steps")] == list(range(19))
-    assert not rows_of(folder, 0, "probes")
+    assert [row["step"] for row in rows_of(folder, 0, "steps")] == list(range(9))
+    first_and_last = [(row["first"], row["last"]) for row in rows_of(folder, 0, "blocks")]
+    assert first_and_last == [(9, 11), (12, 14), (15, 17)]
+    assert rows_of(folder, 0, "end")[0]["status"] == "complete"
 
 
 def test_ddps_map_of_used_parameters_is_no_bucket(loop_run) -> None:

@@ -100,28 +100,6 @@ def test_where_nothing_can_be_written_the_script_runs_all_the_same(
     assert done.stderr[0].count("ddplab-watch") == 1
 
 
-@pytest.mark.slow  # test_wheel.py starts it in this way, too
-def test_the_variable_starts_it_in_processes_of_others(tmp_path: Path) -> None:
-    # As accelerate, DeepSpeed or a job's script start a rank: with a variable alone. They look
-    # whether torch is there before they import it, which must not keep the watch away.
-    script = tmp_path / "asks.py"
-    script.write_text(
-        "import importlib.util, runpy, sys\n"
-        "assert importlib.util.find_spec('torch') and 'torch' not in sys.modules\n"
-        f"sys.argv[0] = {str(SCRIPTS / 'loop.py')!r}\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    done = run(
-        *(script, tmp_path / "out", "--steps", "12"),
-        cwd=tmp_path,
-        watched=False,
-        DDPLAB_WATCH=str(tmp_path / "bundle"),
-        DDPLAB_WATCH_OPTIONS="warmup=2,window=4,bucket_steps=2",
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"status": "complete"' in (tmp_path / "bundle" / "rank0.jsonl").read_text()
-
-
 def test_workers_that_are_ahead_do_not_mix_up_the_samples(loop_run) -> None:
     folder, _ = loop_run("--workers", 2, count=1, anonymise=1)
     [row] = rows_of(folder, 0, "identities")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from common.course.sandbox.exchange import Exchange
 
+MOST_PUT_BY_MIB = 8
 IS_GRADED = "DDPLAB_GRADED" in os.environ
 DRAWN = settings(
     max_examples=100,  # whatever the profile of the project's own tests
@@ -49,6 +52,27 @@ def drawn_tokens(ranks: int, steps: int, parts: int = 1) -> list[list[list[Tenso
         [[torch.randint(11, (6,)) for _ in range(parts)] for _ in range(steps)]
         for _ in range(ranks)
     ]
+
+
+def shuffled(items: Iterable, draw: np.random.Generator) -> list:
+    """Returns items in any order, so that none can be told by its number."""
+    items = list(items)
+    return [items[place] for place in draw.permutation(len(items))]
+
+
+def assert_close(value: object, expected: float, words: str, rel: float = 1e-6) -> None:
+    """Raises unless a value is a number, and the expected one but for rounding.
+
+    An array without elements is equal to whatever ``pytest.approx`` expects of a number.
+    """
+    assert isinstance(value, Real), f"{words}: no number"
+    assert value == pytest.approx(expected, rel=rel), words
+
+
+def assert_nothing_put_by(nbytes: int, processes: int = 1) -> None:
+    """Raises if processes begin with memory that they could give back while they are measured."""
+    mib = nbytes / processes / 2**20
+    assert mib < MOST_PUT_BY_MIB, f"{mib:.0f} MiB are taken before anything is computed"
 
 
 def assert_states_equal(

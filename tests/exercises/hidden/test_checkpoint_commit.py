@@ -5,6 +5,7 @@ Files are looked at by a process that runs none of the student's code.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable
 
@@ -23,6 +24,9 @@ CONTENTS = {
 }
 MOST_OPERATIONS, LEAST_POWER_CUTS = 200, 10
 """Operations on files that the scene may have, and of those that each checkpoint needs."""
+NAMES_CHANGE, OF_AN_OPERATION = ("create", "delete", "enter", "leave"), 6
+"""Events by which names come and go, and the most for one operation: a rename makes two, and
+as many when it is undone."""
 WHERE = "probe checkpoints"
 
 
@@ -45,15 +49,17 @@ def ours(student: Student):
 
 
 def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder: str) -> None:
-    newest_before, power_cuts = 1, 0
+    newest_before, logs = 1, []
     for dies_at in range(1, MOST_OPERATIONS):
         student.afresh()
         ours = student.onlooker().module(WHERE)
         student.probe("checkpoints").write(folder, 1, {"weights.bin": CONTENTS[1][0]})
+        ours.watch(folder, "")
         try:
             said = student.another_process().module(WHERE).write_until_death(folder, dies_at)
         except Ended as end:
-            said, power_cuts = str(end), power_cuts + 1
+            said = str(end)
+        logs.append([kind for _, kind, _ in ours.events() if kind in NAMES_CHANGE])
         case = f"the power is cut before operation {dies_at}"
         assert said in ("done", "its process has ended"), f"{said}: {case}"
         found = student.probe("checkpoints").newest(folder)
@@ -72,7 +78,7 @@ def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder
         if step == 2:  # step 3 is newer, but replacing it may take it away again
             newest_before = 2
         if said == "done":
-            assert power_cuts >= LEAST_POWER_CUTS, f"its process ended {power_cuts} times only"
+            check_power_cuts(logs)
             assert step == 4, "the power is cut when step 4 was committed, and it is not found"
             steps = [int(name.rpartition("-")[2]) for name in finished]
             assert steps == [1, 3, 4], f"steps at the end, after step 2 was removed: {steps}"
@@ -80,6 +86,26 @@ def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder
             assert not further, f"at the end there is {further[0]}"
             return
     raise AssertionError("it goes on and on")
+
+
+def check_power_cuts(logs: list[list[str]]) -> None:
+    """Checks that each power cut came an operation later than the one before.
+
+    Args:
+        logs: after each power cut, and at last without one, what an onlooker saw of names.
+    """
+    *cut, complete = logs
+    assert len(cut) >= LEAST_POWER_CUTS, f"its process ended {len(cut)} times only"
+    reached = [common_events(events, complete) for events in cut]
+    # Renames that are undone when the power is cut may be like those that would have come.
+    further = np.diff(np.maximum.accumulate([0, *reached, len(complete)]))
+    assert further.max() <= OF_AN_OPERATION, "what happens before power cuts is left out"
+
+
+def common_events(first: list[str], second: list[str]) -> int:
+    """Returns how many events two sequences begin with in common."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def test_others_see_only_whole_checkpoints(folder: str, theirs, ours) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from judging import shuffled
 
 from common.course.sandbox.student import Student
 
@@ -69,7 +70,7 @@ def test_pairs_are_judged_alike_in_either_order(
     student: Student, generator: np.random.Generator
 ) -> None:
     runs = student.exercise("comparable_runs")
-    for words, first, second, expected in pairs(generator):
+    for words, first, second, expected in shuffled(pairs(generator), generator):
         conditions = [runs.Conditions(**run) for run in (first, second)]
         for order, two in (("", conditions), (" the other way round", conditions[::-1])):
             answer = runs.differing_conditions(*two)

@@ -9,7 +9,13 @@ import functools
 
 import pytest
 import torch
-from judging import drawn_tokens, drawn_values, on_so_many_ranks
+from judging import (
+    assert_nothing_put_by,
+    assert_states_equal,
+    drawn_tokens,
+    drawn_values,
+    on_so_many_ranks,
+)
 from probes.models import Wide, adamw, sgd, stacked_model, trained, with_values
 
 pytestmark = pytest.mark.two_ranks
@@ -62,7 +68,7 @@ def check_training(on_ranks, ranks: int, members: list[int] | None = None) -> No
         assert one["kept"] < 1.4 * all_of_it / count + 6 * 7 * 2 + 14, f"{where}: it keeps too much"
 
 
-@on_so_many_ranks(2, 3, graded=(4,))
+@on_so_many_ranks(2, graded=(3, 4))
 def test_it_trains_as_its_twin(on_ranks, ranks: int) -> None:
     check_training(on_ranks, ranks)
 
@@ -78,9 +84,11 @@ def test_it_frees_what_it_gathered_and_gathers_a_little_ahead(
 ) -> None:
     together = on_ranks(ranks)
     asks = [functools.partial(together.exchange.mark, rank) for rank in range(ranks)]
+    idle = together.idle_bytes()
     with together.meetings() as (meet, met):
         together.call_each("fsdp_memory", [(ask, meet, with_gradients) for ask in asks])
     empty, begun, forward, end = met
+    assert_nothing_put_by(empty.nbytes - idle, ranks)
     shards = (begun.nbytes - empty.nbytes) / BLOCK_BYTES
     assert shards < 1.2 * Wide.COUNT + 2 * ranks, f"on {ranks} ranks, all keep {shards:.1f} blocks"
     between, most = (
@@ -129,10 +137,22 @@ def test_it_gathers_in_16_bits_and_keeps_gradients_in_32(on_ranks, ranks: int) -
     model = with_values(stacked_model().float(), values[0])
     model(tokens, True).backward()
     expected = sum(p.grad.square().sum().item() for p in model.parameters() if p.grad is not None)
-    results = on_ranks(ranks).call_each("fsdp_in_16_bits", [(each, tokens) for each in values])
+    together = on_ranks(ranks)
+    results = together.call_each("fsdp_in_16_bits", [(each, tokens) for each in values])
+    ways = {"all_gather": torch.bfloat16, "reduce_scatter": torch.float32}
+    for operation, wanted in ways.items():  # of floats: integers may say who has what
+        tensors = [
+            tensor for part in together.exchange.sent(None, operation) for tensor in part.tensors
+        ]
+        dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+        assert dtypes <= {wanted}, f"{operation} of {dtypes}"
     for one in results:
         assert one["whole"] == ["torch.bfloat16"]
         assert one["gradients"] == "torch.float32"
+    wanted = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for whole in together.call("gathered_of_16_bits"):
+        gathered = {name: whole[name] for name in wanted}
+        assert_states_equal(gathered, wanted, "parameters that were gathered")
     squares = sum(one["squares"] for one in results) - (ranks - 1) * results[0]["replicated"]
     norms = (squares / expected) ** 0.5
     assert norms == pytest.approx(1, abs=0.03), "the gradients' norm is not that of float32"

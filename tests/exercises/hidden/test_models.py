@@ -12,13 +12,14 @@ import torch
 from arguments import assert_unchanged
 from hypothesis import example, given
 from hypothesis import strategies as st
-from judging import DRAWN
+from judging import DRAWN, assert_close, assert_nothing_put_by
 from probes import one_process
 
 from common.course.sandbox.student import Student
 
 SIZES = st.lists(st.integers(1, 10**6), min_size=1, max_size=30)
 SMALL = st.lists(st.integers(1, 12), min_size=1, max_size=8)
+PIECES, SAMPLES, WIDTH = 64, 2**10, 2**8
 KINDS = {
     ("bfloat16", "cpu"): torch.int8,
     ("float32", "cpu"): torch.uint8,
@@ -35,7 +36,8 @@ def test_buckets_are_those_of_torch(
     assign_buckets = student.exercise("bucket_assignment").assign_buckets
     # With caps below the largest gradients the last cap has buckets to close, too.
     most = data.draw(st.sampled_from([max(sizes), 2 * 10**6]), label="largest cap")
-    caps = data.draw(st.lists(st.integers(1, most), min_size=1, max_size=3), label="caps")
+    count = data.draw(st.sampled_from([3, 2, 1, 3]), label="number of caps")
+    caps = data.draw(st.lists(st.integers(1, most), min_size=count, max_size=count), label="caps")
     among = list(KINDS)[: data.draw(st.integers(1, len(KINDS)), label="number of kinds")]
     chosen = st.sampled_from(among)
     kinds = data.draw(st.lists(chosen, min_size=len(sizes), max_size=len(sizes)), label="kinds")
@@ -86,7 +88,7 @@ def test_the_time_of_a_pass_is_the_simulators_without_costs(
     for bucket in buckets:  # an all-reduce at a time, once the bucket's last gradient is ready
         end = max(end, max(ready[i] for i in bucket)) + time_s(sum(sizes[i] for i in bucket))
     case = f"{len(buckets)} buckets of {len(sizes)} gradients"
-    assert result == pytest.approx(max(end, *ready), rel=1e-12), f"T of {case}"
+    assert_close(result, max(end, *ready), f"T of {case}", rel=1e-12)
 
 
 @DRAWN
@@ -323,8 +325,7 @@ def test_any_split_of_a_batch_makes_the_update_of_the_whole(
     result = student.probe("one_process").accumulated(states, pieces, largest)
     case = f"{len(sizes)} pieces of {sizes} samples, max_norm {largest}"
     for name, expected in (("loss", loss.item()), ("norm", norm.item())):
-        assert isinstance(result[name], float), f"the {name} is no float"
-        assert result[name] == pytest.approx(expected, rel=1e-12), f"{name}: {case}"
+        assert_close(result[name], expected, f"{name}: {case}", rel=1e-12)
     for name, expected in twin.state_dict().items():
         tolerance = 1e-4 if largest else 1e-12
         torch.testing.assert_close(
@@ -343,6 +344,14 @@ def test_pieces_are_computed_one_after_another(
     assert result["passes"] == expected, (
         f"not a forward pass, then a backward pass, of each of {len(sizes)} pieces in turn"
     )
+    # As seen from outside: the activations of one piece at a time.
+    step = student.probe("one_process").accumulated_in_memory
+    step(PIECES, 1, 1)
+    assert_nothing_put_by(student.put_by_bytes())
+    with student.measured() as memory:
+        step(PIECES, SAMPLES, WIDTH)
+    taken = (max(memory) - memory[0]) / (4 * SAMPLES * WIDTH)
+    assert taken < PIECES / 2, f"it takes memory of {taken:.0f} activations, with {PIECES} pieces"
 
 
 SPANS = st.lists(st.tuples(st.integers(-50, 250), st.integers(0, 80)), max_size=6)

@@ -45,17 +45,36 @@ def test_sums_of_a_group_of_some_ranks(on_ranks, generator: np.random.Generator)
     check_sums(on_ranks(4, OFFERS), [1, 2, 3], generator, [1, 2, 3])
 
 
-@on_so_many_ranks(2, 3, graded=(4,))
+@on_so_many_ranks(2, graded=(3, 4))
 def test_large_messages_send_what_the_ring_promises(on_ranks, ranks: int) -> None:
     count = 10**5 + 1
+    tensors = list(torch.randn(ranks, count, dtype=torch.float64))
     together = on_ranks(ranks, OFFERS)
-    together.call("ring", [torch.ones(count), torch.ones(1, 1)])
-    promised = 2 * (ranks - 1) / ranks * 4 * count  # of a rank; a chunk may have an element more
+    together.call_each("ring", [([tensor, torch.ones(1, 1)],) for tensor in tensors])
+    promised = 2 * (ranks - 1) / ranks * 8 * count  # of a rank; a chunk may have an element more
     for rank in range(ranks):
-        sent = sum(one.nbytes for one in together.exchange.sent(rank, "send"))
-        assert abs(sent - promised) <= 4 * 4 * ranks, (
-            f"on {ranks} ranks, rank {rank} sends {sent / promised:.2f} times what a ring does"
+        where = f"on {ranks} ranks, rank {rank}"
+        messages = together.exchange.sent(rank, "send")
+        receivers = {message.ranks[1] for message in messages}
+        assert receivers == {(rank + 1) % ranks}, (
+            f"{where} sends to others than its right neighbour"
         )
+        sent = sum(message.nbytes for message in messages)
+        assert abs(sent - promised) <= 4 * 8 * ranks, (
+            f"{where} sends {sent / promised:.2f} times what a ring does"
+        )
+        # Whatever else the ranks could tell each other by: sums that have come from the left.
+        sums = [sum(tensors[rank - left] for left in range(term + 1)) for term in range(ranks)]
+        for data in (tensor.flatten() for message in messages for tensor in message.tensors):
+            is_sum = len(data) < ranks or any(is_part(data, whole) for whole in sums)
+            assert is_sum, f"{where} sends what is no sum of chunks of its left neighbours"
+
+
+def is_part(data: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Returns True if data are elements of a tensor in a row."""
+    start = (whole - data[0]).abs().argmin().item()
+    part = whole[start : start + len(data)]
+    return len(part) == len(data) and torch.allclose(data, part)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

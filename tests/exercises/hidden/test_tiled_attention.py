@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from judging import assert_nothing_put_by
 from torch.nn.functional import scaled_dot_product_attention
 
 from common.course.sandbox.student import Student
 
 TILE = 64
+LONG = 2048
+"""Queries and keys whose matrix of scores is seen in memory."""
 HEADS = (2, 3)
 LIMIT_16_BITS = 3e-3
 """Of the relative error: rounding the results alone makes two thirds of it."""
@@ -35,6 +38,13 @@ def check_attention(
     """Checks result and gradients against PyTorch's."""
     weights = torch.randn(tensors[0].shape, dtype=torch.float64)
     result = student.probe("one_process").attention(tensors, weights, is_causal, tile)
+    check_result(result, tensors, weights, is_causal)
+
+
+def check_result(
+    result: dict, tensors: list[torch.Tensor], weights: torch.Tensor, is_causal: bool
+) -> None:
+    """Checks result and gradients of a probe against PyTorch's."""
     theirs = [tensor.clone().requires_grad_() for tensor in tensors]
     expected = scaled_dot_product_attention(*theirs, is_causal=is_causal)
     wanted = torch.autograd.grad((expected * weights).sum(), theirs)
@@ -100,6 +110,8 @@ def test_what_is_saved_is_the_log_sum_exp_and_no_matrix_of_scores(
     # Inputs, result, log-sum-exp, and room for another number of each query.
     most = sum(tensor.numel() for tensor in (*tensors, query)) + 2 * query[..., 0].numel()
     assert numbers <= most, f"{numbers} numbers are saved for the backward pass"
+    if not is_causal:  # neither anywhere else
+        check_memory(student, variant)
 
 
 def test_no_tensor_is_larger_than_a_tile_or_an_input(student: Student, variant: int) -> None:
@@ -112,6 +124,18 @@ def test_no_tensor_is_larger_than_a_tile_or_an_input(student: Student, variant: 
         most = max(tensors[0].numel(), heads * (tile or TILE) ** 2)
         words = f"a tensor of {result['largest']} numbers is made, with tiles of {tile or TILE}"
         assert result["largest"] <= most, words
+    check_memory(student, variant)
+
+
+def check_memory(student: Student, variant: int) -> None:
+    """Checks that no matrix of scores is there, whatever computes it and wherever it is kept."""
+    tensors = inputs(variant, LONG, LONG, heads=())
+    assert_nothing_put_by(student.put_by_bytes())
+    with student.measured() as memory:
+        result = student.probe("one_process").attention(tensors, tensors[2], False, LONG // 8)
+    taken = (max(memory) - memory[0]) / (8 * LONG**2)
+    assert taken < 0.5, f"it takes memory of {taken:.1f} whole matrices of scores"
+    check_result(result, tensors, tensors[2], False)
 
 
 def test_sums_of_16_bit_inputs_are_kept_in_float32(student: Student, variant: int) -> None:

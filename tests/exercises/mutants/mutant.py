@@ -30,3 +30,24 @@ class Mutant:
         text = (EXERCISES / f"{self.exercise}.py").read_text()
         assert text.count(self.right) == 1, (self.name, text.count(self.right))
         return text.replace(self.right, self.wrong)
+
+
+@dataclass(frozen=True)
+class Forgery:
+    """A solution that is none.
+
+    Attributes:
+        name: in words.
+        exercise: the module below ``common/exercises``.
+        source: what stands after the reference, and replaces it.
+        check: file of hidden tests and function.
+        words: of the failure.
+        is_quick: whether it takes a second, without a sandbox.
+    """
+
+    name: str
+    exercise: str
+    source: str
+    check: str
+    words: str
+    is_quick: bool = False

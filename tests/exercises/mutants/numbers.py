@@ -141,6 +141,14 @@ NUMBERS = (
         "test_one_device.py::test_gpt2_and_published_runs",
     ),
     Mutant(
+        "a frozen weight's gradient of before counts",
+        "accumulated_step",
+        "    optimizer.zero_grad(set_to_none=True)\n    total,",
+        "    for p in model.parameters():\n"
+        "        p.grad = None if p.requires_grad else p.grad\n    total,",
+        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
+    ),
+    Mutant(
         "pieces count alike",
         "accumulated_step",
         "(len(piece) / total)",
@@ -416,6 +424,16 @@ NUMBERS = (
         "return best, one_each(plan, world_size)",
         "return best, plan",
         "test_min_max_partition.py::test_no_partition_of_any_kind_is_better",
+    ),
+    Mutant(
+        "groups of large batches are of equal size",
+        "min_max_partition",
+        "    return best, one_each(plan, world_size)\n",
+        "    if count > 10:\n"
+        "        plan[:] = np.linspace(0, count, world_size + 1).astype(int).tolist()\n"
+        "    return best, one_each(plan, world_size)\n",
+        "test_min_max_partition.py::"
+        "test_larger_batches_and_limits_are_what_dynamic_programming_finds",
     ),
     Mutant(
         "the limit does not hold",

@@ -187,6 +187,29 @@ RANKS = (
         "test_ddp_wrappers.py::test_bucketed_ddp_exchanges_after_an_error",
     ),
     Mutant(
+        "what has no gradient is taken for zeros",
+        "sharded_optimizer",
+        "            self.own.step()\n",
+        "            for p in self.owners:\n"
+        "                p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
+        "            self.own.step()\n",
+        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
+    ),
+    Mutant(
+        "parameters are gathered in the compute dtype",
+        "fsdp",
+        "{name: self.whole(parameter, parameter.detach()) for name, parameter in named}",
+        "{n: self.whole(p, p.detach().to(self.compute_dtype or p.dtype)) for n, p in named}",
+        "test_fsdp.py::test_it_gathers_in_16_bits_and_keeps_gradients_in_32",
+    ),
+    Mutant(
+        "the first bucket is as large as the others",
+        "bucketed_ddp",
+        "caps = (MIB, 25 * MIB) if",
+        "caps = (25 * MIB,) if",
+        "test_ddp_wrappers.py::test_buckets_are_those_of_torch",
+    ),
+    Mutant(
         "a second pass counts for buckets that have been sent",
         "bucketed_ddp",
         "            if parameter in self.final:\n",
@@ -329,6 +352,26 @@ RANKS = (
         "        weights = weights_of(module, dist.get_rank(group), dist.get_world_size(group))\n",
         "        weights = weights_of(module, dist.get_rank(), dist.get_world_size())\n",
         "test_fsdp.py::test_a_group_of_some_ranks_shares_among_itself",
+    ),
+    Mutant(
+        "weights are gathered in 32 bits and then cast",
+        "fsdp",
+        "torch.cat([weight.kept.to(weight.full.dtype) for weight in weights])",
+        "torch.cat([weight.kept for weight in weights])",
+        "test_fsdp.py::test_it_gathers_in_16_bits_and_keeps_gradients_in_32",
+    ),
+    Mutant(
+        "gradients are exchanged in 16 bits",
+        "fsdp",
+        "            work = dist.reduce_scatter_tensor(own, all_rows, group=self.group, "
+        "async_op=True)\n",
+        "            work = torch.futures.Future()\n"
+        "            rounded = own.to(weights[0].full.dtype)\n"
+        "            all_rows = all_rows.to(rounded.dtype)\n"
+        "            dist.reduce_scatter_tensor(rounded, all_rows, group=self.group)\n"
+        "            own.copy_(rounded)\n"
+        "            work.set_result(None)\n",
+        "test_fsdp.py::test_it_gathers_in_16_bits_and_keeps_gradients_in_32",
     ),
     Mutant(
         "gathered weights are never freed",

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.course.grading.limited import limited_submission
-from common.course.grading.people.roster import Person, Roster
+from common.course.grading.people.roster import BY_MORE, Person, Roster
 from common.course.hand_ins.names import NAME_BYTES, slug, words_of
 from common.course.hand_ins.tarball import printable
 from common.course.submission import PARTS, HandedIn, Submission, of_name
@@ -164,6 +164,41 @@ def are_same(first: Person, other: Person) -> bool:
     if first.email and other.email:
         return first.email.casefold() == other.email.casefold()
     return sorted(words_of(first.name)) == sorted(words_of(other.name))
+
+
+def told_apart(hand_ins: Iterable[HandIn], graded: Iterable[Person]) -> list[HandIn]:
+    """Returns hand-ins, of which those count for nobody that may be of several people.
+
+    Args:
+        hand_ins: with their persons.
+        graded: people of whom there are results.
+    """
+    hand_ins = list(hand_ins)
+    people = [*graded, *(hand_in.person for hand_in in hand_ins if not hand_in.problem)]
+    with_more = [person for person in people if person.id or person.email]
+    result = []
+    for hand_in in hand_ins:
+        person = hand_in.person
+        same = [p for p in with_more if are_same(p, person)]
+        is_plain = not (hand_in.problem or person.id or person.email)
+        if is_plain and any(not are_same(same[0], p) for p in same):
+            problem = f"several are called {person.name}; {BY_MORE}"
+            result.append(replace(hand_in, problem=problem))
+        else:
+            result.append(hand_in)
+    return result
+
+
+def completed(hand_ins: Iterable[HandIn], graded: Iterable[Person]) -> list[HandIn]:
+    """Returns a student's hand-ins with the e-mail and id that some of them, or results, have."""
+    hand_ins = list(hand_ins)
+    people = [*(hand_in.person for hand_in in hand_ins), *graded]
+    email = next((person.email for person in people if person.email), "")
+    number = next((person.id for person in people if person.id), "")
+    return [
+        replace(h, person=replace(p, email=p.email or email, id=p.id or number))
+        for h, p in zip(hand_ins, people, strict=False)
+    ]
 
 
 def slug_of(person: Person, roster: Roster | None, taken: Collection[str]) -> str:

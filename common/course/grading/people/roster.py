@@ -29,6 +29,7 @@ COLUMNS = {
 }
 """What is read of a roster, and the columns that have it: ours, or those of Canvas, Moodle and
 Gradescope. Of several the first that is there counts."""
+BY_MORE = "handed in with --id or --email they can be told apart"
 NOBODY = ("Points Possible", "Student, Test")
 """Beginnings of rows of Canvas's export that are no student's."""
 
@@ -83,10 +84,7 @@ class Roster:
         if not namesakes:
             raise UserError(f"nobody on the roster is called {of.name}")
         if len(namesakes) > 1:
-            raise UserError(
-                f"{len(namesakes)} on the roster are called {of.name}; handed in with --id or "
-                "--email they can be told apart"
-            )
+            raise UserError(f"{len(namesakes)} on the roster are called {of.name}; {BY_MORE}")
         return namesakes[0]
 
     def slug(self, person: Person) -> str:

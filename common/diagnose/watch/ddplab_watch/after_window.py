@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import DistributedDataParallel
 
 from ddplab_watch import private
 from ddplab_watch.changes import exchange_of
@@ -33,12 +33,17 @@ def probe(session: Session) -> None:
     kept = session.calls.take()
     is_ddp = isinstance(kept.module, DistributedDataParallel)
     group = kept.module.process_group if is_ddp else None  # under torch.compile it is further in
-    if group is None and dist.is_initialized() and session.ranks > 1:
-        unseen(PASSES, "the model is not under DDP")
-        return
-    team = Team(group, kept.device, session.loop.clock)
+    is_alone = group is None and dist.is_initialized() and session.ranks > 1
+    team = Team(dist.group.WORLD if is_alone else group, kept.device, session.loop.clock)
+    if is_alone:  # a script that exchanges gradients by itself
+        has_ddp = any(isinstance(part, DistributedDataParallel) for part in kept.inner.modules())
+        can_be = team.all_agree(not (has_ddp or kept.is_compiled))
+        if not can_be or len(set(team.gather(kept.gradient_bytes))) > 1:
+            unseen(PASSES, "the model is not under DDP, nor the same on all ranks by itself")
+            return
     buckets_bytes = [bucket.size_bytes for bucket in step.buckets]
-    Probes(kept, team, session.record, session.steps.usual_s(), buckets_bytes).run()
+    usual_s, updated = session.steps.usual_s(), session.updated_parameters
+    Probes(kept, team, session.record, usual_s, buckets_bytes, updated).run()
     if not session.options.verify:
         return
     if is_ddp and team.ranks > 1:

@@ -64,6 +64,16 @@ def counts(inputs: Any) -> dict[str, int]:
     }
 
 
+def elements(inputs: Any) -> int:
+    """Returns the elements of a model's arguments, as ``counts`` has them, without reading any."""
+    first = 0
+    for _, tensor in tensors_in(inputs):
+        if tensor.dim() == 2 and is_whole(tensor):
+            return tensor.numel()
+        first = first or (tensor.numel() if tensor.dim() else 0)
+    return first
+
+
 def padding_at_ends(texts: Tensor) -> int:
     """Counts the numbers at the ends of rows that are padding; 0 where they may be something else.
 

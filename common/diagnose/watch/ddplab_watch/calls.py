@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import DistributedDataParallel
 
 from ddplab_watch import private, rows
-from ddplab_watch.batches import counts, tensors_in
+from ddplab_watch.batches import counts, elements, tensors_in
 from ddplab_watch.feed import Feed
 from ddplab_watch.kept import Kept, keep_gradients
 from ddplab_watch.steps import Loop
@@ -57,6 +57,8 @@ class Calls:
         self.is_near_end, self.is_last = is_near_end, is_last
         self.compute_dtype = ""
         """Type that the model computes in; empty while no output has told."""
+        self.brief = False
+        """True while of a batch only its size is noted."""
         self._depth = 0
         """Number of calls under way: DDP's, and that of the model inside of it."""
         self._sending: nn.Module | None = None
@@ -86,6 +88,11 @@ class Calls:
             self._evaluating_since = time.perf_counter()
             self.loop.phase = "evaluation"
             return
+        if private.sends_buffers(module):
+            self._sending = module.module
+        if self.brief:
+            self.loop.forward_began(elements=elements((args, kwargs)))
+            return
         counted = counts((args, kwargs))
         if self.feed.counts_tokens:
             counted["tokens"] = self.feed.tokens_of(counted)
@@ -93,8 +100,6 @@ class Calls:
         self._passes += 1
         self._elements += counted["elements"]
         self._keep(Called(module, args, kwargs, rows.autocast(self.device), counted))
-        if private.sends_buffers(module):
-            self._sending = module.module
 
     def _keep(self, called: Called) -> None:
         """Keeps a call if it is the last, or near the end and of a more usual size.

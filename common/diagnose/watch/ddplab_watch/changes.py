@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import DistributedDataParallel
 
 from ddplab_watch import private
 

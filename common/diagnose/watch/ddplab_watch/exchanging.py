@@ -8,7 +8,8 @@ is measured by passes that send gradients in the script's own buckets while othe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,18 @@ class Exchange:
         sizes_bytes: bytes of the buckets, as they were seen; the same on all ranks.
         parameters: parameters that are trained.
         group: the ranks.
+        send: sends a bucket by all-reduce, without waiting; by default through ``group``.
 
     Raises:
         RuntimeError: the buckets are not those of these parameters, or of several types.
     """
 
     def __init__(
-        self, sizes_bytes: Sequence[int], parameters: Sequence[Tensor], group: dist.ProcessGroup
+        self,
+        sizes_bytes: Sequence[int],
+        parameters: Sequence[Tensor],
+        group: dist.ProcessGroup,
+        send: Callable[[Tensor], Any] | None = None,
     ) -> None:
         if len({parameter.dtype for parameter in parameters}) != 1:
             raise RuntimeError("gradients are of several types")
@@ -40,7 +46,9 @@ class Exchange:
             raise RuntimeError("the buckets of an exchange were not seen")
         # A step may hold several exchanges: the first is enough.
         self.ends = ends[: ends.index(numel) + 1]
-        self.group, self.ranks = group, dist.get_world_size(group)
+        self.send = send or partial(dist.all_reduce, group=group, async_op=True)
+        self.ranks = dist.get_world_size(group)
+        self.sizes_bytes = [*sizes_bytes[: len(self.ends)]]
         self.sent = torch.zeros(numel, dtype=parameters[0].dtype, device=parameters[0].device)
 
     def begin(self) -> None:
@@ -71,5 +79,4 @@ class Exchange:
             if self.ends[bucket] > filled:
                 return
             start = self.ends[bucket - 1] if bucket else 0
-            sent = self.sent[start : self.ends[bucket]]
-            self.works.append(dist.all_reduce(sent, group=self.group, async_op=True))
+            self.works.append(self.send(self.sent[start : self.ends[bucket]]))

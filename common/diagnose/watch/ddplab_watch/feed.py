@@ -22,6 +22,8 @@ class Feed:
         """The one that gave the newest batch."""
         self.on_host: bool | None = None
         """True if the first batch had tensors in the host's memory; None without a tensor."""
+        self.brief = False
+        """True while nobody asks which samples a batch has."""
         self.counts_tokens = False
         """True if a model's own batches cannot be read without waiting for a GPU."""
         self._tokens: dict[tuple[int, int], int] = {}
@@ -56,6 +58,9 @@ class Feed:
             devices = {tensor.device.type for _, tensor in tensors_in(batch)}
             self.on_host = "cpu" in devices if devices else None
             self._is_first = False
+        if self.brief:
+            loader, epoch = private.loader_of(iterator), self._epoch_of[iterator]
+            return Fetch(loader=loader, began=None, began_s=0.0, ended_s=0.0, epoch=epoch)
         if self.counts_tokens:
             counted = counts(batch)
             self._tokens[counted["samples"], counted["longest"]] = counted["tokens"]

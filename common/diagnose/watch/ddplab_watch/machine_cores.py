@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddplab_watch.cgroups import Throttling, throttling
-from ddplab_watch.files import ROOT, read_text
+from ddplab_watch.files import ROOT, read_integer, read_text
 
 CPUS = "sys/devices/system/cpu"
 
@@ -83,6 +83,33 @@ def load_1min(root: Path = ROOT) -> float | None:
     return float(words[0]) if words else None
 
 
+def clocks_mhz(root: Path = ROOT) -> tuple[float | None, float | None]:
+    """Returns the clock of the core that this process is on, now and at most; None where unknown.
+
+    Not of all its cores: idle ones rest at any clock, and to read one may take 10 ms.
+    """
+    stat = read_text(root / "proc/self/stat")
+    if stat is None:
+        return None, None
+    core = int(stat.rpartition(")")[2].split()[36])  # field 39 of proc(5)
+    folder = root / CPUS / f"cpu{core}" / "cpufreq"
+    now, most = (read_integer(folder / f"{n}_freq") for n in ("scaling_cur", "cpuinfo_max"))
+    if now is not None:
+        return now / 1e3, None if most is None else most / 1e3
+    lines = (line.partition(":") for line in (read_text(root / "proc/cpuinfo") or "").splitlines())
+    clocks = [float(value) for name, _, value in lines if name.strip() == "cpu MHz"]
+    return (
+        clocks[core] if core < len(clocks) else None
+    ), None  # a virtual machine's may stand still
+
+
+def heat_stops(cores: Iterable[int], root: Path = ROOT) -> int | None:
+    """Returns how often heat has lowered these cores' clocks since the start; None if unknown."""
+    folders = [root / CPUS / f"cpu{core}" / "thermal_throttle" for core in cores]
+    counts = [read_integer(folder / "core_throttle_count") for folder in folders]
+    return None if None in counts or not counts else sum(counts)
+
+
 @dataclass(frozen=True)
 class CpuTimes:
     """Counters of processors and cgroups at a moment, in seconds; None where unknown.
@@ -93,6 +120,7 @@ class CpuTimes:
         stolen_s: time that a hypervisor gave its cores to other machines.
         own_s: time that this process and those that it started computed.
         throttling: counters of the cgroups with a quota, by folder.
+        heat_stops: times that heat has lowered the clocks of this process's cores.
     """
 
     at_s: float
@@ -100,6 +128,7 @@ class CpuTimes:
     stolen_s: float | None
     own_s: float | None
     throttling: Mapping[str, Throttling]
+    heat_stops: int | None = None
 
 
 def read_cpu_times(
@@ -111,7 +140,8 @@ def read_cpu_times(
     """
     busy_s, stolen_s = _machine_times_s(root, cores)
     own_s = process_tree_s(os.getpid() if pid is None else pid, root)
-    return CpuTimes(time.monotonic(), busy_s, stolen_s, own_s, throttling(root))
+    at_s, stops = time.monotonic(), heat_stops(own_cores(), root)
+    return CpuTimes(at_s, busy_s, stolen_s, own_s, throttling(root), stops)
 
 
 def _machine_times_s(root: Path, cores: Iterable[int]) -> tuple[float | None, float | None]:
@@ -156,6 +186,9 @@ def used_between(before: CpuTimes, after: CpuTimes) -> dict[str, float | None]:
         "interval_busy_cores": _rate(before.busy_s, after.busy_s, seconds),
         "interval_stolen_cores": _rate(before.stolen_s, after.stolen_s, seconds),
         "interval_throttled_share": _throttled_between(before.throttling, after.throttling),
+        "interval_heat_stops": None
+        if None in (before.heat_stops, after.heat_stops)
+        else after.heat_stops - before.heat_stops,
     }
 
 

@@ -28,7 +28,8 @@ class Options:
             compiled in place.
         probe: afterwards, measure passes without exchange, and all-reduces by size.
         verify: after the probes, try changes of DDP and of the process on a copy of the model.
-        to_end: go on timing steps to the end of the script; without probes.
+        to_end: afterwards, follow medians of steps to the end of the script, and begin a window
+            anew after a change.
         anonymise: hash names of hosts, users and paths.
     """
 
@@ -53,8 +54,8 @@ class Options:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.verify and (self.to_end or not self.probe):
-            raise ValueError("verify follows the probes; leave out to_end, and keep probe")
+        if self.verify and not self.probe:
+            raise ValueError("verify follows the probes; keep probe")
 
     @property
     def last_step(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import DistributedDataParallel
 
 from ddplab_watch import private
 from ddplab_watch.kept import Kept

@@ -88,13 +88,16 @@ class Memory:
             self.file = None
 
     def read(self) -> dict[str, int]:
-        """Returns resident_bytes, and allocated_bytes on the GPU; 0 where unknown."""
+        """Returns resident_bytes, and allocated_bytes and reserved_bytes on the GPU; else 0."""
         resident = 0
         if self.file is not None:
             resident = int(os.pread(self.file, 64, 0).split()[1]) * self.page_bytes
         on_gpu = self.device.type == "cuda"
-        allocated = torch.cuda.memory_allocated(self.device) if on_gpu else 0
-        return {"resident_bytes": resident, "allocated_bytes": allocated}
+        read = {"resident_bytes": resident, "allocated_bytes": 0, "reserved_bytes": 0}
+        if on_gpu:
+            read["allocated_bytes"] = torch.cuda.memory_allocated(self.device)
+            read["reserved_bytes"] = torch.cuda.memory_reserved(self.device)
+        return read
 
     def close(self) -> None:
         """Closes the file."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch.nn.parallel import DistributedDataParallel
+import torch.utils.checkpoint
+from torch.nn.parallel.distributed import DistributedDataParallel
 from torch.utils.data import dataloader
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -56,6 +57,11 @@ def sampler_pass(iterator: Any) -> Any:
 def workers(iterator: Any) -> int:
     """Returns the worker processes of a DataLoader's iterator."""
     return int(getattr(iterator, "_num_workers", 0))
+
+
+def keeps_workers(iterator: Any) -> bool:
+    """Returns True if the workers of a DataLoader's iterator go on from epoch to epoch."""
+    return bool(getattr(iterator, "_persistent_workers", False))
 
 
 def loader_arguments(iterator: Any) -> dict[str, Any]:
@@ -135,6 +141,21 @@ def group_class(group: torch.distributed.ProcessGroup, device: torch.device) -> 
     except (AttributeError, RuntimeError):
         return ""
     return type(getattr(backend, "wrapped_pg", backend)).__name__  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+
+
+def send_unchecked(
+    group: torch.distributed.ProcessGroup, device: torch.device
+) -> Callable[[torch.Tensor], Any] | None:
+    """Returns what starts an all-reduce that ranks do not compare with each other's before it.
+
+    None where they do not compare (``TORCH_DISTRIBUTED_DEBUG=DETAIL`` lets them), or torch hides
+    the group that does not.
+    """
+    try:
+        inner = group._get_backend(device).wrapped_pg
+    except (AttributeError, RuntimeError):
+        return None
+    return (lambda tensor: inner.allreduce([tensor])) if hasattr(inner, "allreduce") else None
 
 
 def sleep_on_gpu(cycles: int) -> None:
@@ -238,6 +259,75 @@ def is_profiling() -> bool:
     """Returns True while a profiler of torch is on."""
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     return bool(enabled and enabled())
+
+
+def hook_tables(model: torch.nn.Module) -> list[dict]:
+    """Returns what holds the hooks of a model's modules, and of the gradients of its parameters.
+
+    Autograd keeps these very tables, so that a hook that is taken out of them is not called.
+    """
+    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    held = [getattr(m, name, None) for m in model.modules() for name in names]
+    held += [getattr(parameter, "_backward_hooks", None) for parameter in model.parameters()]
+    return [table for table in held if table]
+
+
+def is_of_script(hook: Any) -> bool:
+    """Returns True for a hook that neither PyTorch nor the watch has made."""
+    hook = getattr(hook, "func", hook)
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    return not str(module).startswith(("torch.", "ddplab_watch."))
+
+
+@contextmanager
+def no_recomputation(calls: list[None]) -> Iterator[None]:
+    """Makes ``torch.utils.checkpoint`` keep activations; adds to ``calls`` for each of its calls.
+
+    Its newer kind (``use_reentrant=False``) is meant; ``no_reentrance`` makes the older one of it.
+    """
+    module, name = torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"
+    name += "_impl" * hasattr(module, f"{name}_impl")  # as newer versions call it
+
+    def kept(*_: Any, **__: Any) -> Iterator[None]:
+        calls.append(None)
+        yield
+
+    with _replaced(module, name, kept):
+        yield
+
+
+@contextmanager
+def no_reentrance() -> Iterator[None]:
+    """Lets the older kind of ``torch.utils.checkpoint`` (``use_reentrant=True``) do as the newer.
+
+    Both compute the activations a second time, but the older one's gradients cannot be had from
+    ``torch.autograd.grad``.
+    """
+    module = torch.utils.checkpoint
+
+    class NotReentrant:
+        """Stands for the function of autograd that has a backward pass inside of its own."""
+
+        @staticmethod
+        def apply(function: Callable, preserve: bool, *inputs: Any) -> Any:
+            keywords = {"use_reentrant": False, "preserve_rng_state": preserve}
+            return module.checkpoint(function, *inputs, **keywords)
+
+    with _replaced(module, "CheckpointFunction", NotReentrant):
+        yield
+
+
+@contextmanager
+def _replaced(module: Any, name: str, new: Any) -> Iterator[None]:
+    """Gives a module another attribute in place of one that it has; does nothing without it."""
+    plain = getattr(module, name, None)
+    if plain is not None:
+        setattr(module, name, new)
+    try:
+        yield
+    finally:
+        if plain is not None:
+            setattr(module, name, plain)
 
 
 def watch_profilers(replace: Callable, begins: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from torch import nn
 from ddplab_watch import private
 from ddplab_watch.exchanging import Exchange
 from ddplab_watch.kept import Kept, free_bytes, has_room, left_as_it_was
+from ddplab_watch.lean import LeanPasses
 from ddplab_watch.marks import LAUNCH_S
 from ddplab_watch.record import Record
 from ddplab_watch.team import Team
@@ -43,6 +44,8 @@ WIRES = {
 }
 """Tables, and what gradients are sent as in each."""
 ROUNDS = 3
+PROFILED = "RuntimeError: the script profiles itself"
+"""Reason for which passes are not probed, as ``Team.agreed`` tells it."""
 COPY_BYTES = 2**26
 TOGETHER, IN_TURN, EXCHANGING = "together", "in turn", "exchanging"
 """Ways in which ranks run a pass: all at once, some of them one after another, or all at once with
@@ -60,6 +63,7 @@ class Probes:
         record: record of the rows.
         step_s: usual time of a step, which says how much may be repeated.
         buckets_bytes: bytes of the buckets that a step was seen to send; empty where none were.
+        updated: identities of the parameters that optimizers were seen to update.
     """
 
     def __init__(
@@ -69,17 +73,24 @@ class Probes:
         record: Record,
         step_s: float,
         buckets_bytes: Sequence[int] = (),
+        updated: Collection[int] = (),
     ) -> None:
         self.kept, self.team, self.record, self.step_s = kept, team, record, step_s
         self.buckets_bytes = buckets_bytes
         self.clock, self.device = team.clock, team.device
         self.parameters = {name: p for name, p in kept.inner.named_parameters() if p.requires_grad}
+        self.unused = {
+            name: p.numel() * p.element_size()
+            for name, p in self.parameters.items()
+            if updated and id(p) not in updated
+        }
         self.exchange: Exchange | None = None
 
     def run(self) -> None:
         """Measures all that can be; says what could not be."""
         began = time.monotonic()
         with ExitStack() as stack:
+            stack.enter_context(private.no_reentrance())
             putting_back = left_as_it_was(self.kept.inner, self.device)
             worked, why = self.team.agreed(lambda: stack.enter_context(putting_back))
             if worked:
@@ -88,6 +99,10 @@ class Probes:
                 self.find_sizes()
                 self.make_exchange()
                 worked, why = self.passes()
+            if worked:
+                self.lean_passes(began).run()
+            elif self.team.all_agree(why == PROFILED):
+                self.lean_passes(began).without_profiler()
             if not worked:
                 self.record.unseen("passes without exchange", why)
         gradient_bytes = self.kept.gradient_bytes
@@ -128,9 +143,19 @@ class Probes:
         if self.team.ranks == 1:
             self.one_pass(1.0)
         elif private.is_profiling():
-            raise RuntimeError("the script profiles itself")
+            raise RuntimeError(PROFILED.partition(": ")[2])
         elif private.collectives_in(lambda: self.one_pass(1.0)):
             raise RuntimeError("the model exchanges inside of a pass")
+
+    def lean_passes(self, began: float) -> LeanPasses:
+        """Returns the passes without what need not be, as long as there is time for them."""
+
+        def may_go_on(passes: int) -> bool:
+            return time.monotonic() - began + passes * self.step_s < LONGEST_S
+
+        one_pass = partial(self.one_pass, 1.0)
+        about = (self.kept, self.unused, self.exchange, may_go_on)
+        return LeanPasses(self.team, self.record, one_pass, *about)
 
     def find_sizes(self) -> None:
         """Finds the sizes of batches that can be run, the same on all ranks.
@@ -227,7 +252,11 @@ class Probes:
         self.record.add("passes-exchanging", **row, **times)
 
     def one_pass(
-        self, size: float, watched: bool = False, exchange: Exchange | None = None
+        self,
+        size: float,
+        watched: bool = False,
+        exchange: Exchange | None = None,
+        only: Collection[str] | None = None,
     ) -> tuple[dict, list[dict]]:
         """Runs a forward and a backward pass without DDP.
 
@@ -235,6 +264,7 @@ class Probes:
             size: size of the batch, as a multiple of the script's own.
             watched: note when each gradient is ready.
             exchange: exchange that sends the gradients; None leaves them here.
+            only: names of the parameters whose gradients are computed; None for all.
 
         Returns:
             forward_time_ms, backward_time_ms, and exchange_time_ms if there is one: what it takes
@@ -257,7 +287,8 @@ class Probes:
             with torch.enable_grad():
                 outputs, starts = kept.forward(kept.inner)
                 marks.append(clock.mark())
-                parameters = list(self.parameters.values())
+                wanted = names if only is None else only
+                parameters = [self.parameters[name] for name in names if name in wanted]
                 torch.autograd.grad(outputs, parameters, starts, allow_unused=True)
             marks.append(clock.mark())
         finally:

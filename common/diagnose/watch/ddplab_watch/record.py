@@ -29,13 +29,16 @@ class Record:
         self.path, self.anonymise = path, anonymise
         self.failed = ""
         """Reason why nothing can be written any more; empty while it can."""
+        self.window = 0
+        """Number of the window that rows are of; each change while the script runs begins one."""
         self._rows: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 
     def add(self, table: str, **row: Any) -> None:
         """Keeps a row until the next ``write``."""
         with self._lock:
-            self._rows.append({"table": table, **row})
+            of_window = {"window": self.window} if self.window else {}
+            self._rows.append({"table": table, **of_window, **row})
 
     def unseen(self, what: str, why: str) -> None:
         """Keeps a row that says what cannot be seen here."""

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import DistributedDataParallel
 
 from ddplab_watch import __version__, private
 from ddplab_watch.feed import Feed
+from ddplab_watch.long_watch import LongWatch
 from ddplab_watch.marks import Clock, Mark
 from ddplab_watch.options import Options
 from ddplab_watch.record import FORMAT, Record
@@ -105,6 +106,7 @@ def facts(
         "data": type(data).__name__ if data is not None else "",
         "data_samples": samples,
         "loader_workers": private.workers(iterator) if iterator is not None else None,
+        "persistent_workers": private.keeps_workers(iterator) if iterator is not None else None,
         "pin_memory": private.loader_arguments(iterator)["pin_memory"]
         if iterator is not None
         else None,
@@ -114,6 +116,32 @@ def facts(
         "wrapper": "DDP" if ddp else "FSDP" if sharded else "",
     }
     return row | (private.ddp_facts(ddp[0]) if ddp else {})
+
+
+FRAMEWORKS = {
+    "Trainer": ("transformers.trainer",),
+    "Lightning": ("lightning.", "pytorch_lightning."),
+    "accelerate": ("accelerate.",),
+}
+"""Who may call an optimizer for a script: what it is called, and how its modules' names begin."""
+
+
+def how_updated(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Returns who updates and how; ``framework`` is the one that calls the optimizer just now."""
+    names, frame = [], sys._getframe()
+    while frame is not None:
+        names.append(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back
+    calling = (
+        kind
+        for kind, starts in FRAMEWORKS.items()
+        if any(name.startswith(starts) for name in names)
+    )
+    return {
+        "optimizer": type(optimizer).__name__,
+        "is_fused": bool(optimizer.param_groups[0].get("fused")),
+        "framework": next(calling, ""),
+    }
 
 
 def inside(root: Any) -> Any:
@@ -128,8 +156,8 @@ def autocast(device: torch.device) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
 
-def of_step(step: Step, clock: Clock) -> dict[str, Any]:
-    """Returns the row of a step that has ended; its parts add up to it.
+def of_step(step: Step, clock: Clock, epoch: int) -> dict[str, Any]:
+    """Returns the row of a step of an epoch that has ended; its parts add up to it.
 
     Where buckets were watched, what followed this rank's last gradient is the exchange, and what
     came before it the backward pass. Elsewhere the backward pass holds both. A forward pass begins
@@ -144,7 +172,7 @@ def of_step(step: Step, clock: Clock) -> dict[str, Any]:
         exchange_s = sum(elapsed(p.ready, p.ended) for p in step.passes if p.ready)
     row = {
         "kind": "timed" if step.watched else "plain",
-        "epoch": step.fetches[0].epoch if step.fetches else 0,
+        "epoch": epoch,
         "samples": sum(p.samples for p in step.passes),
         "tokens": sum(p.tokens for p in step.passes),
         "padded_tokens": sum(p.padded_tokens for p in step.passes),
@@ -167,6 +195,33 @@ def of_step(step: Step, clock: Clock) -> dict[str, Any]:
         "skipped": step.skipped,
     }
     return row | step.counts
+
+
+def phases(step: Step, clock: Clock, before: Mark | None) -> dict[str, float]:
+    """Returns ms of a step's phases as ``change_points`` has them, and the elements of its batch.
+
+    Args:
+        step: a step that has ended.
+        clock: clock of its marks.
+        before: end of the step before.
+    """
+    elapsed = clock.elapsed_s
+    since = step.began if before is None else before
+    data_s = forward_s = backward_s = 0.0
+    for part in step.passes:
+        sending_s = sum(elapsed(*marks) for marks in part.sending)
+        data_s += elapsed(part.fetched, part.forward)
+        forward_s += elapsed(part.forward, part.backward) - sending_s
+        backward_s += elapsed(part.backward, part.ended) + sending_s
+    return {
+        "data": data_s * 1e3,
+        "forward": forward_s * 1e3,
+        "backward": backward_s * 1e3,
+        "update": sum(elapsed(*marks) for marks in step.updates) * 1e3,
+        "between": elapsed(since, step.began) * 1e3,
+        "step": elapsed(since, step.ended) * 1e3,
+        "elements": sum(part.elements for part in step.passes),
+    }
 
 
 def of_buckets(step: Step, clock: Clock) -> Iterator[dict[str, Any]]:
@@ -207,9 +262,14 @@ class EndedSteps:
         self._unread: list[Step] = []
         self._last_ended: Mark | None = None
         """Mark of the end of the step that was written last."""
+        self._epoch = 0
+        """Epoch of the newest batch: a loop that loads ahead fetches none in an epoch's last step.
+        """
         self._recent_s: list[float] = []
         self._recent_waits_s: list[float] = []
         """Times that the same steps took for data."""
+        self.long: LongWatch | None = None
+        """Takes the steps between windows."""
 
     def collect(self) -> None:
         """Takes the steps that have ended since, and writes those that can be read."""
@@ -239,12 +299,18 @@ class EndedSteps:
             return
         number, clock = self.written, self.loop.clock
         self.written += 1
+        self._epoch = step.fetches[0].epoch if step.fetches else self._epoch
         # By the same clock as the step: a host that waits for its GPU does so within the step.
-        before, self._last_ended = self._last_ended, step.ended
+        before = self._last_ended
+        self._last_ended = None if step.before_probes else step.ended
         between_ms = None if before is None else clock.elapsed_s(before, step.began) * 1e3
         self._recent_s = [*self._recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]
         waited_s = sum(clock.elapsed_s(p.fetched, p.forward) for p in step.passes)
         self._recent_waits_s = [*self._recent_waits_s[1 - USUAL_OF :], waited_s]
+        if step.between_windows:
+            if self.long is not None:
+                self.long.add(number, phases(step, clock, before))
+            return
         if number == 0:
             self.record.add("facts", **self.facts())
         is_warmup = number < self.warmup
@@ -253,7 +319,7 @@ class EndedSteps:
             step=number,
             warmup=is_warmup,
             between_time_ms=between_ms,
-            **of_step(step, clock),
+            **of_step(step, clock, self._epoch),
         )
         for row in of_buckets(step, clock):
             self.record.add("buckets", step=number, **row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ddplab_watch import hooks, private, rows
@@ -54,10 +55,16 @@ class Session:
             parameter for group in optimizer.param_groups for parameter in group["params"]
         ]
         self.device = device = self.parameters[0].device
+        self.update_facts = rows.how_updated(optimizer)
         self.roots: list[nn.Module] = []
         """Outermost modules that hold the parameters; ``begin`` finds them."""
+        self.began_window = 0
+        """Steps that had been updated when the present window's warm-up began, or would have: only
+        the first window has one."""
         self.updated = 0
         """Steps that have been updated; the newest may not be written yet."""
+        self.updated_parameters: set[int] = set()
+        """Identities of the parameters of all optimizers that have updated."""
         self.profiled_steps = 0
         """Steps that go on under the profiler: one to warm up, and those that it records."""
         self.record = record = Record(self.path(in_group), options.anonymise)
@@ -65,7 +72,7 @@ class Session:
         self.calls = Calls(loop, device, feed, self.is_near_end, self.is_last)
         self.steps = steps = EndedSteps(loop, record, feed, options.warmup, self.facts)
         self.memory, self.pauses = Memory(device), Pauses(device)
-        self.stacks = Stacks(record, lambda: loop.phase, lambda: (self.updated, steps.usual_s()))
+        self.stacks = Stacks(record, self.phase, lambda: (self.updated, steps.usual_s()))
         feed.counts_tokens = device.type != "cpu"
 
     def path(self, in_group: bool) -> Path:
@@ -78,6 +85,11 @@ class Session:
         if not self.options.named:
             store = private.job_store() if in_group and self.ranks > 1 else None
             folder = same_folder(folder, store, self.rank, name)
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if (folder / name).exists() and again != "0":  # the launcher has started all ranks anew
+            folder = folder / f"restart-{again}"
+            if self.rank == 0:
+                print(f"ddplab-watch: the job was resumed; its record: {folder}", file=sys.stderr)
         if (folder / name).exists():
             raise FileExistsError(f"{folder / name} exists; give each run a folder of its own")
         return folder / name
@@ -86,17 +98,21 @@ class Session:
         """Returns True in the steps after the window, a pass of which the probes repeat."""
         options = self.options
         after_window = self.updated >= options.warmup + options.window
-        return options.probe and not options.to_end and after_window
+        return options.probe and not self.began_window and after_window
 
     def is_last(self) -> bool:
         """Returns True in the last step that is watched, whose gradients the probes start from."""
         last = self.options.last_step + self.profiled_steps
-        return self.options.probe and not self.options.to_end and self.updated == last - 1
+        return self.options.probe and not self.began_window and self.updated == last - 1
+
+    def look_less(self, brief: bool) -> None:
+        """Notes only what a watch of hours needs, or, in a window, all there is."""
+        self.calls.brief = self.feed.brief = brief
 
     def facts(self) -> dict[str, object]:
         """Returns the row on what is trained, in which type, and from which data."""
         trained_on = (self.calls.compute_dtype, self.feed.iterator, self.feed.on_host)
-        return rows.facts(self.roots, self.parameters, trained_on)
+        return rows.facts(self.roots, self.parameters, trained_on) | self.update_facts
 
     def introduce(self) -> None:
         """Records who this rank is and where it runs."""

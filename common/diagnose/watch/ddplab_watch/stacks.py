@@ -29,7 +29,12 @@ LIBRARY = (
     "<frozen",
     "ddplab_watch",
 )
+WRAPPERS = ("wrapper", "wrapped", "decorate_context", "_no_grad_wrapper", "_fn")
+"""Names of functions that decorators put around a library's own."""
 DEEPEST = 40
+MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
+EVALUATION = "evaluation"
+"""The phase of passes without gradients."""
 
 
 class Stacks:
@@ -49,13 +54,22 @@ class Stacks:
     ) -> None:
         self.record, self.phase, self.progress = record, phase, progress
         self.thread_id = threading.get_ident()
-        self.counting = False
-        """True while samples are taken; a stall is noticed anyway."""
+        self._counting = self._is_over = False
         self.is_training = True
         """False while the watch measures something by itself: no step is to end then."""
         self.counts: Counter[tuple[str, str, str]] = Counter()
-        self._over = threading.Event()
+        self._awake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddplab-watch", daemon=True)
+
+    @property
+    def counting(self) -> bool:
+        """Returns True while samples are taken; a stall is noticed anyway."""
+        return self._counting
+
+    @counting.setter
+    def counting(self, value: bool) -> None:
+        self._counting = value
+        self._awake.set()  # a window may be shorter than the thread's sleep
 
     def start(self) -> None:
         """Starts the thread."""
@@ -63,7 +77,8 @@ class Stacks:
 
     def stop(self) -> None:
         """Ends the thread and writes what is left."""
-        self._over.set()
+        self._is_over = True
+        self._awake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(2.0)
         self.record.write()
@@ -76,8 +91,10 @@ class Stacks:
 
     def _run(self) -> None:
         steps, since, written, stalled = -1, time.monotonic(), time.monotonic(), False
-        while not self._over.wait(SAMPLED_EVERY_S if self.counting else WRITTEN_EVERY_S):
-            if self.counting:
+        while not self._is_over:
+            if self._awake.wait(SAMPLED_EVERY_S if self.counting else WRITTEN_EVERY_S):
+                self._awake.clear()
+            elif self.counting:
                 self._sample()
             now = time.monotonic()
             newest, usual_s = self.progress()
@@ -96,8 +113,12 @@ class Stacks:
 
     def _sample(self) -> None:
         frame = sys._current_frames().get(self.thread_id)
-        if frame is not None:
-            self.counts[(self.phase(), *self.named(frame))] += 1
+        if frame is None:
+            return
+        phase = self.phase()
+        if phase == EVALUATION:  # lines within the model do not tell who evaluates, and where
+            frame = _caller_of_module(frame)
+        self.counts[(phase, *self.named(frame))] += 1
 
     def named(self, frame: FrameType) -> tuple[str, str]:
         """Returns the innermost line of the user's own code, and the library function called."""
@@ -108,7 +129,8 @@ class Stacks:
             if not any(part in code.co_filename for part in LIBRARY):
                 file = self.record.name(code.co_filename)
                 return f"{file}:{inner.f_lineno} {code.co_name}", call
-            if "ddplab_watch" not in code.co_filename:
+            is_wrapper = call and code.co_name in WRAPPERS
+            if "ddplab_watch" not in code.co_filename and not is_wrapper:
                 call = f"{_module(code.co_filename)}.{code.co_name}"
             inner, deep = inner.f_back, deep + 1
         return "", call
@@ -133,6 +155,16 @@ class Stacks:
             unix_s=time.time(),
         )
         self.record.write()
+
+
+def _caller_of_module(frame: FrameType) -> FrameType:
+    """Returns the frame that called the outermost module; the frame itself outside of any."""
+    outermost, inner = frame, frame.f_back
+    while inner is not None:
+        if inner.f_code.co_filename.endswith(MODULE_FILE):
+            outermost = inner
+        inner = inner.f_back
+    return outermost
 
 
 def _module(file: str) -> str:

@@ -3,19 +3,22 @@
 warmup + window     steps as they are; only moments are noted
 bucket_steps        gradients and buckets, too, and how often the host waits for its GPU
 profile_steps       of a model that hooks cannot see into: under torch.profiler
-then                probes (``to_end``: steps go on being timed)
+then                probes
+with ``to_end``     medians of blocks of steps, and after each change window and bucket_steps anew
 """
 
 from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from ddplab_watch import host_waits
+from ddplab_watch import host_waits, private
 from ddplab_watch.buckets import BucketWatch
 from ddplab_watch.host_waits import HostWaits
+from ddplab_watch.long_watch import LongWatch
 from ddplab_watch.machine_cores import read_cpu_times
 from ddplab_watch.profile import ShortProfile
 from ddplab_watch.session import Session
+from ddplab_watch.steps import Step
 
 MOST_PLACES = 50
 """Lines at which the host waits for its GPU."""
@@ -30,6 +33,8 @@ class Stages:
         self.buckets: BucketWatch | None = None
         self.waits: HostWaits | None = None
         self.profile: ShortProfile | None = None
+        self.long: LongWatch | None = None
+        """None until the first window is over."""
 
     def backward_began(self) -> None:
         """Notes that backward() is called."""
@@ -47,6 +52,12 @@ class Stages:
     def update_ended(self, optimizer: Optimizer, skipped: bool) -> bool:
         """Notes an update; between two stages, goes to the next. Returns True after the last."""
         session, options, loop = self.session, self.session.options, self.session.loop
+        brief = session.calls.brief
+        if not brief and (
+            session.updated <= options.warmup or session.updated + 1 >= options.last_step
+        ):
+            groups = optimizer.param_groups
+            session.updated_parameters.update(id(p) for group in groups for p in group["params"])
         before = loop.step
         loop.update_ended(id(optimizer), skipped)
         session.steps.collect()
@@ -54,27 +65,72 @@ class Stages:
         if step is None or step is before:
             return False
         session.updated += 1
+        if brief:
+            step.between_windows = True
+            if self.long.begins_window(session.updated):
+                self.begin_window()
+            return False
+        return self.window_step_ended(step)
+
+    def begin_window(self) -> None:
+        """Begins a window without a warm-up, after a change."""
+        session = self.session
+        session.began_window = session.updated - session.options.warmup
+        session.record.window += 1
+        session.look_less(False)
+        session.stacks.counting = True
+        session.pauses.taken()
+        self.cpu_times = read_cpu_times()
+
+    def end_window(self) -> bool:
+        """Goes on after a window and its probes; returns True where the watch is over."""
+        session, options = self.session, self.session.options
+        if not options.to_end:
+            return True
+        session.look_less(True)
+        session.loop.step.before_probes = True
+        if self.long is not None:
+            self.long.resume(session.updated)
+            return False
+        session.stacks.is_training = True
+        store = private.job_store() if session.ranks > 1 else None
+        if session.ranks > 1 and store is None:
+            session.record.unseen("changes while it runs", "the ranks' store is not known")
+        self.long = session.steps.long = LongWatch(
+            record=session.record,
+            ranks=(session.rank, session.ranks),
+            store=store,
+            resident_bytes=lambda: session.memory.read()["resident_bytes"],
+            first=session.updated,
+            usual_s=session.steps.usual_s(),
+        )
+        return False
+
+    def window_step_ended(self, step: Step) -> bool:
+        """Notes a step of a window; returns True where the watch is over."""
+        session, options = self.session, self.session.options
+        at = session.updated - session.began_window
         step.watched = self.buckets is not None
         step.counts = session.pauses.taken() | session.memory.read()
         if self.waits is not None:
             step.counts["host_waits"] = self.waits.taken()
-        if session.updated == options.warmup:
+        if at == options.warmup:
             session.stacks.counting = True
-        if session.updated == options.warmup + options.window:
+        if at == options.warmup + options.window:
             session.stacks.counting = False
             session.stacks.flush()
             session.look_around(self.cpu_times)
             if options.bucket_steps:
                 self.watch_buckets()
                 self.count_waits()
-        step.profiled = session.updated > options.last_step and not options.to_end
+        step.profiled = at > options.last_step
         if self.buckets is not None:
             step.buckets = self.buckets.taken()
-        if session.updated < options.last_step:
+        if at < options.last_step:
             return False
         self.unwatch_buckets()
         self.stop_counting_waits()
-        return not options.to_end and self.profile_or_probe()
+        return (session.began_window > 0 or self.profile_or_probe()) and self.end_window()
 
     def watch_buckets(self) -> None:
         """Begins to watch gradients and buckets."""

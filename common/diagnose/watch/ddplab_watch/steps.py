@@ -88,6 +88,8 @@ class Step:
         skipped: True where a gradient scaler left the update out.
         watched: gradients and buckets were watched; ``buckets`` are those that were sent.
         profiled: True where the step's time is also the profiler's.
+        between_windows: only what the long watch needs is known of it.
+        before_probes: the watch measured something between this step and the next.
         counts: further columns of its row.
     """
 
@@ -105,6 +107,8 @@ class Step:
     skipped: bool = False
     watched: bool = False
     profiled: bool = False
+    between_windows: bool = False
+    before_probes: bool = False
     buckets: list[Bucket] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
 

@@ -18,6 +18,8 @@ physical_cores              physical cores of the machine
 threads                     threads that torch computes an operator with
 omp_num_threads             OMP_NUM_THREADS (of a list, the first number)
 load_1min                   mean number of the machine's tasks that ran or wanted to, last minute
+cpu_mhz                     clock of the core that the process is on, now
+cpu_max_mhz                 and at most
 ==========================  ====================================================================
 limits
 ------------------------------------------------------------------------------------------------
@@ -38,6 +40,7 @@ interval_busy_cores         cores of the machine that computed for anybody; less
                             all ranks, these are other jobs'
 interval_stolen_cores       cores that a hypervisor gave to other machines
 interval_throttled_share    as cgroup_throttled_share, of the periods in between
+interval_heat_stops         times that heat has lowered the clocks of the process's cores
 ==========================  ====================================================================
 network
 ------------------------------------------------------------------------------------------------
@@ -95,6 +98,8 @@ COLUMNS: tuple[str, ...] = (
     "threads",
     "omp_num_threads",
     "load_1min",
+    "cpu_mhz",
+    "cpu_max_mhz",
     "cgroup_cpu_quota",
     "cgroup_throttled_share",
     "dev_shm_bytes",
@@ -107,6 +112,7 @@ COLUMNS: tuple[str, ...] = (
     "interval_busy_cores",
     "interval_stolen_cores",
     "interval_throttled_share",
+    "interval_heat_stops",
     "interface",
     "interface_source",
     "interface_mbit",
@@ -151,6 +157,7 @@ SETTINGS = (
     "NCCL_NTHREADS",
     "NCCL_BUFFSIZE",
     "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",
     "GLOO_SOCKET_IFNAME",
     "TORCH_NCCL_BLOCKING_WAIT",
     "TORCH_DISTRIBUTED_DEBUG",
@@ -216,6 +223,7 @@ def core_facts(root: Path = ROOT) -> dict[str, object]:
     """Reads the columns on cores."""
     allowed, online = machine_cores.own_cores(), machine_cores.online_cores(root)
     boot = read_text(root / "proc/sys/kernel/random/boot_id")
+    now_mhz, most_mhz = machine_cores.clocks_mhz(root)
     return {
         "machine": f"m{hashlib.sha256(boot.encode()).hexdigest()[:11]}" if boot else None,
         "cores": len(allowed) or None,
@@ -225,6 +233,8 @@ def core_facts(root: Path = ROOT) -> dict[str, object]:
         "machine_cores": len(online) or os.cpu_count(),
         "physical_cores": machine_cores.physical_cores(online, root),
         "load_1min": machine_cores.load_1min(root),
+        "cpu_mhz": now_mhz,
+        "cpu_max_mhz": most_mhz,
     }
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import DistributedDataParallel
 
 from ddplab_watch.batches import tensors_in
 from ddplab_watch.changes import COMPRESSIONS, AsItIs, Change, changes, worker_changes

@@ -132,7 +132,10 @@ class Watch:
 
     def leave(self) -> None:
         """Ends the watch as the process ends: by itself, or by an exception such as Ctrl-C."""
-        self.close("ended" if getattr(sys, "last_type", None) is None else "interrupted")
+        if getattr(sys, "last_type", None) is not None:
+            self.close("interrupted")
+        else:  # a watch to the end has seen all that it was to see
+            self.close("complete" if self.stages and self.stages.long else "ended")
 
     def close(self, status: str) -> None:
         """Takes off all hooks but those of updates, and writes what is left; at most once."""

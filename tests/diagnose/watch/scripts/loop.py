@@ -33,6 +33,7 @@ parser.add_argument("--shrinking_memory", type=int, default=0)
 parser.add_argument("--short_trials", type=int, default=0)
 parser.add_argument("--own_noise", type=int, default=0)
 parser.add_argument("--slow_rank_s", type=float, default=0.0)
+parser.add_argument("--slow_after", type=int, default=0)
 parser.add_argument("--slow_update_s", type=float, default=0.0)
 parser.add_argument("--evaluate", type=int, default=0)
 parser.add_argument("--sampler", type=int, default=1)
@@ -59,6 +60,7 @@ parser.add_argument("--passes_of_rank_1", type=int, default=0)
 parser.add_argument("--copies_of_rank_1_fail", type=int, default=0)
 parser.add_argument("--failing_pass", type=int, default=0)
 parser.add_argument("--local_steps", type=int, default=0)
+parser.add_argument("--own_exchange", type=int, default=0)
 arguments = parser.parse_args()
 
 if "RANK" in __import__("os").environ:
@@ -84,6 +86,19 @@ if arguments.host_waits:  # a GPU is pretended, whose every wait torch warns of 
 
     def wait_for_the_gpu():
         ctypes.pythonapi.PyErr_WarnEx(ctypes.py_object(UserWarning), WAITS, ctypes.c_ssize_t(1))
+
+
+if arguments.own_exchange:  # with a class in the place of torch's, as apex once had it
+
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module, **_):
+            super().__init__()
+            self.module = module
+
+        def forward(self, values):
+            return self.module(values)
+
+    torch.nn.parallel.DistributedDataParallel = DistributedDataParallel
 
 
 class Samples(TensorDataset):
@@ -154,7 +169,8 @@ class Model(nn.Module):
             for part in (self.layers[:2], self.layers[2:]):
                 values = checkpoint(part, values.requires_grad_(), use_reentrant=True)
             return values
-        if arguments.slow_rank_s and rank == 1 and torch.is_grad_enabled():
+        is_slow = rank == 1 and step >= arguments.slow_after and torch.is_grad_enabled()
+        if arguments.slow_rank_s and is_slow:
             time.sleep(arguments.slow_rank_s)
         for _ in range(arguments.host_waits and arguments.host_waits * mode[0]):
             wait_for_the_gpu()
@@ -280,6 +296,8 @@ while step < arguments.steps:
             continue
         if arguments.slow_update_s and rank == 0:
             time.sleep(arguments.slow_update_s)
+        for parameter in model.parameters() if arguments.own_exchange else ():
+            dist.all_reduce(parameter.grad)
         optimizer.step()
         optimizer.zero_grad()
         step += 1
@@ -312,7 +330,7 @@ found = {
     "argv": sys.argv,
     "file": __file__,
 }
-if isinstance(model, DistributedDataParallel) and not arguments.hook:
+if isinstance(model, torch.nn.parallel.distributed.DistributedDataParallel) and not arguments.hook:
     logged = model._get_ddp_logging_data()
     found["buckets"] = logged.get("rebuilt_bucket_sizes", logged.get("bucket_sizes"))
 Path(f"{arguments.out}-{rank}.json").write_text(json.dumps(found))

@@ -146,41 +146,42 @@ class Timed(nn.Module):
 
 
 class Keyed(torch.autograd.Function):
-    """A factor that is known only when the gradient behind it is computed."""
+    """Factors that are known only when the gradient behind them is computed."""
 
     @staticmethod
-    def forward(context, x: Tensor, ask: Callable[[], float]) -> Tensor:
+    def forward(context, x: Tensor, ask: Callable[[int], Tensor], number: int) -> Tensor:
         """Returns ``x``."""
-        context.ask = ask
+        context.ask, context.number = ask, number
         return x.clone()
 
     @staticmethod
-    def backward(context, gradient: Tensor) -> tuple[Tensor, None]:
-        """Returns the gradient times the factor."""
-        return gradient * context.ask(), None
+    def backward(context, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Returns the gradient times the factors, of which each element has its own."""
+        return gradient * context.ask(context.number), None, None
 
 
 class Locked(nn.Module):
-    """Layers, of which the first one's gradient needs a factor that the check is asked for."""
+    """Layers, each of whose gradients needs factors that the check is asked for.
 
-    def __init__(self, count: int, width: int, ask: Callable[[], float]) -> None:
+    So no gradient can be computed before the check has been asked for that layer and those behind.
+    """
+
+    def __init__(self, count: int, width: int, ask: Callable[[int], Tensor]) -> None:
         super().__init__()
         self.layers = layers(count, width)
         self.ask = ask
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the mean square of what comes out of the last layer."""
-        first, *others = self.layers
-        x = Keyed.apply(first(x), self.ask)
-        for layer in others:
-            x = (x + layer(x)).tanh()
+        for number, layer in enumerate(self.layers):
+            x = (x + Keyed.apply(layer(x), self.ask, number)).tanh()
         return x.square().mean()
 
 
 class Mixed(nn.Module):
-    """Square matrices, in float64 and in float32 by turns."""
+    """Square matrices, in float64 and in float32 by turns, of which one is not used."""
 
-    COUNT, WIDTH = 8, 9
+    COUNT, WIDTH, IDLE = 8, 9, 1
 
     def __init__(self, count: int = COUNT, width: int = WIDTH) -> None:
         super().__init__()
@@ -190,8 +191,9 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns a mean square, in float64."""
-        for layer in self.layers:
-            x = layer(x.to(layer.weight.dtype)).tanh()
+        for number, layer in enumerate(self.layers):
+            if number != self.IDLE:
+                x = layer(x.to(layer.weight.dtype)).tanh()
         return x.double().square().mean()
 
     def groups(self) -> list[dict]:

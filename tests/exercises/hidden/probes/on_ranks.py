@@ -46,6 +46,7 @@ WRAPPERS = {
     "FSDP": FSDP,
     "bucketed to 1 MiB": functools.partial(BucketedDDP, bucket_cap_mb=1),
 }
+IN_16_BITS: list[FSDP] = []
 GROUP_TIMEOUT = datetime.timedelta(seconds=20)
 
 torch.set_num_threads(1)
@@ -116,13 +117,13 @@ def two_passes(name: str, values: dict[str, Tensor], tokens: Sequence[Tensor]) -
 def overlap(
     name: str, values: dict[str, Tensor], inputs: Tensor, ask: Callable, after_an_error: bool
 ) -> None:
-    """Makes a step whose last gradient needs what the check is asked for.
+    """Makes a step of which each layer's gradient needs what the check is asked for.
 
     Args:
         name: of the wrapper.
         values: this rank's first parameters.
         inputs: its samples.
-        ask: tells the factor of the last gradient.
+        ask: tells the factors of a layer's gradient.
         after_an_error: whether an exception has left ``no_sync`` before.
     """
     model = with_values(Locked(20, 16, ask), values)
@@ -134,13 +135,13 @@ def overlap(
     wrapped.finish_gradient_synchronization()
 
 
-def timed_steps(name: str, steps: int) -> list[float]:
-    """Makes steps of a fixed time; returns each weight's mean gradient."""
+def timed_steps(name: str, steps: int, factor: float) -> list[float]:
+    """Makes steps of a fixed time; returns each weight's mean gradient, of ranks' own factors."""
     wrapped = made(name, Timed)
     for _ in range(steps):
         for parameter in wrapped.parameters():
             parameter.grad = None
-        (wrapped(torch.ones(1)) * (1 + dist.get_rank())).backward()
+        (wrapped(torch.ones(1)) * factor).backward()
         wrapped.finish_gradient_synchronization()
     return [parameter.grad.mean().item() for parameter in wrapped.parameters()]
 
@@ -151,17 +152,17 @@ def made(name: str, model: type[nn.Module]) -> nn.Module:
     return WRAPPERS[name](model())
 
 
-def buckets(cap_mb: float | None) -> list[list[int]]:
-    """Returns the buckets of twenty layers; parameters are numbered in reverse."""
-    wrapped = BucketedDDP(layers(20, 16).float(), bucket_cap_mb=cap_mb)
+def buckets(cap_mb: float | None, count: int, width: int) -> list[list[int]]:
+    """Returns the buckets of so many layers; parameters are numbered in reverse."""
+    wrapped = BucketedDDP(layers(count, width).float(), bucket_cap_mb=cap_mb)
     place = {id(p): index for index, p in enumerate(reversed(list(wrapped.module.parameters())))}
     return [[place[id(parameter)] for parameter in bucket] for bucket in wrapped.buckets]
 
 
-def bucketed_step(cap_mb: float | None, inputs: Tensor) -> None:
-    """Makes a step of twenty layers, whose buckets are seen by their sizes."""
-    wrapped = BucketedDDP(layers(20, 16).float(), bucket_cap_mb=cap_mb)
-    wrapped(inputs).sum().backward()
+def bucketed_step(cap_mb: float | None, count: int, width: int) -> None:
+    """Makes a step of so many layers, whose buckets are seen by their sizes."""
+    wrapped = BucketedDDP(layers(count, width).float(), bucket_cap_mb=cap_mb)
+    wrapped(torch.ones(1, width)).sum().backward()
     wrapped.finish_gradient_synchronization()
 
 
@@ -347,6 +348,7 @@ def fsdp_in_16_bits(values: dict[str, Tensor], tokens: Tensor) -> dict:
     """Returns the dtype of whole weights, and the norm of the gradients, which are in float32."""
     model = with_values(stacked_model().float(), values)
     wrapped = FSDP(model, compute_dtype=torch.bfloat16)
+    IN_16_BITS[:] = [wrapped]
     dtypes = set()
     for block in wrapped.module.blocks:
         block.linear.register_forward_hook(
@@ -362,6 +364,11 @@ def fsdp_in_16_bits(values: dict[str, Tensor], tokens: Tensor) -> dict:
         "squares": own.square().sum().item(),
         "replicated": torch.cat(replicated).square().sum().item(),
     }
+
+
+def gathered_of_16_bits() -> dict[str, Tensor]:
+    """Returns the whole parameters of that model."""
+    return dict(IN_16_BITS[0].gather_full_params())
 
 
 def fsdp_bits(values: dict[str, Tensor], batches: Sequence[Tensor]) -> list[dict[str, Tensor]]:

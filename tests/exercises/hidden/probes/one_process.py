@@ -51,7 +51,8 @@ def accumulated(states: dict[str, Tensor], pieces: list[Tensor], max_norm: float
     from common.exercises.accumulated_step import accumulated_step
 
     model, passes = partly_trained(states), []
-    for parameter in (model["used"].weight, *model["idle"].parameters()):  # not of its bias
+    others = (*model["idle"].parameters(), model["frozen"].weight)
+    for parameter in (model["used"].weight, *others):  # not of its bias
         parameter.grad = torch.ones_like(parameter)
 
     def loss_of(model: nn.ModuleDict, piece: Tensor) -> Tensor:
@@ -65,6 +66,18 @@ def accumulated(states: dict[str, Tensor], pieces: list[Tensor], max_norm: float
     remaining = any(parameter.grad is not None for parameter in model.parameters())
     facts = {"loss": loss, "norm": norm, "state": model.state_dict(), "passes": passes}
     return facts | {"remaining": remaining}
+
+
+def accumulated_in_memory(pieces: int, samples: int, width: int) -> None:
+    """Makes one step with pieces whose activations are large."""
+    from common.exercises.accumulated_step import accumulated_step
+
+    model = nn.Sequential(nn.Linear(1, width), nn.Tanh())
+
+    def loss_of(model: nn.Module, piece: Tensor) -> Tensor:
+        return model(piece).square().mean()
+
+    accumulated_step(model, sgd(model), [torch.ones(samples, 1)] * pieces, loss_of, None)
 
 
 class Largest(TorchDispatchMode):

@@ -14,8 +14,7 @@ import pandas as pd
 
 from common.diagnose.causes.communication import EXPOSED_SHARE
 from common.diagnose.causes.ranks import Slowest
-from common.diagnose.causes.settings import Signal, of_signals
-from common.diagnose.evidence.case import VALIDITY, Case, Verdict, confidence, percent
+from common.diagnose.evidence.case import Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
     TRACE_OPERATIONS,
     TRACE_STEPS,
@@ -23,77 +22,12 @@ from common.diagnose.evidence.evidence import (
     standard_error,
 )
 from common.diagnose.evidence.left_behind import LeftBehind
-from common.diagnose.evidence.measured_surroundings import named_ranks
 from common.runtime.wording import counted
 from common.tables import TRACE_OPERATION_COLUMNS
-from common.traces.flight_recorder import Call, Stop, stops
-from common.traces.nccl_log import MOST_WARNINGS
 from common.traces.step_operations import GATHER, SCATTER
 
 IDLE_SHARE = 0.2
 """With a fifth of the step idle, no kernel can make it more than a fifth faster."""
-
-
-def hang(job: LeftBehind) -> Verdict | None:
-    """Judges whether ranks wait for each other in a collective that not all of them called."""
-    if not job.dumps:
-        raise NotJudged("no flight recorder's dump (TORCH_FR_BUFFER_SIZE=2000, and a timeout)")
-    hangs = stops(job.dumps)
-    if not hangs:
-        return None
-    stop = min(
-        hangs,
-        key=lambda candidate: not (candidate.behind or candidate.mismatched or candidate.silent),
-    )
-    late = [*stop.behind, *stop.mismatched, *stop.silent]
-    title, change = (
-        "all ranks hang in one collective",
-        ("Look at the network and the devices; py-spy dump --pid shows where a process is."),
-    )
-    if late:
-        title = f"{named_ranks(late)} did not come to a collective"
-        change = (
-            "Look at what they do instead: a branch on the rank, an exception, data that end "
-            "earlier than the others'."
-        )
-    is_sure = bool(stop.behind or stop.mismatched)
-    return Verdict(
-        cause="hang",
-        title=title[0].lower() + title[1:],
-        evidence=tuple(_stop_sentences(stop)),
-        lost_share=None,
-        confidence="high" if is_sure else "medium",
-        reason="collectives are counted" if is_sure else "no rank with a record is behind",
-        change=change,
-        group=VALIDITY,
-    )
-
-
-def _stop_sentences(stop: Stop) -> Iterator[str]:
-    """Yields sentences on who waits in which collective, and where the others are."""
-    if stop.waiting:
-        call = next(iter(stop.waiting.values()))
-        yield (
-            f"{named_ranks(list(stop.waiting))}: in collective {stop.number} of group "
-            f"{stop.group}, {_called(call)}."
-        )
-    for rank, call in stop.behind.items():
-        if call is None:
-            yield f"Rank {rank} has called none."
-        else:
-            state = "ended" if call.is_done else "is still in"
-            yield (
-                f"Rank {rank} {state} collective {call.number}, {_called(call)}, and has called "
-                "none since."
-            )
-    for rank, call in stop.mismatched.items():
-        yield f"Rank {rank} called something else: {_called(call)}."
-    if stop.silent:
-        yield f"{named_ranks(list(stop.silent))}: no dump; ended, or stuck outside of PyTorch."
-
-
-def _called(call: Call) -> str:
-    return f"{call.what}, called at {call.caller}" if call.caller else call.what
 
 
 def slow_rank(job: LeftBehind) -> Verdict | None:
@@ -258,54 +192,13 @@ def idle_device(job: LeftBehind) -> Verdict | None:
     )
 
 
-def nccl_connections(job: LeftBehind) -> Verdict | None:
-    """Judges whether NCCL connects ranks by slower ways than it could, and what it warned of."""
-    if job.log is None:
-        raise NotJudged("no log of NCCL (NCCL_DEBUG=INFO)")
-    log, signals = job.log, []
-    shared = log.pairs("SHM", one_host=True)
-    if shared:
-        signals.append(
-            Signal(
-                f"{len(shared)} pairs of GPUs of one host exchange through host memory "
-                f"(via SHM), such as ranks {shared[0][0]} and {shared[0][1]}.",
-                "let them copy directly: nvidia-smi topo -m shows how they are connected; unset "
-                "NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, turn off ACS",
-                "medium",
-            )
-        )
-    if inside := log.pairs("NET", one_host=True):
-        signals.append(
-            Signal(
-                f"{len(inside)} pairs of GPUs of one host exchange over the network, such as ranks "
-                f"{inside[0][0]} and {inside[0][1]}.",
-                "unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE; a larger /dev/shm for containers",
-                "high",
-            )
-        )
-    if sockets := log.pairs("NET/Socket", one_host=False):
-        why = "; NCCL found no InfiniBand" if log.no_infiniband else ""
-        signals.append(
-            Signal(
-                f"{len(sockets)} pairs of ranks of two hosts exchange over sockets (NET/Socket)"
-                f"{why}.",
-                "use InfiniBand or RoCE where there is some (ibstat; the container needs "
-                "/dev/infiniband), or the fastest interface: NCCL_SOCKET_IFNAME",
-                "medium",
-            )
-        )
-    for warning, count in log.warnings.most_common(MOST_WARNINGS):
-        signals.append(Signal(f"NCCL warned {count} times: {warning}.", "look it up", "low"))
-    return of_signals("nccl-connections", "NCCL connects ranks by slow ways, or warns", signals)
-
-
 def profiled(case: Case) -> LeftBehind | None:
     """Returns the steps that were profiled; None where none were."""
     steps = case.run.tables.get(TRACE_STEPS)
     if steps is None or steps.empty:
         return None
     none = pd.DataFrame(columns=list(TRACE_OPERATION_COLUMNS))
-    return LeftBehind(case.run.folder, steps, case.run.tables.get(TRACE_OPERATIONS, none))
+    return LeftBehind(steps, case.run.tables.get(TRACE_OPERATIONS, none))
 
 
 def by_profile(
@@ -345,12 +238,3 @@ def _with_file(verdict: Verdict, file: str) -> Verdict:
     """Returns a verdict on traces that names the table of theirs in a bundle's run directory."""
     first, *further = verdict.evidence
     return replace(verdict, evidence=(f"{first.removesuffix('.')} {file}.", *further))
-
-
-CAUSES: dict[str, Callable[[LeftBehind], Verdict | None]] = {
-    "hang": hang,
-    "slow-rank": slow_rank,
-    "exposed-communication": exposed_communication,
-    "idle-device": idle_device,
-    "nccl-connections": nccl_connections,
-}

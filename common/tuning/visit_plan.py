@@ -7,8 +7,16 @@ so its gain is taken from rounds of its own, beside the default, that had no par
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import pandas as pd
+
+from common.samples import Interval, paired_gain
+
+Arm = TypeVar("Arm")
 
 ROUNDS_PER_LEVEL = 2
 LADDERS = ((8, 4, 2), (6, 3), (4, 2), (3,), (2,), (1,))
@@ -86,3 +94,46 @@ def plan_visits(visits: int, candidates: int, options: Sequence[int] = ()) -> Vi
         longer = VisitPlan(chosen.levels, rounds, chosen.options)
         chosen = longer if longer.visits <= visits else chosen
     return chosen
+
+
+def halved(
+    arms: Sequence[Arm],
+    levels: Sequence[int],
+    times_after: Callable[[int, list[Arm]], pd.DataFrame],
+    name: Callable[[Arm], str],
+    reference: str | None = None,
+) -> list[Arm]:
+    """Halves arms by real steps until one is left; returns all, the best first.
+
+    A level goes on with those that have saved most in all rounds so far. What it leaves out stays
+    behind what it keeps, what has no time comes behind what has one, and what no level visits comes
+    last.
+
+    Args:
+        arms: the most promising first.
+        levels: number of arms at each level.
+        times_after: (level, arms) → visits them; returns a row per round so far, a column per name.
+        name: arm → name of its column.
+        reference: column that savings are of; by default the first arm that has one.
+    """
+    ranked = list(arms)
+    for level, count in enumerate(levels):
+        times = times_after(level, ranked[:count])
+        ran = [name(arm) for arm in ranked[:count] if name(arm) in times]
+        base = reference or next(iter(ran), "")
+        saved = {
+            arm: saving(times, name(arm), base).estimate if name(arm) in ran else -math.inf
+            for arm in ranked[:count]
+        }
+        ranked[:count] = sorted(saved, key=saved.__getitem__, reverse=True)
+    return ranked
+
+
+def saving(times: pd.DataFrame, name: str, base: str) -> Interval:
+    """Returns what an arm saves of another's time in the rounds that visited both.
+
+    Args:
+        times: a row per round, a column per arm.
+    """
+    pairs = pd.DataFrame({"arm": times[name], "base": times[base]}).dropna()
+    return paired_gain(pairs["arm"], pairs["base"])

@@ -1,0 +1,1 @@
+"""The answer of ``ddplab plan`` as a page with a figure."""

@@ -1,0 +1,303 @@
+"""Causes in what a script does on every rank beside its model: exchanges, updates, other work.
+
+How long it takes is measured: a phase of the step, or what a pass takes longer in the training than
+by itself. What it is, looks at the script tell (``stacks.csv``), a share of those of its phase.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from common.diagnose.causes.between_steps import EXCHANGES
+from common.diagnose.causes.sharing import PARTS, together_times
+from common.diagnose.evidence.case import Case, Verdict, confidence, line_of, looks, percent
+from common.diagnose.evidence.evidence import (
+    ALL_REDUCE,
+    COSTS,
+    EXCHANGING,
+    FACTS,
+    PROBES,
+    STACKS,
+    STEPS,
+    NotJudged,
+    standard_error,
+)
+from common.perfmodel.tables import read_all_reduce
+from common.runtime.wording import size_text
+
+LEAST_SHARE = 0.05
+"""Share of the step that an exchange of the script's own must take."""
+UPDATE_SHARE, UPDATE_SAVED = 0.10, 0.08
+"""Shares of the step that an update must take, and that another one would save: what that takes is
+computed, not measured."""
+MOVED_AGAIN = 1.75
+"""An update with two moments reads four tensors and writes three; a copy there and back, as it is
+timed, reads two and writes two."""
+LONGER, LONGER_SHARE = 1.25, 0.08
+"""A pass that takes a quarter longer in the training than by itself, beyond what the other pass of
+the step does, and the share of the step that this must be: machines drift by less."""
+SURELY_LONGER = 1.5
+"""No machine drifts by so much between a run and its probes."""
+LIBRARIES = ("torch.optim.", "transformers.", "accelerate.", "lightning.", "pytorch_lightning.")
+"""Callers of an optimizer: what they take in the phase of the update is the update itself."""
+GRADIENTS = ("all_reduce", "reduce_scatter", "all_gather_into_tensor", "all_reduce_coalesced")
+CHANGES = {
+    "barrier": "Leave the barrier out: collectives wait for all ranks by themselves.",
+    "object": (
+        "Put the numbers into one tensor and exchange that, every so many steps: objects are "
+        "pickled, and their sizes sent before them."
+    ),
+}
+OTHER_EXCHANGE = "Exchange it every so many steps, and all tensors in one call."
+BACKWARD = "whole_backward_time_ms"
+FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Optimizers that PyTorch can run as one kernel."""
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What looks tell to be of a kind: ms of a step of the rank that waits for nobody."""
+
+    time_ms: float
+    share: float
+    error: float
+    looks: pd.DataFrame
+
+
+def _phases(case: Case) -> pd.DataFrame:
+    """Returns the mean ms of each phase in a step, by rank, as looks tell phases apart."""
+    steps = case.run.measured
+    if STACKS not in case.run.tables or not {"fetch_time_ms", BACKWARD} <= {*steps}:
+        raise NotJudged(f"no {STACKS} in {case.run.name}, or steps of an earlier watch")
+    columns = {
+        "data": steps["fetch_time_ms"],
+        "forward": steps["forward_time_ms"],
+        "backward": steps[BACKWARD],
+        "optimizer": steps["optimizer_time_ms"],
+        "between": steps["between_time_ms"].fillna(0),
+        "copy": (steps["data_time_ms"] - steps["fetch_time_ms"]).clip(lower=0),
+        "step": steps["step_time_ms"] + steps["between_time_ms"].fillna(0),
+    }
+    return pd.DataFrame(columns).astype(float).groupby(steps["rank"]).mean()
+
+
+def _taken(case: Case, phases: tuple[str, ...], wanted: pd.Series) -> _Taken | None:
+    """Returns what the looks in ``wanted`` take; None where there are none.
+
+    Of several ranks, the one that takes least waits for no other.
+
+    Args:
+        case: the run.
+        phases: phases that are looked at.
+        wanted: True for the looks at what is asked for, by their index.
+    """
+    rows, times = looks(case, phases), _phases(case)
+    chosen = rows[wanted.reindex(rows.index, fill_value=False)]
+    if chosen.empty:
+        return None
+    counts = rows.groupby(["rank", "phase"])["samples"].sum()
+    mine = chosen.groupby(["rank", "phase"])["samples"].sum()
+    by_rank = {}
+    for rank in times.index:
+        time_ms = variance = 0.0
+        for phase in phases:
+            if (rank, phase) in mine.index:
+                count, part = counts[rank, phase], mine[rank, phase] / counts[rank, phase]
+                time_ms += times.loc[rank, phase] * part
+                # Looks are drawn: their share has the error of a binomial one.
+                variance += times.loc[rank, phase] ** 2 * max(part * (1 - part), 1 / count) / count
+        by_rank[rank] = (time_ms, math.sqrt(variance))
+    time_ms, error_ms = min(by_rank.values())
+    step_ms = float(times["step"].mean())
+    return _Taken(time_ms, time_ms / step_ms, error_ms / step_ms, chosen)
+
+
+def _calls(case: Case) -> pd.Series:
+    stacks = case.run.tables.get(STACKS, pd.DataFrame(columns=["call"]))
+    return stacks["call"].astype(object).fillna("").astype(str)
+
+
+def own_exchange(case: Case) -> Verdict | None:
+    """Judges whether ranks exchange something by calls of the script's own, in every step."""
+    if case.ranks < 2:
+        return None
+    phases = ("data", "copy", "forward", "backward", "optimizer", "between")
+    taken = _taken(case, phases, _calls(case).str.startswith(EXCHANGES))
+    if taken is None or taken.share < LEAST_SHARE:
+        return None
+    [facts] = case.run.need(FACTS)
+    counts = taken.looks.groupby("call")["samples"].sum()
+    call = str(counts.idxmax()).rpartition(".")[2]
+    line = line_of(taken.looks)
+    alone = facts["wrapper"].astype(object).fillna("").eq("").all() if "wrapper" in facts else False
+    gradients = alone and call in GRADIENTS
+    title = f"every rank calls {call} in each step{line}"
+    change = next((text for name, text in CHANGES.items() if name in call), OTHER_EXCHANGE)
+    sentences, needed_ms = [], 0.0
+    if gradients:
+        size = float(facts["gradient_bytes"].max())
+        title = f"the script exchanges gradients by itself, with {call}{line}"
+        change = (
+            "DistributedDataParallel(model), which sends gradients in buckets while others are "
+            "computed; or one all_reduce of all gradients, flattened."
+        )
+        if case.run.opened.has(ALL_REDUCE):
+            curve = read_all_reduce(case.run.folder / ALL_REDUCE).curve
+            needed_ms = min(taken.time_ms, float(curve.time_s(size)) * 1e3)
+            sentences.append(
+                f"One all-reduce of all {size_text(size)} takes {needed_ms:.3g} ms "
+                f"{case.file(ALL_REDUCE)}."
+            )
+    lost = min(0.99, taken.share * (1 - needed_ms / taken.time_ms))
+    if lost < LEAST_SHARE:
+        return None
+    level, reason = confidence(lost, LEAST_SHARE, taken.error)
+    return Verdict(
+        cause="own-exchange",
+        title=title,
+        evidence=(
+            f"Such calls take {taken.time_ms:.3g} ms of a step, {percent(taken.share)}, of the "
+            f"rank that waits least: {taken.looks['samples'].sum()} looks {case.file(STACKS)} "
+            f"{case.file(STEPS)}.",
+            *sentences,
+        ),
+        lost_share=lost,
+        confidence=level,
+        reason=f"share of the step: {reason}",
+        change=change,
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def heavy_update(case: Case) -> Verdict | None:
+    """Judges whether the update, or what a script does before it, takes much on every rank."""
+    times, calls = _phases(case), _calls(case)
+    by_library = calls.str.startswith(LIBRARIES)
+    beside = _taken(case, ("optimizer",), ~by_library & ~calls.str.startswith(EXCHANGES))
+    update = _taken(case, ("optimizer",), by_library)
+    if beside is not None and (update is None or beside.time_ms > update.time_ms):
+        call = str(beside.looks.groupby(_calls(case))["samples"].sum().idxmax())
+        within = f" in {call.rpartition('.')[2]}" if call else ""
+        return _updating(
+            case,
+            beside,
+            saved=beside.share,
+            least=LEAST_SHARE,
+            title=f"every rank spends {percent(beside.share)} of a step{within} before its update",
+            change=(
+                "Do it every so many steps, or for all parameters in one call (torch._foreach_..., "
+                "clip_grad_norm_(..., foreach=True)) in place of one after another."
+            ),
+        )
+    [facts] = case.run.need(FACTS)
+    costs = case.run.tables.get(COSTS)
+    share = float((times["optimizer"] / times["step"]).min())
+    if share < UPDATE_SHARE or update is None or costs is None or "optimizer" not in facts:
+        return None
+    name, copies = str(facts["optimizer"].iloc[0]), costs[costs["cost"] == "copy"]
+    if name not in FUSED or str(facts["is_fused"].iloc[0]) == "True" or copies.empty:
+        return None
+    per_byte = float((copies["time_ms"] / copies["size_bytes"]).median())
+    least_ms = MOVED_AGAIN * per_byte * float(facts["gradient_bytes"].max())
+    return _updating(
+        case,
+        update,
+        saved=update.share * max(0.0, 1 - least_ms / update.time_ms),
+        least=UPDATE_SAVED,
+        title=f"the update takes {percent(update.share)} of each step on every rank",
+        change=f"torch.optim.{name}(..., fused=True)",
+        least_ms=least_ms,
+    )
+
+
+def _updating(
+    case: Case,
+    taken: _Taken,
+    saved: float,
+    least: float,
+    title: str,
+    change: str,
+    least_ms: float = 0.0,
+) -> Verdict | None:
+    if saved < least:
+        return None
+    level, reason = confidence(saved, least, taken.error)
+    sentences = [
+        f"To move each tensor of the update once takes {least_ms:.3g} ms {case.file(COSTS)}."
+    ] * (least_ms > 0)
+    return Verdict(
+        cause="heavy-update",
+        title=title + line_of(taken.looks),
+        evidence=(
+            f"It takes {taken.time_ms:.3g} ms of a step {case.file(STEPS)} {case.file(STACKS)}.",
+            *sentences,
+        ),
+        lost_share=min(saved, 0.99),
+        confidence="medium" if level == "high" else "low",
+        reason=f"share of the step: {reason}; what would be left of it was not tried",
+        change=change,
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(saved),
+        speedup_low=case.speedup_now,  # an upper bound may bring nothing
+        speedup_high=case.speedup_without(saved),
+    )
+
+
+def beside_the_model(case: Case) -> Verdict | None:
+    """Judges whether a pass takes longer in the training than the model's own, on every rank."""
+    probes, times = case.run.tables.get(PROBES), together_times(case)
+    if times is None or case.run.mixed or BACKWARD not in case.run.measured:
+        raise NotJudged(f"no {PROBES} of the script's own batches in {case.run.name}")
+    probes = probes[probes["batch_per_rank"] == case.run.batch_per_rank]
+    probed = probes[probes["together"].astype(bool)].groupby("rank")
+    exchanging = case.run.tables.get(EXCHANGING)
+    has_exchange = exchanging is not None and not exchanging.empty
+    if not has_exchange:
+        exchanging = probes[probes["together"].astype(bool)]
+    after = exchanging[[part for part in PARTS[1:] if part in exchanging]].sum(axis=1)
+    ratios, alone = {}, {}
+    for name, column, alone_ms in (
+        ("forward", "forward_time_ms", probed["forward_time_ms"].median()),
+        ("backward", BACKWARD, after.groupby(exchanging["rank"]).median()),
+    ):
+        ratio = case.run.by_step(column).median() / case.run.accumulation / alone_ms
+        ratios[name], alone[name] = float(ratio.min()), float(alone_ms[ratio.idxmin()])
+    # Of a backward pass in a step it is not known what is exchange, unless that was measured, too.
+    name = max(ratios, key=ratios.get) if has_exchange else "forward"
+    # What both passes take longer may be the machine's, up to what no machine does.
+    drift = min(max(1.0, min(ratios.values())), SURELY_LONGER)
+    ratio, step_ms = ratios[name] / drift, float(case.run.slowest_ms.median())
+    over_ms = (ratios[name] - drift) * alone[name] * case.run.accumulation
+    share = over_ms / step_ms
+    if not (ratio > LONGER and share > LONGER_SHARE):
+        return None
+    spread = case.run.by_step("forward_time_ms" if name == "forward" else BACKWARD)
+    error = standard_error(spread.min(axis=1)) * case.run.accumulation / step_ms
+    level, reason = confidence(share, LONGER_SHARE, error)
+    rows = looks(case, (name,))
+    beside = rows[~rows["place"].astype(str).str.endswith(" forward")]
+    beside = beside if beside["samples"].sum() > rows["samples"].sum() / 5 else rows
+    lost, line = min(share, 0.99), line_of(beside)
+    longer = f"{name} passes take {over_ms:.3g} ms longer in the training than by themselves"
+    return Verdict(
+        cause="beside-the-model",
+        title=longer + line,
+        evidence=(
+            f"A {name} pass takes {ratios[name]:.2f} times as long in a step {case.file(STEPS)} as "
+            f"the model's own {case.file(PROBES)}, on every rank; the other pass "
+            f"{min(ratios.values()):.2f} times.",
+        ),
+        lost_share=lost,
+        confidence=level if line and ratio > SURELY_LONGER else "low",
+        reason=f"share of the step: {reason}" + ("" if line else "; nothing tells what it is"),
+        change=(
+            "Look at what the script does there beside its model, such as metrics, logging, hooks "
+            "or a loss that is computed in pieces; do it every so many steps."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )

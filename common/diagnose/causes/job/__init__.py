@@ -1,0 +1,1 @@
+"""Causes that are judged from what a job left behind."""

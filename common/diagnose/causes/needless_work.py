@@ -1,0 +1,218 @@
+"""Causes in work that a script does and need not do, each with what it costs as measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from common.analysis.step_parts import flags
+from common.diagnose.causes.sharing import PARTS, compute_share
+from common.diagnose.evidence.case import Case, Verdict, confidence, percent
+from common.diagnose.evidence.evidence import (
+    FACTS,
+    LEAN_PASSES,
+    STEP,
+    STEPS,
+    standard_error,
+)
+from common.runtime.wording import size_text
+from common.samples import LEAST_ROUNDS, Interval, paired_gain, slowest_rank
+
+LEAST_SHARE = 0.03
+"""Share of the step; less is within what passes differ from one run to the next."""
+
+
+@dataclass(frozen=True)
+class Needless:
+    """A kind of lean passes (``ddplab_watch.lean``), as a cause.
+
+    ``title`` may hold ``ratio``, ``share`` (of the gradients) and columns of ``lean-passes.csv``.
+    """
+
+    cause: str
+    title: str
+    change: str
+    is_exchanged: bool = False
+    """What is left out are gradients, which are exchanged, too."""
+    is_updated: bool = False
+    """They are used by an update, which is left out as well."""
+    exchanges: bool = False
+    """The passes exchange their gradients."""
+
+
+KINDS = {
+    "anomaly detection": Needless(
+        "left-on",
+        "passes take {ratio:.2g} times as long with anomaly detection on",
+        "torch.autograd.set_detect_anomaly(False), but while looking for a NaN.",
+    ),
+    "deterministic algorithms": Needless(
+        "left-on",
+        "passes take {ratio:.2g} times as long with deterministic algorithms on",
+        "torch.use_deterministic_algorithms(False), where runs need not repeat to the last bit.",
+    ),
+    "a profiler": Needless(
+        "left-on",
+        "passes take {ratio:.2g} times as long with a profiler on",
+        "Stop the profiler after a few steps: torch.profiler.schedule(wait=1, warmup=1, active=3).",
+    ),
+    "hooks": Needless(
+        "left-on",
+        "passes take {ratio:.2g} times as long with {hooks:.0f} hooks on modules and gradients",
+        "Take the hooks off (a tracker's such as wandb.watch, statistics of activations or "
+        "gradients), or let them look at every hundredth step.",
+    ),
+    "activation checkpointing": Needless(
+        "needless-recomputation",
+        "activations are computed twice, and there is memory to keep them",
+        "Call the layers without torch.utils.checkpoint, all or some of them.",
+    ),
+    "too many threads": Needless(
+        "oversubscribed-cores",
+        "each rank computes with {threads:.0f} threads, more than the {cores:.0f} cores can run",
+        "torch.set_num_threads({fair_threads:.0f}) where the script sets another number, or "
+        "OMP_NUM_THREADS={fair_threads:.0f} on each rank.",
+    ),
+    "checks of each exchange": Needless(
+        "nccl-settings",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL makes passes and exchange take {ratio:.2g} times as long",
+        "unset TORCH_DISTRIBUTED_DEBUG.",
+        exchanges=True,
+    ),
+    "small buckets": Needless(
+        "bucket-cap",
+        "gradients are sent in {buckets:.0f} small buckets where {usual_buckets:.0f} would do",
+        "DistributedDataParallel(model) with its own bucket_cap_mb, 25.",
+        exchanges=True,
+    ),
+    "unused gradients": Needless(
+        "unused-gradients",
+        "{share} of the gradients are of parameters that no optimizer updates",
+        "requires_grad_(False) on what is not trained, before the model is wrapped in "
+        "DistributedDataParallel; or give these parameters to the optimizer.",
+        is_exchanged=True,
+    ),
+    "untouched embeddings": Needless(
+        "sparse-embedding",
+        "{share} of the gradients are an embedding's, of which a batch touches {touched_rows:.0f} "
+        "of {rows:.0f} rows",
+        "nn.Embedding(..., sparse=True) and an optimizer that takes sparse gradients (SGD, "
+        "SparseAdam, Adagrad) for it; or a table of fewer rows.",
+        is_exchanged=True,
+        is_updated=True,
+    ),
+}
+"""What lean passes do without, by the name in their table."""
+
+
+def judge_of(cause: str) -> Callable[[Case], Verdict | None]:
+    """Returns the function that judges the kinds of ``KINDS`` that are of one cause."""
+
+    def judge(case: Case) -> Verdict | None:
+        rows = case.run.tables.get(LEAN_PASSES)
+        if rows is None:  # nothing was left out
+            return None
+        kinds = [name for name in rows["without"].unique() if name in KINDS]
+        verdicts = [_saved_by(case, rows, name) for name in kinds if KINDS[name].cause == cause]
+        return min(filter(None, verdicts), key=lambda verdict: verdict.order, default=None)
+
+    return judge
+
+
+def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | None:
+    """Returns the verdict on what passes without something save; None where that is little."""
+    kind, rows = KINDS[without], all_rows[all_rows["without"] == without]
+    gain, with_ms, without_ms = _saved(rows)
+    parts, passes = case.run.parts, compute_share(case)
+    exchange = parts.parts_ms["communication"] / parts.step_ms
+    noted = rows.max(numeric_only=True).dropna().to_dict()
+    if noted.get("needed_bytes", 0) > noted.get("free_bytes", math.inf) / case.ranks:
+        return None
+    left_out, sentences = 0.0, []
+    if kind.exchanges:
+        passes = min(1.0, passes + exchange)
+    if kind.is_exchanged:
+        [facts] = case.run.need(FACTS)
+        share = min(1.0, noted["unused_bytes"] / float(facts["gradient_bytes"].max()))
+        left_out = share * exchange
+        sentences = [
+            f"{size_text(noted['unused_bytes'])} of gradients are computed and exchanged in each "
+            f"step {case.file(LEAN_PASSES)}; their exchange takes up to {percent(left_out)} of it "
+            f"{case.file(STEPS)}."
+        ]
+        if kind.is_updated:
+            update = share * parts.parts_ms["optimizer"] / parts.step_ms
+            left_out += update
+            sentences.append(f"Their update takes up to {percent(update)} {case.file(STEPS)}.")
+        noted["share"] = percent(share)
+    if "needed_bytes" in noted:
+        sentences = [
+            f"To keep them takes {size_text(max(0, noted['needed_bytes']))} more on each rank, and "
+            f"{size_text(noted['free_bytes'])} are free {case.file(LEAN_PASSES)}."
+        ]
+    lost = min(0.99, gain.estimate * passes + left_out)
+    if not max(0.0, gain.low) * passes + left_out > LEAST_SHARE:
+        return None
+    noted["ratio"] = with_ms / without_ms
+    return Verdict(
+        cause=kind.cause,
+        title=kind.title.format(**noted),
+        evidence=(
+            f"Forward and backward pass{' with their exchange' if kind.exchanges else ''} take "
+            f"{with_ms:.3g} ms as they are and {without_ms:.3g} ms without {without}, in turns "
+            f"{case.file(LEAN_PASSES)}.",
+            *sentences,
+        ),
+        lost_share=lost,
+        confidence="high" if (gain.rounds or 0) >= LEAST_ROUNDS else "medium",
+        reason=f"passes were timed both ways in {gain.rounds} rounds: {percent(gain.low)} to "
+        f"{percent(gain.high)} of them",
+        change=kind.change.format(**noted),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def _saved(rows: pd.DataFrame) -> tuple[Interval, float, float]:
+    """Returns the share that lean passes save, in pairs, and the mean ms with and without."""
+    parts = [name for name in PARTS if name in rows]
+    rows = rows.assign(time_ms=rows[parts].fillna(0).sum(axis=1), lean=flags(rows["lean"]))
+    by_repeat = slowest_rank(rows, "time_ms", by=["repeat", "lean"]).unstack()
+    gain = paired_gain(by_repeat[True], by_repeat[False])
+    return gain, float(by_repeat[False].median()), float(by_repeat[True].median())
+
+
+def sent_buffers(case: Case) -> Verdict | None:
+    """Judges whether DDP's sending of buffers before each forward pass takes much of a step."""
+    [facts] = case.run.need(FACTS)
+    if case.ranks < 2 or "buffers_time_ms" not in case.run.measured:
+        return None
+    # The rank that came last waits for nobody: what it takes is the sending itself.
+    sending = case.run.measured.groupby(STEP)["buffers_time_ms"].min()
+    steps_ms = slowest_rank(case.run.measured, "step_time_ms", by=STEP)
+    shares = (sending / steps_ms).dropna()
+    share = float(shares.median()) if len(shares) else 0.0
+    if share < LEAST_SHARE:
+        return None
+    level, reason = confidence(share, LEAST_SHARE, standard_error(shares), len(shares))
+    sent = size_text(float(facts["buffers_bytes"].max()))
+    return Verdict(
+        cause="sent-buffers",
+        title=f"DDP sends {sent} of buffers before each forward pass",
+        evidence=(
+            f"Sending them takes {sending.median():.3g} of {steps_ms.median():.3g} ms of a step "
+            f"{case.file(STEPS)}; they are {sent} {case.file(FACTS)}.",
+        ),
+        lost_share=share,
+        confidence=level,
+        reason=f"share of the step: {reason}",
+        change=(
+            "DistributedDataParallel(model, broadcast_buffers=False): nothing changes for masks "
+            "and tables; BatchNorm's running statistics are then each rank's own."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(share),
+    )

@@ -1,0 +1,379 @@
+"""Two runs of one training beside each other: how much slower, in which phase, by which cause.
+
+Steps that follow each other are alike, so the unit of an interval is a block of them: a round in a
+benchmark, and consecutive steps of a watched script. One run says nothing of how much the next one
+would differ. Where each side has ``LEAST_ROUNDS`` runs or more, a run is the unit instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.comparable import difference
+from common.analysis.step_parts import PARTS, STEP, TIMED
+from common.diagnose.evidence.bundle import is_bundle
+from common.diagnose.evidence.case import Verdict, differing_facts, percent
+from common.diagnose.evidence.evidence import SURROUNDINGS, Evidence
+from common.diagnose.opened import Opened
+from common.errors import UserError
+from common.judged import DISTURBED, MOST_ROUNDS, NOT_WITNESSED, QUIET, Judged
+from common.samples import LEAST_ROUNDS, welch
+
+PASSED, FAILED, NOT_SETTLED = 0, 1, 3
+"""Exit statuses of the gate; 2 is a user's mistake."""
+SAID = {PASSED: "passed", FAILED: "failed", NOT_SETTLED: "not settled"}
+BLOCK, MOST_BLOCKS = 5, 20
+"""Least steps of a block, and most blocks of a run: blocks of long runs are longer."""
+CROWDED = 0.1
+"""Share of the cores from which other jobs disturb (as ``machine_state`` has it)."""
+STEADY = 0.8
+"""Share of the steps that take as many samples as the usual one; an epoch's last may be smaller."""
+WHOLE, MEAN = "step", "mean step"
+"""The usual step, by medians of blocks, and what all steps take, the rare long ones, too. Both are
+from the end of one step to the end of the next."""
+OF_SCRIPTS = {
+    "data": "data_time_ms",
+    "forward": "forward_time_ms",
+    "backward, exchange": "whole_backward_time_ms",
+    "update": "optimizer_time_ms",
+}
+"""Phases of a script's plain steps, whose exchange is not seen apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Two sides, each of one run or several, of the same training.
+
+    Attributes:
+        before, after: runs of the two sides.
+    """
+
+    before: Sequence[Opened]
+    after: Sequence[Opened]
+
+    @cached_property
+    def times(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Returns ms of both sides: a row per block (or run), a column per phase."""
+        sides = []
+        for side in (self.before, self.after):
+            blocks = [blocks_of(opened.case.run) for opened in side]
+            sides.append(
+                pd.DataFrame([b.mean() for b in blocks]) if self.by_run else pd.concat(blocks)
+            )
+        shared = [name for name in sides[0] if name in sides[1] and name not in self._untold]
+        return sides[0][shared], sides[1][shared]
+
+    @property
+    def _untold(self) -> set[str]:
+        """Returns phases that the watches of the two sides have not timed alike."""
+        lacks = [
+            set(opened.case.run.opened.environment.get("not_timed", ()))
+            for opened in (*self.before, *self.after)
+        ]
+        names = {"buffers_time_ms": "forward", "between_time_ms": "between"}
+        return {names[name] for name in set.union(*lacks) - set.intersection(*lacks)}
+
+    @property
+    def scope(self) -> str:
+        """Returns what an interval rests on."""
+        runs = [len(side) for side in (self.before, self.after)]
+        if self.by_run:
+            return f"over {runs[0]} and {runs[1]} runs"
+        blocks = " and ".join(str(len(side)) for side in self.times)
+        return (
+            f"over {blocks} blocks of steps within {runs[0]} and {runs[1]} runs; how much a run "
+            f"differs from the next is in it only with {LEAST_ROUNDS} runs on each side"
+        )
+
+    @cached_property
+    def machine(self) -> str:
+        """Returns the state of the machine: a single run beside other jobs says nothing."""
+        states = [machine_of(opened.case.run) for opened in (*self.before, *self.after)]
+        if self.by_run:  # what disturbs some runs is in their spread
+            return NOT_WITNESSED
+        return next((state for state in (DISTURBED, NOT_WITNESSED) if state in states), QUIET)
+
+    @property
+    def by_run(self) -> bool:
+        """Returns True where both sides have runs enough for an interval over them."""
+        return len(self.before) >= LEAST_ROUNDS <= len(self.after)
+
+    def slowdown(self, row: str, null: float = 1.0) -> Judged:
+        """Judges the time after over the time before.
+
+        Args:
+            row: WHOLE or MEAN; their intervals hold both at once.
+            null: ratio that it is told from.
+        """
+        logs = [np.log(side[row].to_numpy()) for side in reversed(self.times)]
+        interval = welch(*logs, claims=2).map(math.exp)
+        return Judged(interval, null, self.scope, population=row, machine=self.machine)
+
+    def phases(self) -> dict[str, Judged]:
+        """Judges by how much each phase has grown, as a share of the step before."""
+        before, after = self.times
+        names = [name for name in before if name not in (WHOLE, MEAN)]
+        step_ms = float(before[WHOLE].mean())
+        grown = {}
+        for name in names:
+            interval = welch(after[name], before[name], claims=len(names))
+            share = interval.map(lambda ms: ms / step_ms)
+            grown[name] = Judged(share, 0.0, self.scope, machine=self.machine)
+        return grown
+
+    def status(self, fail_above: float) -> int:
+        """Returns the exit status of a gate that lets a slowdown of so many per cent pass.
+
+        It fails where the whole interval of the usual step, or that of the mean step, lies above.
+        It passes where that of the usual step lies below.
+        """
+        usual, mean = (self.slowdown(row, 1 + fail_above / 100) for row in (WHOLE, MEAN))
+        if any(judged.is_settled and judged.estimate > judged.null for judged in (usual, mean)):
+            return FAILED
+        return PASSED if usual.is_settled else NOT_SETTLED
+
+    def to_settle(self, fail_above: float) -> str:
+        """Returns how many runs or steps would settle a limit if the estimate is right.
+
+        Empty where it is settled.
+        """
+        if self.status(fail_above) != NOT_SETTLED:
+            return ""
+        usual = self.slowdown(WHOLE, 1 + fail_above / 100)
+        if usual.machine == DISTURBED:
+            return "Runs without other jobs beside them would settle it"
+        needed, limit = usual.rounds_to_settle, f"settle {fail_above:g} %"
+        if needed is None:
+            unit = "runs a side" if self.by_run else "blocks of steps"
+            return f"It is so near to the limit that {MOST_ROUNDS} {unit} would not {limit}"
+        if self.by_run:
+            more = needed - min(len(self.before), len(self.after))
+            return f"{max(1, more)} more runs a side would {limit}"
+        run = self.before[0].case.run
+        steps = run.unwatched.groupby(STEP).ngroups * needed / usual.rounds
+        return (
+            f"Runs of {steps:.2g} steps would {limit}, if runs differ no more than blocks within "
+            f"them; from {LEAST_ROUNDS} runs a side on, that is counted in"
+        )
+
+    def causes(self) -> list[str]:
+        """Returns a sentence for each cause that has come, gone or changed, the largest first."""
+        sides = [self._causes_ms(side) for side in (self.before, self.after)]
+        changes = []
+        for cause in dict.fromkeys([*sides[0], *sides[1]]):
+            (was, was_ms), (now, now_ms) = (side.get(cause, (None, 0.0)) for side in sides)
+            word = "New" if was is None else "Gone" if now is None else "Changed"
+            title = (now or was).title
+            shares = [percent(v.lost_share) for v in (was, now) if v and v.lost_share]
+            if word == "Changed" and abs(now_ms - was_ms) < 0.01 * self.times[0][WHOLE].mean():
+                continue
+            takes = f" ({' → '.join(shares)} of the step)" if shares else ""
+            changes.append((now_ms - was_ms, f"{word}: {title}{takes}."))
+        ordered = sorted(changes, key=lambda change: -abs(change[0]))
+        return [sentence for _, sentence in ordered] or ["The same causes were found in both."]
+
+    def _causes_ms(self, side: Sequence[Opened]) -> dict[str, tuple[Verdict, float]]:
+        """Returns the causes that most runs of a side show, with the ms that each takes."""
+        listed: dict[str, list[tuple[Verdict, float]]] = {}
+        for opened in side:
+            for verdict in opened.diagnosis.verdicts:
+                ms = (verdict.lost_share or 0.0) * opened.case.run.step_ms
+                listed.setdefault(verdict.cause, []).append((verdict, ms))
+        return {
+            cause: (of_runs[0][0], sum(ms for _, ms in of_runs) / len(side))
+            for cause, of_runs in listed.items()
+            if len(of_runs) > len(side) / 2
+        }
+
+    def rows(self) -> list[dict[str, object]]:
+        """Returns numbers of the step and its phases, for JSON: changes are shares."""
+        judged = {row: self.slowdown(row) for row in (WHOLE, MEAN)} | self.phases()
+        before, after = self.times
+        return [
+            {
+                "part": name,
+                "before_ms": float(before[name].mean()),
+                "after_ms": float(after[name].mean()),
+                "change": number.estimate - number.null,
+                "low": number.interval.low - number.null,
+                "high": number.interval.high - number.null,
+                "verdict": str(number.verdict),
+            }
+            for name, number in judged.items()
+        ]
+
+    def lines(self, fail_above: float | None = None) -> list[str]:
+        """Returns the comparison as text, its first line what came of it."""
+        usual = self.slowdown(WHOLE)
+        first = (
+            f"A step has changed by {_percent_of(usual)}"
+            if usual.is_settled
+            else (f"No difference is settled, {usual.reason} ({_percent_of(usual)} a step)")
+        )
+        if fail_above is not None:
+            first = f"{SAID[self.status(fail_above)].capitalize()} at {fail_above:g} %: {first}"
+        first += "."
+        if fail_above is not None and (more := self.to_settle(fail_above)):
+            first += f" {more}."
+        lines = [first, *self.causes(), "", f"{'':20}{'before':>10}{'after':>10}{'change':>10}"]
+        for row in self.rows():
+            change = f"{row['change']:+.1%} ({row['low']:+.1%} to {row['high']:+.1%})"
+            times = "".join(f"{row[key]:>10.3g}" for key in ("before_ms", "after_ms"))
+            lines.append(f"{row['part']:20}{times}  {change}, {row['verdict']}")
+        lines.append(f"Times in ms; changes are shares of the step before, {self.scope}.")
+        if self._untold:
+            lines.append(f"Not timed alike by both watches: {', '.join(sorted(self._untold))}.")
+        return lines
+
+    def as_json(self, fail_above: float | None) -> dict[str, object]:
+        """Returns the comparison as JSON can hold it; ``status`` is None without a limit."""
+        status = None if fail_above is None else self.status(fail_above)
+        return {
+            "before": [opened.name for opened in self.before],
+            "after": [opened.name for opened in self.after],
+            "fail_above_percent": fail_above,
+            "status": status,
+            "outcome": None if status is None else SAID[status],
+            "to_settle": None if status is None else self.to_settle(fail_above),
+            "scope": self.scope,
+            "rows": self.rows(),
+            "causes": self.causes(),
+        }
+
+
+def _percent_of(judged: Judged) -> str:
+    """Returns a ratio as a change in per cent, with its interval."""
+    change = judged.interval.map(lambda ratio: ratio - 1)
+    return f"{change.estimate:+.1%}, {change.text('{:+.1%}', 'block')}"
+
+
+def compare(paths: tuple[str, str], open_one: Callable[[str], Opened]) -> Comparison:
+    """Opens two sides, each a bundle, a run directory, or a folder of such; compares them.
+
+    Args:
+        paths: folders of the two sides.
+        open_one: opens a bundle or a run directory.
+
+    Raises:
+        UserError: they cannot be compared, and why.
+    """
+    sides = [[open_one(str(path)) for path in _runs_in(Path(path))] for path in paths]
+    every = [opened for side in sides for opened in side]
+    for opened in every:
+        _check_steps(opened)
+    for opened in every[1:]:
+        _require_alike(every[0], opened)
+    return Comparison(*sides)
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """Returns the runs that a path names: those below it where it is none itself."""
+    if not path.is_dir() or is_bundle(path) or (path / "arms.csv").is_file():
+        return [path]
+    below = [run for run in sorted(path.iterdir()) if run.is_dir() and is_bundle(run)]
+    return below or [path]
+
+
+def _require_alike(first: Opened, second: Opened) -> None:
+    """Raises UserError where two runs are not of the same work on the same hardware."""
+    run, base = second.case.run, first.case.run
+    pairs = differing_facts(run, base)
+    for name in ("world_size", "batch_per_rank", "accumulation"):
+        if getattr(run, name) != getattr(base, name):
+            pairs[name] = (str(getattr(base, name)), str(getattr(run, name)))
+    numbers = [_numbers(opened.case.run) for opened in (first, second)]
+    if base.watched and run.watched and numbers[0] != numbers[1]:
+        pairs["steps"] = numbers
+    if pairs:
+        name, (base_value, value) = next(iter(pairs.items()))
+        raise UserError(
+            f"{first.folder.name} and {second.folder.name} are not compared: {name} differs "
+            f"({base_value or 'none'} and {value or 'none'})"
+        )
+    records = [
+        (opened.folder.name, opened.case.run.opened.environment) for opened in (first, second)
+    ]
+    if sentence := difference(records):
+        raise UserError(f"not compared: {sentence}")
+
+
+def _numbers(run: Evidence) -> str:
+    """Returns the first and the last number of the steps that count."""
+    return f"{run.unwatched['step'].min():.0f} to {run.unwatched['step'].max():.0f}"
+
+
+def _check_steps(opened: Opened) -> None:
+    """Raises UserError for a run whose batch changes in the middle, or whose clock has jumped."""
+    run = opened.case.run
+    times = run.unwatched["step_time_ms"].astype(float)
+    wrong = run.unwatched[~(np.isfinite(times) & (times > 0))]
+    if len(wrong):
+        row = wrong.iloc[0]
+        raise UserError(
+            f"{opened.folder.name}: step {row['step']:.0f} of rank {row['rank']:.0f} took "
+            f"{row['step_time_ms']} ms: its clock has jumped; record the run again"
+        )
+    samples = run.unwatched.groupby(STEP)["samples"].sum()
+    usual = samples.mode().iloc[0]
+    if run.watched and not run.mixed and (samples == usual).mean() < STEADY:
+        at = samples.index[(samples != samples.iloc[0]).argmax()]
+        raise UserError(
+            f"{opened.folder.name}: its batch changes at step {at[-1]:.0f}, from "
+            f"{samples.iloc[0]:.0f} to {samples[at]:.0f} samples; compare runs of one batch"
+        )
+
+
+def machine_of(run: Evidence) -> str:
+    """Judges by the watch's readings whether other jobs crowded a run out.
+
+    They did if they took a tenth of the cores, and more than was left idle.
+    """
+    table = run.tables.get(SURROUNDINGS)
+    if table is None or not {"interval_busy_cores", "interval_own_cores"} <= {*table}:
+        return NOT_WITNESSED
+    last = table.groupby("rank").last()
+    busy, by_ranks = (
+        pd.to_numeric(last[name], errors="coerce")
+        for name in ("interval_busy_cores", "interval_own_cores")
+    )
+    if last["host"].nunique() > 1 or busy.isna().any() or by_ranks.isna().any():
+        return NOT_WITNESSED
+    cores = pd.to_numeric(last["machine_cores"], errors="coerce").max()
+    other_jobs = busy.max() - by_ranks.sum()
+    return DISTURBED if other_jobs > max(CROWDED * cores, cores - busy.max()) else QUIET
+
+
+def blocks_of(run: Evidence) -> pd.DataFrame:
+    """Returns ms of the steps that a run's speed is taken from: a row per block of steps.
+
+    A phase is as long as its slowest rank's; the backward pass with the exchange as that of the
+    rank which came last, and so waited for nobody.
+    """
+    rows = (run.unwatched if run.watched else run.measured).fillna(dict.fromkeys(STEP, 0))
+    if not run.watched and (rows["kind"] == TIMED).any():
+        rows = rows[rows["kind"] == TIMED]
+    rows = rows.assign(between=pd.to_numeric(rows["between_time_ms"], errors="coerce").fillna(0))
+    rows["whole"] = rows["step_time_ms"] + rows["between"]
+    phases = (OF_SCRIPTS if run.watched else PARTS) | {"between": "between"}
+    phases = {name: column for name, column in phases.items() if column in rows}
+    by_step = rows.groupby(STEP)[["whole", *phases.values()]]
+    slowest = by_step.max().rename(columns={column: name for name, column in phases.items()})
+    if "backward, exchange" in phases:
+        slowest["backward, exchange"] = by_step.min()[phases["backward, exchange"]]
+    order = np.arange(len(slowest))
+    blocks = slowest.index.get_level_values("round").to_numpy()
+    if len(set(blocks)) < 2:
+        count = min(MOST_BLOCKS, len(slowest) // BLOCK)
+        blocks = order * max(1, count) // max(1, len(slowest))
+    grouped = slowest.groupby(blocks)
+    usual = grouped.mean() if run.mixed else grouped.median()
+    usual = usual.rename(columns={"whole": WHOLE})
+    usual.insert(1, MEAN, grouped["whole"].mean())
+    return usual.dropna(axis=1, how="any")

@@ -1,0 +1,178 @@
+"""Faults that all ranks share: modes left on, needless work, exchanges of the script's own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections import deque
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import parallel
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.profiler import ProfilerActivity, profile
+from torch.utils import data
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import dataloader
+
+from common.diagnose.studies.planting import around_forward, change_ddp, rank
+
+
+def tracker(bins: float) -> None:
+    """Makes a histogram of so many bins of each module's output and of each gradient."""
+    histograms: deque[Tensor] = deque(maxlen=100)
+
+    def note(tensor: object) -> None:
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            histograms.append(torch.histc(tensor.detach().float(), int(bins)))
+
+    def track(ddp: parallel.DistributedDataParallel) -> None:
+        for module in ddp.module.modules():
+            module.register_forward_hook(lambda module, inputs, output: note(output))
+        for parameter in ddp.module.parameters():
+            parameter.register_hook(note)
+
+    change_ddp(track)
+
+
+def profiler(_: float) -> None:
+    """Leaves PyTorch's profiler on, with shapes and stacks."""
+    options = {"record_shapes": True, "with_stack": True}
+    running = profile(activities=[ProfilerActivity.CPU], **options)
+    running.start()
+    register_optimizer_step_post_hook(lambda *_: running)  # lives as long as the script
+
+
+def debug_detail(_: float) -> None:
+    """Sets the level at which ranks compare what they are about to exchange."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+
+
+def recomputation(_: float) -> None:
+    """Computes the activations of transformer layers a second time in the backward pass."""
+    plain = nn.TransformerEncoderLayer.forward
+
+    @functools.wraps(plain)
+    def recomputed(self, *inputs, **named):
+        return checkpoint(plain, self, *inputs, use_reentrant=False, **named)
+
+    nn.TransformerEncoderLayer.forward = recomputed
+
+
+def dense_embedding(times: float) -> None:
+    """Gives each embedding so many times the rows, of which the script touches those it had."""
+    plain = nn.Embedding.__init__
+
+    @functools.wraps(plain)
+    def larger(self, num_embeddings, *positional, **named):
+        plain(self, int(num_embeddings * times), *positional, **named)
+
+    nn.Embedding.__init__ = larger
+
+
+def new_workers(milliseconds: float) -> None:
+    """Loads with two workers that start anew in each epoch, and take so long to come up."""
+    plain = data.DataLoader.__init__
+
+    @functools.wraps(plain)
+    def with_workers(self, *positional, **named):
+        named |= {"num_workers": 2, "persistent_workers": False}
+        plain(self, *positional, **named, worker_init_fn=lambda _: time.sleep(milliseconds / 1e3))
+
+    data.DataLoader.__init__ = with_workers
+
+
+def cold_cache(milliseconds: float) -> None:
+    """Makes the first batch of each epoch take ``milliseconds`` longer."""
+    plain = dataloader._SingleProcessDataLoaderIter._next_data
+
+    def filling(self):
+        if not self._num_yielded:
+            time.sleep(milliseconds / 1e3)
+        return plain(self)
+
+    dataloader._SingleProcessDataLoaderIter._next_data = filling
+
+
+def own_exchange(_: float) -> None:
+    """Takes DDP away, and adds up each gradient by an all-reduce of its own before the update."""
+
+    class Bare(nn.Module):
+        """A model by itself."""
+
+        def __init__(self, module: nn.Module, **_: object) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *inputs, **named):
+            return self.module(*inputs, **named)
+
+    def average_gradients(optimizer: Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+    parallel.DistributedDataParallel = Bare
+    register_optimizer_step_pre_hook(average_gradients)
+
+
+def shared_metrics(count: float) -> None:
+    """Gathers so many dictionaries from all ranks after each update, and meets at a barrier."""
+
+    def gather_metrics(*_: object) -> None:
+        for number in range(int(count)):
+            dist.all_gather_object([None] * dist.get_world_size(), {"loss": number})
+        dist.barrier()
+
+    register_optimizer_step_post_hook(gather_metrics)
+
+
+def averaged_weights(times: float) -> None:
+    """Averages the weights so many times before each update, parameter by parameter."""
+    averages: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def average_weights(optimizer: Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                average = averages.setdefault(id(parameter), parameter.clone())
+                for _ in range(int(times)):
+                    average.copy_(0.99 * average + 0.01 * parameter)
+
+    register_optimizer_step_pre_hook(average_weights)
+
+
+def slow_metrics(milliseconds: float) -> None:
+    """Makes each forward pass under DDP take ``milliseconds`` longer on every rank."""
+    around_forward(lambda _: milliseconds / 1e3)
+
+
+def lone_memory(mebibytes: float) -> None:
+    """Makes rank 0 hold so much more memory than the others."""
+    if rank() == 0:
+        held = bytearray(os.urandom(1)) * int(mebibytes * 2**20)
+        register_optimizer_step_post_hook(lambda *_: held)
+
+
+WORK_FAULTS = {
+    "tracker": (tracker, 64.0),
+    "profiler": (profiler, 0.0),
+    "debug-detail": (debug_detail, 0.0),
+    "recomputation": (recomputation, 0.0),
+    "dense-embedding": (dense_embedding, 40.0),
+    "new-workers": (new_workers, 200.0),
+    "cold-cache": (cold_cache, 300.0),
+    "own-exchange": (own_exchange, 0.0),
+    "shared-metrics": (shared_metrics, 10.0),
+    "averaged-weights": (averaged_weights, 4.0),
+    "slow-metrics": (slow_metrics, 20.0),
+    "lone-memory": (lone_memory, 400.0),
+}
+"""Fault → the function that plants it, and its strength where none is given."""

@@ -1,0 +1,304 @@
+"""Change points in the times of a long run: when, on which rank, in which phase, by how much.
+
+Each phase is a series of values of blocks (``step_blocks``), and ``cusum`` says how much speaks for
+its growth. An alarm needs two things beside it: a growth that matters, and a level that the history
+did not have for as long. Nothing here imports torch: the watch judges blocks as they end, the
+diagnosis any table of steps.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddplab_watch.cusum import HISTORY, Series, limit
+from ddplab_watch.step_blocks import (
+    BACKWARD,
+    BLOCK_S,
+    ELEMENTS,
+    MEASURED,
+    MEMORY,
+    SINGLE,
+    STEP,
+    Block,
+    merged,
+    steps_in,
+)
+
+BATCH = "batch"
+ALARMS_IN_TEN_HOURS = 0.5
+"""Alarms that all series of a run raise between them while nothing changes."""
+LONGER = 1.3
+"""Blocks longer by this factor are compared with merged ones."""
+LEAST_SHARE, LEAST_MEMORY = 0.02, 0.1
+"""Growth that matters: of a phase as a share of the step, of memory as a share of itself."""
+OTHER_BATCH = 0.05
+"""A batch has changed if its elements differ by so much, and from all blocks before."""
+UNLIKELY = 2_000_000
+"""Orders of blocks whose batches vary, of which one at most may pass for a change."""
+SLOWEST_OFTEN = 0.8
+"""A rank that takes longest in so many steps is slow; else the ranks take turns."""
+WITH_SIZE = 0.8
+"""Correlation of a phase's time with the elements of its batches from which these explain it."""
+LEAST_UNIX_S = 1e9
+"""A smaller number of seconds is of a clock that does not tell the time of day."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that was noticed.
+
+    Attributes:
+        step, unix_s: first step of the first block that shows it, and when that block ended.
+        noticed: last step before it was noticed.
+        rank: rank that is slower; None for what all ranks share.
+        phase: ``SINGLE``, ``BACKWARD``, ``STEP`` or ``MEMORY``; ``BATCH`` is no alarm: times are
+            compared anew from there.
+        before, after: medians in ms; of memory in bytes, of a batch in elements.
+        step_ms: step before the change.
+        why: sentence on what the correlation between steps tells; empty for nothing.
+    """
+
+    step: int
+    unix_s: float
+    noticed: int
+    rank: int | None
+    phase: str
+    before: float
+    after: float
+    step_ms: float
+    why: str = ""
+
+    def said(self) -> str:
+        """Returns the change as a sentence, with its time of day where that is known."""
+        grown = (self.after / self.before - 1) if self.before else math.inf
+        is_known = self.unix_s > LEAST_UNIX_S
+        at = time.strftime(" (%H:%M:%S)", time.localtime(self.unix_s)) if is_known else ""
+        since = f"since step {self.step}{at}"
+        whose = "all ranks'" if self.rank is None else f"rank {self.rank}'s"
+        if self.phase == BATCH:
+            return (
+                f"{since} a batch has {self.after:.6g} elements instead of {self.before:.6g}: "
+                "times are compared anew from there"
+            )
+        if self.phase == MEMORY:
+            return (
+                f"{since} {whose} memory grows: {self.after / 2**20:.0f} MiB instead of "
+                f"{self.before / 2**20:.0f} by step {self.noticed} ({grown:+.0%})"
+            )
+        share = (self.after - self.before) / self.step_ms if self.step_ms else 0.0
+        what = {BACKWARD: "backward pass and exchange", STEP: "steps", "forward": "forward pass"}
+        verb = "take" if self.phase == STEP else "takes"
+        by = f"{grown:+.0%}, " if math.isfinite(grown) else ""
+        return (
+            f"{since} {whose} {what.get(self.phase, self.phase)} {verb} {self.after:.3g} ms "
+            f"instead of {self.before:.3g} ({by}{share:.0%} of a step){self.why}; noticed at step "
+            f"{self.noticed}"
+        )
+
+
+Key = tuple[int | None, str]
+"""A series: the rank, None for all ranks, and the phase."""
+
+
+class ChangePoints:
+    """Follows the blocks of a run.
+
+    Args:
+        ranks: ranks whose blocks are added.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = list(ranks)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forgets all blocks: what comes next is compared with what follows."""
+        self._blocks: deque[Block] = deque(maxlen=HISTORY)
+        self._series: dict[Key, Series] = {}
+
+    def add(self, block: Block) -> Change | None:
+        """Judges a block; returns a change of times or memory, or of the batch, or None.
+
+        After a change all series begin anew. A block with a time that is none is left out.
+        """
+        if not all(
+            math.isfinite(row[name]) and row[name] >= 0
+            for row in block.ranks.values()
+            for name in MEASURED
+        ):
+            return None
+        if self._blocks and steps_in(block) > LONGER * steps_in(self._blocks[-1]):
+            self._merge()
+        self._blocks.append(block)
+        if batch := self._other_batch(block):
+            self._begin()
+            return batch
+        self._follow(block)
+        in_ten_hours = 36_000 / BLOCK_S * len(self._series)
+        highest = limit(in_ten_hours / ALARMS_IN_TEN_HOURS)
+        alarms = [
+            key
+            for key, series in self._series.items()
+            if series.evidence > highest * series.variance and self._alarms(key)
+        ]
+        if not alarms:
+            return None
+        newest = min(len(self._series[key].suspects) for key in alarms)
+        change = self._change(self._main(alarms, newest), newest)
+        self._begin()
+        return change
+
+    def _follow(self, block: Block) -> None:
+        for key, value in self._values(block).items():
+            self._series.setdefault(key, Series()).add(value)
+
+    def _merge(self) -> None:
+        """Makes one block of each two, as those that come are longer."""
+        blocks = [*self._blocks]
+        blocks = blocks[len(blocks) % 2 :]
+        self._begin()
+        for first, second in zip(blocks[::2], blocks[1::2], strict=True):
+            joined = merged(first, second)
+            self._blocks.append(joined)
+            self._follow(joined)
+
+    def _values(self, block: Block) -> dict[Key, float]:
+        """Returns a block's value of each series."""
+        values: dict[Key, float] = {}
+        for name in (*SINGLE, BACKWARD):
+            by_rank = [float(block.ranks[rank][name]) for rank in self.ranks]
+            values[None, name] = min(by_rank)
+            if len(by_rank) > 1 and name != BACKWARD:
+                ordered = sorted(by_rank)
+                for rank, value in zip(self.ranks, by_rank, strict=True):
+                    values[rank, name] = value - _median_of_others(ordered, value)
+        values[None, STEP] = statistics.median(float(row[STEP]) for row in block.ranks.values())
+        for rank in self.ranks:
+            values[rank, MEMORY] = float(block.ranks[rank][MEMORY])
+        return values
+
+    def _alarms(self, key: Key) -> bool:
+        series = self._series[key]
+        newest = len(series.suspects)
+        after, before = self._levels(key, newest)
+        if key[1] == MEMORY:
+            matters = after - before > LEAST_MEMORY * before > 0 and series.is_rising()
+        else:
+            matters = self._grown(key, newest) > LEAST_SHARE * self._levels((None, STEP), newest)[1]
+        return matters and series.is_new_level()
+
+    def _grown(self, key: Key, newest: int) -> float:
+        """Returns by how much a series' newest values are above those before."""
+        values = [*self._series[key].history, *self._series[key].suspects]
+        return statistics.median(values[-newest:]) - statistics.median(values[:-newest])
+
+    def _levels(self, key: Key, newest: int) -> tuple[float, float]:
+        """Returns medians of the newest blocks, and of those before, of a rank or of all."""
+        rank, name = key
+        values = [
+            float(block.ranks[rank][name])
+            if rank is not None
+            else statistics.median(float(row[name]) for row in block.ranks.values())
+            for block in self._blocks
+        ]
+        return statistics.median(values[-newest:]), statistics.median(values[:-newest])
+
+    def _main(self, alarms: Sequence[Key], newest: int) -> Key:
+        """Returns the phase that has grown most; the step where it has grown twice as much.
+
+        Memory comes last, as time is what it may cost.
+        """
+        if all(phase == MEMORY for _, phase in alarms):
+            return alarms[0]
+        times = [key for key in self._series if key[1] not in (MEMORY, STEP)]
+        main = max(times, key=lambda key: self._grown(key, newest))
+        step: Key = (None, STEP)
+        return main if self._grown(main, newest) > self._grown(step, newest) / 2 else step
+
+    def _change(self, key: Key, newest: int) -> Change:
+        after, before = self._levels(key, newest)
+        blocks = [*self._blocks]
+        first = blocks[-newest]
+        return Change(
+            step=first.first,
+            unix_s=first.unix_s,
+            noticed=blocks[-1].last,
+            rank=key[0],
+            phase=key[1],
+            before=before,
+            after=after,
+            step_ms=self._levels((None, STEP), newest)[1],
+            why=self._why(key, blocks, newest) if len(self.ranks) > 1 else "",
+        )
+
+    def _why(self, key: tuple[int | None, str], blocks: list[Block], newest: int) -> str:
+        """Tells a slow rank from unequal lengths by how steps go together."""
+        rank, phase = key
+        if rank is not None and phase == "forward":
+            values = [float(block.ranks[rank][phase]) for block in blocks]
+            sizes = [float(block.ranks[rank][ELEMENTS]) for block in blocks]
+            if correlation(values, sizes) > WITH_SIZE:
+                return ", as its batches have grown"
+        by_rank = {
+            rank: [ms for block in blocks[-newest:] for ms in block.ranks[rank]["alone_ms"]]
+            for rank in self.ranks
+        }
+        steps = list(zip(*by_rank.values(), strict=False))
+        slowest = [self.ranks[times.index(max(times))] for times in steps]
+        most = statistics.mode(slowest)
+        often = slowest.count(most) / len(slowest)
+        waits_ms = statistics.median(max(times) - min(times) for times in steps)
+        if rank is None and waits_ms < self._grown(key, newest) / 2:
+            return ""  # no rank waits long enough for another
+        if often >= SLOWEST_OFTEN:
+            return f", and rank {most} is the slowest in {often:.0%} of the steps"
+        if rank is None:
+            return ", and ranks take turns as the slowest, as with batches of unequal length"
+        return ""
+
+    def _other_batch(self, block: Block) -> Change | None:
+        """Returns a change of the batch's size, which makes times before and after unlike.
+
+        Two blocks are to differ from all before, as an epoch's last batch may be smaller. Where
+        sizes vary anyway, so many are to that one order of blocks in ``UNLIKELY`` has them last.
+        """
+        sizes = [sum(float(row[ELEMENTS]) for row in b.ranks.values()) for b in self._blocks]
+        if len(sizes) < 4 or not min(sizes[:-2]) > 0:
+            return None
+        count, usual = 2, statistics.median(sizes[:-2])
+        if 2 * sizes[:-2].count(usual) <= len(sizes) - 2:
+            while math.comb(len(sizes), count) < UNLIKELY:
+                count += 1
+                if 2 * count > len(sizes):
+                    return None
+        before, newest = sizes[:-count], sizes[-count:]
+        usual = statistics.median(before)
+        if not (min(newest) > max(before) or max(newest) < min(before)):
+            return None
+        if min(abs(size / usual - 1) for size in newest) < OTHER_BATCH:
+            return None
+        first = self._blocks[-count]
+        at = (first.first, first.unix_s, block.last)
+        return Change(*at, None, BATCH, usual, newest[-1], 0.0)
+
+
+def _median_of_others(ordered: Sequence[float], value: float) -> float:
+    """Returns the median of values without one of them, in order."""
+    at = bisect_left(ordered, value)
+    count = len(ordered) - 1
+    pick = [index + (index >= at) for index in ((count - 1) // 2, count // 2)]
+    return (ordered[pick[0]] + ordered[pick[1]]) / 2
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Returns the correlation of two sequences; 0 where one of them does not vary."""
+    means = [sum(values) / len(values) for values in (first, second)]
+    pairs = [(a - means[0], b - means[1]) for a, b in zip(first, second, strict=True)]
+    spread = math.sqrt(sum(a * a for a, _ in pairs) * sum(b * b for _, b in pairs))
+    return sum(a * b for a, b in pairs) / spread if spread > 0 else 0.0

@@ -1,0 +1,98 @@
+"""How much speaks for a growth of a series whose noise nobody knows.
+
+A value is ranked among those of up to ``HISTORY`` values before it: while nothing changes, any rank
+is as likely as another, whatever the noise is distributed like (Bhattacharya and Frierson, A
+nonparametric control chart for detecting small disorders, Annals of Statistics 9, 1981). A rank
+becomes a normal score z, and S = max(0, S + z − k) adds up what lies above the usual (Page's
+CUSUM). Values join the history when S has come back to 0.
+
+By Siegmund's approximation, S of independent scores crosses a limit h once in (e^x − 1 − x) / 2k²
+values, with x = 2k(h + 1.166) (Siegmund, Sequential Analysis, 1985). Where scores that follow each
+other have a correlation ρ, their sum varies by λ² = (1 + ρ)/(1 − ρ) more, and the limit is λ²h.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+
+HISTORY, LEAST_HISTORY = 240, 20
+"""Most values that a value is ranked among, and fewest."""
+ALLOWANCE = 1.0
+"""k, in standard deviations."""
+MOST_SUSPECTS = 60
+"""So many values at a new level without an alarm are the usual level."""
+LATE = 12
+"""Values that are left out of ρ: a change is no correlation."""
+USUAL_CORRELATION, USUAL_PAIRS, MOST_CORRELATION = 0.2, 20, 0.8
+"""What ρ is taken for before anything is known, with the weight of how many pairs, and its most."""
+RISING = 0.8
+"""Share of the values that are more than the one before, in what keeps rising."""
+_NORMAL = statistics.NormalDist()
+
+
+def limit(values_per_alarm: float) -> float:
+    """Returns h, which S of independent scores crosses once in so many values."""
+    return math.log(2 * ALLOWANCE**2 * values_per_alarm) / (2 * ALLOWANCE) - 1.166
+
+
+class Series:
+    """Values of a series, and how much speaks for a growth."""
+
+    def __init__(self) -> None:
+        self.evidence = 0.0
+        """S, which is 0 where nothing speaks for a growth."""
+        self.suspects: list[float] = []
+        """Values since S was 0."""
+        self.history: deque[float] = deque()
+        self._ordered: list[float] = []
+        self._scores: deque[float] = deque(maxlen=LATE)
+        self._products, self._pairs = USUAL_PAIRS * USUAL_CORRELATION, float(USUAL_PAIRS)
+
+    def add(self, value: float) -> None:
+        """Ranks a block's value among those of the history."""
+        count = len(self._ordered)
+        if count >= LEAST_HISTORY:
+            below, upto = (f(self._ordered, value) for f in (bisect_left, bisect_right))
+            score = _NORMAL.inv_cdf(((below + upto) / 2 + 0.5) / (count + 1))
+            self._correlate(score)
+            self.evidence = max(0.0, self.evidence + score - ALLOWANCE)
+        self.suspects.append(value)
+        if not self.evidence or len(self.suspects) > MOST_SUSPECTS:
+            self._become_usual()
+
+    def _become_usual(self) -> None:
+        for value in self.suspects:
+            if len(self.history) == HISTORY:
+                oldest = self.history.popleft()
+                del self._ordered[bisect_left(self._ordered, oldest)]
+            self.history.append(value)
+            insort(self._ordered, value)
+        self.evidence, self.suspects = 0.0, []
+
+    def _correlate(self, score: float) -> None:
+        """Adds a pair of scores, some blocks later, to what ρ is estimated from."""
+        if len(self._scores) == LATE:
+            keep = 1 - 1 / HISTORY
+            self._products = keep * self._products + self._scores[0] * self._scores[1]
+            self._pairs = keep * self._pairs + 1
+        self._scores.append(score)
+
+    @property
+    def variance(self) -> float:
+        """Returns λ², by which sums of scores vary more than those of independent ones."""
+        correlation = min(max(self._products / self._pairs, 0.0), MOST_CORRELATION)
+        return (1 + correlation) / (1 - correlation)
+
+    def is_new_level(self) -> bool:
+        """Returns True if no earlier blocks, as many as the suspects, had their level."""
+        level, count, before = statistics.median(self.suspects), len(self.suspects), [*self.history]
+        starts = range(0, max(1, len(before) - count + 1), max(1, count // 2))
+        return all(statistics.median(before[at : at + count]) < level for at in starts)
+
+    def is_rising(self) -> bool:
+        """Returns True if most suspects are larger than the one before."""
+        rises = sum(b > a for a, b in zip(self.suspects, self.suspects[1:], strict=False))
+        return rises >= RISING * (len(self.suspects) - 1)

@@ -1,0 +1,1 @@
+"""Any model on a cluster: its steps, its memory and its plans."""

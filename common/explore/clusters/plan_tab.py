@@ -1,0 +1,224 @@
+"""The tab of plans: memory for time of any model on a cluster, and the plan for a memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import ipywidgets
+
+from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY
+from common.errors import UserError
+from common.explore.chosen_model import DEFAULT_MODEL, ChosenModel, named_model
+from common.explore.clusters.cluster_job import numbers_of_gpus
+from common.explore.controls import (
+    Command,
+    Key,
+    Slider,
+    Text,
+    box,
+    choice,
+    column,
+    steps_between,
+    time_text,
+)
+from common.explore.figures import Figure, clear, figure, line, points
+from common.perfmodel.architectures.published_sizes import NAMES
+from common.perfmodel.cluster.assumptions import Assumptions
+from common.perfmodel.cluster.clusters import known_clusters, load_cluster
+from common.perfmodel.cluster.job import Job
+from common.planning.answer import losers, nothing_fits
+from common.planning.cluster_times import ClusterTimes, peak_of
+from common.planning.search import Searched, choose, search
+from common.planning.space import PRECISIONS, STRATEGIES, Question, fits
+from common.runtime.wording import digits
+
+CLUSTER, GPUS, SAMPLES = "h100-ib", 64, 8
+"""The cluster, the GPUs and a GPU's samples of a step that the tab starts with."""
+COLOURS = dict(zip(STRATEGIES, (BLACK, BLUE, SKY, GREEN, ORANGE, PURPLE), strict=True))
+GB = 1e9
+SLOWEST = 3
+"""Bound on the times of plans that are drawn, as multiples of the best one's."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the controls ask but for the memory, which moves a line in what was searched."""
+
+    cluster: str
+    gpus: int
+    samples: int
+    precision: str
+
+
+@lru_cache(maxsize=16)
+def searched_for(model: ChosenModel, wanted: Asked) -> Searched:
+    """Returns every plan that may be taken in the memory of the cluster's GPU, or in less.
+
+    Raises UserError where times or memory are not known.
+    """
+    cluster = load_cluster(wanted.cluster)
+    memory = peak_of(cluster).memory_bytes
+    if memory is None:
+        raise UserError(f"the memory of a {cluster.gpu} is not known")
+    question = Question(
+        architecture=model.architecture,
+        ranks=wanted.gpus,
+        ranks_per_node=cluster.gpus_per_node,
+        global_batch=wanted.gpus * wanted.samples,
+        memory_bytes=memory,
+        precisions=(wanted.precision,),
+    )
+    job = Job(model.architecture, precision="float32")
+    return search(question, ClusterTimes(question, cluster, Assumptions(), job))
+
+
+def within(searched: Searched, memory_bytes: float) -> Searched:
+    """Returns what a search with less memory finds: nothing that fits in less is left out."""
+    question = replace(searched.question, memory_bytes=memory_bytes)
+    timed = [plan for plan in searched.timed if fits(question, plan.sized)]
+    too_large = [plan.sized for plan in searched.timed if plan not in timed]
+    refused = sorted((*too_large, *searched.refused), key=lambda plan: plan.peak_bytes)
+    return replace(
+        searched,
+        question=question,
+        best=choose(question, timed),
+        frontier=tuple(plan for plan in searched.frontier if plan in timed),
+        timed=tuple(timed),
+        refused=tuple(refused),
+    )
+
+
+class PlanTab:
+    """The widgets of the tab. Nothing is searched before ``update``, as that takes seconds."""
+
+    def __init__(self, chosen: ChosenModel | None = None) -> None:
+        self.chosen = chosen
+        first = chosen.name if chosen else DEFAULT_MODEL
+        self.model = choice("Model", list(dict.fromkeys([first, *NAMES])))
+        self.choices = {
+            "cluster": choice("Cluster", known_clusters()),
+            "precision": choice("Precision", list(PRECISIONS)),
+        }
+        self.choices["cluster"].value, self.choices["precision"].value = CLUSTER, "bfloat16"
+        numbers = [n for n in numbers_of_gpus(load_cluster(CLUSTER)) if n > 1]
+        self.sliders: dict[str, Slider] = {
+            "gpus": Slider("GPUs", numbers, GPUS, "{:,}".format),
+            "samples": Slider("samples of a GPU in a step", [2**n for n in range(9)], SAMPLES),
+        }
+        self.memory: Slider = Slider("memory of a GPU (GB)", [80.0], 80.0, digits)
+        self.command, self.message = Command(), Text("ddplab-message")
+        self.caption = Text("ddplab-caption")
+        legend = {name: Key(colour, "block") for name, colour in COLOURS.items()}
+        self.heading = Text(heading=True, legend=legend | {"memory": Key(RED, "dashes")})
+        self.figure = plans_figure()
+        self.widget = self._laid_out()
+        for control in (self.model, *self.choices.values()):
+            control.observe(lambda _: self.update(), "value")
+        for slider in self.sliders.values():
+            slider.observe(lambda _: self.update(), "index")
+        self.memory.observe(lambda _: self._show(), "index")
+        self._searched: Searched | None = None
+
+    def update(self) -> None:
+        """Searches the plans that the controls ask for, and shows them."""
+        values = {name: control.value for name, control in (self.choices | self.sliders).items()}
+        name = self.model.value
+        self._searched = None
+        try:
+            is_chosen = self.chosen and name == self.chosen.name
+            model = self.chosen if is_chosen else named_model(name)
+            self._searched = searched_for(model, Asked(**values))
+        except UserError as error:
+            clear(self.figure)
+            self.message.show(str(error))
+            for text in (self.heading, self.caption):
+                text.show()
+            return
+        self.message.show()
+        most = self._searched.question.memory_bytes / GB
+        kept = (
+            min(self.memory.value, most) if self.memory.value in self.memory.values[:-1] else most
+        )
+        self.memory.offer(sorted({*steps_between(2, most, extra=most), kept}), kept)
+        self._show()
+
+    def _show(self) -> None:
+        """Shows what was searched, within the memory that the slider says."""
+        if self._searched is None:
+            return
+        fitting = within(self._searched, self.memory.value * GB)
+        question, best = fitting.question, fitting.best
+        show_plans(self.figure, self._searched, fitting)
+        if best is None:
+            self.heading.show("Nothing fits")
+            self.caption.show(*nothing_fits(fitting))
+        else:
+            self.heading.show(
+                f"{best.plan.label}: {time_text(best.time.step_s)}, "
+                f"{digits(best.peak_bytes / GB)} GB at the peak"
+            )
+            self.caption.show("Computed, not measured. Why not:", *losers(fitting, best))
+        flags = ["--model", self.model.value, "--cluster", self.choices["cluster"].value]
+        flags += ["--gpus", f"{question.ranks}", "--global-batch", f"{question.global_batch}"]
+        flags += ["--memory", f"{self.memory.value:g}GB", "--precision", question.precisions[0]]
+        self.command.line = f"uv run ddplab plan {' '.join(flags)}"
+
+    def _laid_out(self) -> ipywidgets.Widget:
+        dropdowns = [self.model, *self.choices.values()]
+        for dropdown in dropdowns:
+            dropdown.add_class("ddplab-stacked")
+        for widget in (self.message.widget, self.command, self.caption.widget):
+            widget.add_class("ddplab-wide")
+        panel = column([self.heading.widget, self.figure], "ddplab-panel", "ddplab-plans")
+        controls = [*dropdowns, *self.sliders.values(), self.memory]
+        return box(
+            self.message.widget,
+            column(controls, "ddplab-controls"),
+            box(panel, css_class="ddplab-plots"),
+            self.command,
+            self.caption.widget,
+            css_class="ddplab-explore",
+        )
+
+
+def plans_figure() -> Figure:
+    """Returns an empty plot of the time of plans over their memory, a colour for each strategy."""
+    made = figure(
+        *(points(name, colour, symbol="circle", size=9) for name, colour in COLOURS.items()),
+        line("frontier", BLACK, width=2),
+        points("the plan to take", RED, symbol="star", size=20),
+        line("memory", RED, width=3, dash="dash"),
+        x_title="memory at the peak (GB)",
+        y_title="step (s)",
+        height=430,
+    )
+    made.update_yaxes(rangemode="tozero")
+    made.update_xaxes(rangemode="tozero")
+    return made
+
+
+def show_plans(made: Figure, searched: Searched, fitting: Searched) -> None:
+    """Replaces the data: all plans, those of ``here``'s memory to the left of its line."""
+    *strategies, front, star, edge = made.data
+    if not searched.timed:
+        clear(made)
+        return
+    slowest_s = SLOWEST * searched.timed[0].time.step_s
+    with made.batch_update():
+        for trace in strategies:
+            drawn = [
+                plan
+                for plan in searched.timed
+                if plan.plan.strategy == trace.name and plan.time.step_s <= slowest_s
+            ]
+            trace.x = [plan.peak_bytes / GB for plan in drawn]
+            trace.y = [plan.time.step_s for plan in drawn]
+            trace.hovertext = [plan.plan.label for plan in drawn]
+        kept = [plan for plan in searched.frontier if plan.time.step_s <= slowest_s]
+        front.x = [plan.peak_bytes / GB for plan in kept]
+        front.y = [plan.time.step_s for plan in kept]
+        best = [fitting.best] if fitting.best else []
+        star.x = [plan.peak_bytes / GB for plan in best]
+        star.y = [plan.time.step_s for plan in best]
+        edge.x, edge.y = [fitting.question.usable_bytes / GB] * 2, [0, slowest_s]

@@ -1,0 +1,267 @@
+"""Is a table of collectives normal? Each row beside what its hardware should give, and the fault.
+
+What should come is the model of NCCL on a cluster that is known (``data/clusters``), or on each of
+those that it may be. Bus bandwidth decides for long messages, the time for short ones. A fault is
+looked for where long messages are slow: it leaves a bandwidth that is typical of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.errors import UserError
+from common.perfmodel.cluster.clusters import (
+    PCIE_GB_PER_S,
+    Cluster,
+    known_clusters,
+    load_cluster,
+)
+from common.perfmodel.cluster.nccl import Collective, NcclAllReduce, NcclRing
+from common.perfmodel.one_device.peaks import known_peak
+from common.perfmodel.printed.collectives import PrintedCollective
+
+EXPECTED, LOW, NOT_KNOWN = "expected", "low", "not known"
+LONG_BYTES, MIDDLE_BYTES, LEAST_BYTES = 256 * 2**20, 64 * 2**20, 16 * 2**20
+"""Sizes from which on bandwidth decides everywhere, decides on several nodes by and large, and from
+which on rows tell how fast a table is."""
+MARGIN, MARGIN_SHORT, MARGIN_SHORT_NODES = 1.5, 2.0, 10.0
+"""How many times what the model gives a healthy row may take: of a long message, of a short one on
+one node, and on several. In 39 published tables of healthy hardware (GH200 on Slingshot, A100,
+H200) all but 12 of 1,552 rows take less; the best long row of a table takes up to 1.30 times."""
+MARGIN_MIDDLE, MARGIN_NO_LONG = 2.5, 8.0
+"""The same for the best row of a table over several nodes that has no long message: with one of
+``MIDDLE_BYTES``, where these tables, cut there, took up to 1.91 times; and with none (5.02)."""
+SOCKETS_GB_PER_S = 12.5
+"""100 Gbit/s, which TCP streams of NCCL hardly exceed."""
+NO_P2P, SOCKETS, ONE_CARD, NO_SHARED_MEMORY, ACROSS_SOCKETS = (
+    "no P2P between GPUs (they exchange through host memory, SHM)",
+    "sockets (TCP) in place of InfiniBand or RoCE",
+    "one network card in use where a node has several",
+    "shared memory off (GPUs of a node exchange over network sockets)",
+    "PCIe across the processors' sockets",
+)
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """A row beside what should come.
+
+    Attributes:
+        size_bytes: size of the message.
+        time_s, busbw_gb_per_s: what was measured.
+        low_s, high_s: time that should come, on the fastest and slowest hardware that it may be;
+            NaN where that is not known.
+        verdict: EXPECTED, LOW or NOT_KNOWN.
+    """
+
+    size_bytes: float
+    time_s: float
+    busbw_gb_per_s: float
+    low_s: float
+    high_s: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class JudgedTable:
+    """A table of one collective, judged.
+
+    Attributes:
+        table: the table.
+        clusters: names of the hardware that it may be from; empty where that is not known.
+        nodes: number of hosts.
+        rows: its rows.
+        why_not: why nothing is known; empty where something is.
+        faults: faults that it looks like, of a table that is low.
+    """
+
+    table: PrintedCollective
+    clusters: tuple[str, ...]
+    nodes: int
+    rows: tuple[JudgedRow, ...]
+    why_not: str = ""
+    faults: tuple[str, ...] = ()
+
+    @property
+    def slowness(self) -> float:
+        """Returns how many times what should come the best long row takes; NaN if not known."""
+        long = [row for row in self.rows if row.size_bytes >= LEAST_BYTES] or self.rows
+        return min(row.time_s / row.high_s for row in long)
+
+    @property
+    def margin(self) -> float:
+        """Returns how many times what should come the best row of a healthy table may take."""
+        largest = max(row.size_bytes for row in self.rows)
+        if largest >= LONG_BYTES or self.nodes == 1:
+            return margin_of(largest, self.nodes)
+        return MARGIN_MIDDLE if largest >= MIDDLE_BYTES else MARGIN_NO_LONG
+
+    @property
+    def is_low(self) -> bool:
+        """Returns True if even its best row is slow."""
+        return self.slowness > self.margin
+
+    @property
+    def best(self) -> JudgedRow:
+        """Returns the row with the most bus bandwidth, by which faults are told."""
+        return max(self.rows, key=lambda row: row.busbw_gb_per_s)
+
+
+def clusters_of(gpu: str, nodes: int) -> list[Cluster]:
+    """Returns the known clusters that hosts with such a GPU may be.
+
+    Virtual machines whose GPUs do not reach each other are none: that is a fault.
+    """
+    name = gpu.removeprefix("NVIDIA ").removeprefix("Tesla ")
+    clusters = [load_cluster(title) for title in known_clusters()]
+    clusters = [c for c in clusters if c.gpu == name and not c.name.endswith("-vm")]
+    if nodes > 1:
+        return [cluster for cluster in clusters if cluster.network != "none"]
+    # Of one node the network does not matter: nodes that are alike otherwise are one.
+    return list({_node(cluster): cluster for cluster in clusters}.values())
+
+
+def _node(cluster: Cluster) -> tuple:
+    return cluster.interconnect, cluster.gpus_per_node, cluster.channels, cluster.channel_gb_per_s
+
+
+def judge_rows(
+    table: PrintedCollective,
+    hardware: Cluster | None = None,
+    gpu: str = "",
+    faults: Collection[str] = (),
+) -> JudgedTable:
+    """Judges a table.
+
+    Args:
+        table: the table.
+        hardware: cluster that it is from; by default what its GPU's name says.
+        gpu: name of the GPUs, where the table does not tell.
+        seen: faults that other evidence shows, such as NCCL's log.
+    """
+    table = replace(table, gpu=table.gpu or gpu)
+    nodes = _nodes(table, hardware)
+    clusters = [hardware] if hardware else clusters_of(table.gpu, nodes)
+    models = []
+    reason = _why_not(table, nodes)
+    for cluster in clusters:
+        try:
+            models.append((cluster, expected(cluster, table, nodes)))
+        except UserError as error:
+            reason = str(error)
+    busbw = table.busbw_gb_per_s()
+    sizes = np.array(table.sizes_bytes)
+    times = np.array([model.time_s(sizes) for _, model in models]).reshape(-1, len(sizes))
+    rows = tuple(
+        _row((size, seconds, rate), times[:, index], margin_of(size, nodes))
+        for index, (size, seconds, rate) in enumerate(
+            zip(table.sizes_bytes, table.times_s, busbw, strict=True)
+        )
+    )
+    names = tuple(cluster.name for cluster, _ in models)
+    judged = JudgedTable(table, names, nodes, rows, "" if models else reason)
+    if not (models and judged.is_low):
+        return judged
+    fits = _left_by([cluster for cluster, _ in models], nodes)
+    return replace(judged, faults=faults_of(judged, fits, faults))
+
+
+def _nodes(table: PrintedCollective, hardware: Cluster | None) -> int:
+    if table.nodes:
+        return table.nodes
+    per_node = hardware.gpus_per_node if hardware else 8
+    return max(1, -(-table.ranks // per_node))
+
+
+def _why_not(table: PrintedCollective, nodes: int) -> str:
+    if not table.gpu:
+        return "the file does not name the GPUs"
+    if known_peak(table.gpu) is None:
+        return f"nothing is known of a {table.gpu}"
+    where = f"between {nodes} nodes of" if nodes > 1 else "with"
+    return f"no cluster {where} {table.gpu} is known"
+
+
+def expected(cluster: Cluster, table: PrintedCollective, nodes: int) -> Collective:
+    """Returns the model of a table's collective, on as many nodes as it ran on.
+
+    A node of which a part of the GPUs took part has a card of the network for each of these.
+    Raises UserError where the cluster cannot hold the ranks.
+    """
+    per_node = table.ranks // nodes
+    if nodes > 1 and per_node * nodes == table.ranks and per_node < cluster.gpus_per_node:
+        share = per_node / cluster.gpus_per_node
+        without = {"nvls_channels": 0, "nvls_channel_gb_per_s": 0.0}
+        cluster = replace(
+            cluster,
+            gpus_per_node=per_node,
+            network_gb_per_s=cluster.network_gb_per_s * share,
+            **without if per_node < 2 else {},
+        )
+    if table.collective == "all_reduce":
+        return NcclAllReduce(cluster, table.ranks)
+    return NcclRing(cluster, table.ranks, table.collective)
+
+
+def _row(measured: tuple[float, float, float], times_s: np.ndarray, margin: float) -> JudgedRow:
+    """Judges a row: size, seconds and bus bandwidth beside the seconds of each model."""
+    if not len(times_s):
+        return JudgedRow(*measured, np.nan, np.nan, NOT_KNOWN)
+    low_s, high_s = float(times_s.min()), float(times_s.max())
+    seconds = measured[1]
+    # Slower than the slowest hardware that it may be is low; between, it depends on which it is.
+    if seconds > high_s * margin:
+        verdict = LOW
+    else:
+        verdict = EXPECTED if seconds <= low_s * margin else NOT_KNOWN
+    return JudgedRow(*measured, low_s, high_s, verdict)
+
+
+def margin_of(size_bytes: float, nodes: int) -> float:
+    """Returns how many times what should come a healthy row may take."""
+    if size_bytes >= LONG_BYTES:
+        return MARGIN
+    return MARGIN_SHORT if nodes == 1 else MARGIN_SHORT_NODES
+
+
+def faults_of(
+    judged: JudgedTable,
+    shares: Mapping[str, Collection[tuple[float, float]]],
+    faults: Collection[str],
+) -> tuple[str, ...]:
+    """Returns the faults that other evidence shows; without it, those that leave such a bandwidth.
+
+    Args:
+        judged: the table.
+        left: fault → bus bandwidths that it may leave.
+        seen: faults that other evidence shows.
+    """
+    if in_log := tuple(fault for fault in shares if fault in faults):
+        return in_log
+    rate = judged.best.busbw_gb_per_s
+    return tuple(
+        fault for fault, ranges in shares.items() if any(low < rate < high for low, high in ranges)
+    )
+
+
+def _left_by(clusters: Collection[Cluster], nodes: int) -> dict[str, list[tuple[float, float]]]:
+    """Returns the bus bandwidths, in GB/s, that faults leave of long messages, on any cluster."""
+    if nodes > 1:
+        cards = [
+            cluster.network_gb_per_s / cluster.gpus_per_node
+            for cluster in clusters
+            if cluster.gpus_per_node > 1
+        ]
+        return {
+            SOCKETS: [(0.0, SOCKETS_GB_PER_S)],
+            ONE_CARD: [(0.5 * card, 1.15 * card) for card in cards],
+        }
+    bus = [PCIE_GB_PER_S[cluster.generation] for cluster in clusters]
+    return {
+        NO_SHARED_MEMORY: [(0.0, 3.0)],
+        NO_P2P: [(2.0, 0.45 * rate) for rate in bus],
+        ACROSS_SOCKETS: [(0.25 * rate, 0.75 * rate) for rate in bus],
+    }

@@ -1,0 +1,1 @@
+"""Tables of collectives as benchmarks print them."""

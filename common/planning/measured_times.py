@@ -1,0 +1,272 @@
+"""The time of plans on ranks that were measured: passes, updates and collectives of their own.
+
+Passes were timed alone at two sizes of a micro-batch, all ranks computing at the same time, and lie
+on a line between these. Gradients become ready in the same proportions at every size. Exchanges
+come from ``DdpModel``, and of FSDP from its collectives: over gloo it waits for each of them, over
+NCCL they are scheduled beside passes that are divided among units by their operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.perfmodel.architectures.architecture import Layer
+from common.perfmodel.architectures.variants import in_units
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.calibration import calibrated_model
+from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.ddp.best_cap import Candidate
+from common.perfmodel.ddp.bucketings import Bucketing, distinct_bucketings
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.step import StepOptions, StepParts
+from common.perfmodel.fsdp.communication import ROOT, Collective, sharded_collectives
+from common.perfmodel.fsdp.schedule import ShardedModel, predict_fsdp_step, simulate_step
+from common.perfmodel.model import DdpModel
+from common.planning.search import StepTime
+from common.planning.space import SINGLE, Plan, Question, numerics_of
+from common.samples import student_quantile
+
+MODEL_ERROR = 0.04
+"""Share of a step that the model is off besides the noise of its inputs, as an interval's half."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of a pass by the samples of its micro-batch: ``fixed_s + sample_s · samples``."""
+
+    fixed_s: float
+    sample_s: float
+
+    @classmethod
+    def through(cls, first: tuple[int, float], second: tuple[int, float]) -> Line:
+        """Makes the line through two points (samples, seconds), without a negative part."""
+        (few, few_s), (many, many_s) = sorted((first, second))
+        if few == many:
+            return cls(0.0, many_s / many)
+        sample_s = max(0.0, (many_s - few_s) / (many - few))
+        fixed_s = many_s - sample_s * many
+        return cls(fixed_s, sample_s) if fixed_s >= 0 else cls(0.0, many_s / many)
+
+    def at(self, samples: int) -> float:
+        """Returns the seconds of a micro-batch."""
+        return self.fixed_s + self.sample_s * samples
+
+
+@dataclass(frozen=True)
+class PassLines:
+    """The forward and the backward pass of one kind of checkpointing and types."""
+
+    forward: Line
+    backward: Line
+
+    def both_s(self, samples: int) -> float:
+        """Returns the seconds of both passes of a micro-batch."""
+        return self.forward.at(samples) + self.backward.at(samples)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that was measured.
+
+    Attributes:
+        passes: (checkpointing, one of ``CASTS``) → passes without any exchange.
+        profile: a backward pass without exchange, whose proportions hold at any size.
+        curve, crowded: all-reduces one after another, and in flight together; None where no plan
+            needs them.
+        costs: DDP's copies and contention.
+        update_s: update of all parameters by a rank.
+        zero1_s: ZeRO-1's update: of a part, and sending all parts.
+        collectives: (operation, ranks of the group) → seconds by bytes of the whole message.
+        overhead_s: FSDP strategy → its own work in a micro-batch, without a message.
+        backend: backend of the process group.
+        noise: relative standard deviation of a round's passes, and of its collectives.
+        rounds: rounds of both.
+        network: a sentence on the network's health.
+    """
+
+    passes: Mapping[tuple[str, str], PassLines]
+    profile: BackwardProfile
+    curve: MeasuredAllReduce | None
+    crowded: MeasuredAllReduce | None
+    costs: DdpCosts
+    update_s: float
+    zero1_s: float
+    collectives: Mapping[tuple[str, int], MeasuredAllReduce]
+    overhead_s: Mapping[str, float]
+    backend: str
+    noise: tuple[float, float]
+    rounds: int
+    network: str = ""
+
+
+class MeasuredTimes:
+    """Predicts steps of plans on the ranks that ``inputs`` were measured on."""
+
+    def __init__(self, question: Question, inputs: Inputs) -> None:
+        self.question, self.inputs = question, inputs
+        self._bucketings: tuple[Bucketing, ...] = distinct_bucketings(inputs.profile)
+        self.basis = (
+            *filter(None, [inputs.network]),
+            f"times are predicted from passes at two sizes of a micro-batch, updates and "
+            f"collectives, measured here in {inputs.rounds} rounds over {inputs.backend}; their "
+            f"intervals hold the rounds' spread ({inputs.noise[0]:.1%} of passes, "
+            f"{inputs.noise[1]:.1%} of collectives) and an assumed {MODEL_ERROR:.0%} for the model",
+        )
+
+    def _passes(self, plan: Plan) -> PassLines:
+        return self.inputs.passes[plan.checkpointing, numerics_of(self.question, plan).casts]
+
+    def _computation_s(self, plan: Plan) -> float:
+        """Returns the seconds of all passes and of a rank's own part of the update."""
+        shards = self._shards(plan) if plan.is_sharded else 1
+        passes_s = plan.accumulation * self._passes(plan).both_s(plan.micro_batch)
+        update_s = (
+            min(self.inputs.zero1_s, self.inputs.update_s)
+            if plan.strategy == "ZERO1"
+            else (self.inputs.update_s / shards)
+        )
+        return passes_s + update_s
+
+    def _shards(self, plan: Plan) -> int:
+        hybrid = plan.strategy == "HYBRID_SHARD"
+        return self.question.ranks_per_node if hybrid else self.question.ranks
+
+    def at_least_s(self, plan: Plan) -> float:
+        """Returns the seconds of a step's computation."""
+        return self._computation_s(plan)
+
+    def step(self, plan: Plan) -> StepTime:
+        """Predicts a step; of DDP at the best cap."""
+        cap = None
+        if plan.strategy == SINGLE:
+            total_s = self._computation_s(plan)
+        elif plan.is_sharded:
+            total_s = self._sharded_s(plan)
+        else:
+            total_s, cap = self._in_buckets(plan)
+        computation_s = min(self._computation_s(plan), total_s)
+        half = self._half_width(computation_s, total_s - computation_s)
+        return StepTime(total_s, max(0.0, total_s - half), total_s + half, computation_s, cap)
+
+    def _half_width(self, computation_s: float, exposed_s: float) -> float:
+        """Returns half of a step's interval: noise of the inputs, and the model's error."""
+        passes, collectives = self.inputs.noise
+        chance_s = math.hypot(passes * computation_s, collectives * exposed_s)
+        chance_s *= student_quantile(self.inputs.rounds - 1) / math.sqrt(self.inputs.rounds)
+        return math.hypot(chance_s, MODEL_ERROR * (computation_s + exposed_s))
+
+    def _ddp_model(self, plan: Plan) -> DdpModel:
+        inputs = self.inputs
+        backward_s = self._passes(plan).backward.at(plan.micro_batch)
+        return calibrated_model(
+            inputs.profile.scaled(compute=backward_s / inputs.profile.backward_s),
+            inputs.curve,
+            inputs.costs,
+            crowded=inputs.crowded,
+            backend=inputs.backend,
+        )
+
+    def bucketings(self, plan: Plan) -> tuple[Candidate, ...]:
+        """Returns every distinct bucketing of DDP or ZeRO-1, with its backward pass, by cap."""
+        return self._ddp_model(plan).best_cap(bucketings=self._bucketings).candidates
+
+    def _in_buckets(self, plan: Plan) -> tuple[float, float | None]:
+        """Returns the step of DDP or ZeRO-1 in seconds, and its cap in MiB."""
+        inputs, model = self.inputs, self._ddp_model(plan)
+        update_s = inputs.zero1_s if plan.strategy == "ZERO1" else inputs.update_s
+        parts = StepParts(self._passes(plan).forward.at(plan.micro_batch), update_s)
+        cap = plan.bucket_cap_mib
+        if cap is None:
+            best = model.best_cap(bucketings=self._bucketings)
+            cap = best.candidate(best.cap_mib).short_cap_mib
+        options = StepOptions(ddp=DdpOptions(cap), accumulation=plan.accumulation)
+        return model.step(parts, options).total_s, cap
+
+    def _sharded_s(self, plan: Plan) -> float:
+        inputs = self.inputs
+        if inputs.backend == "nccl":
+            return self._scheduled_s(plan) + inputs.update_s / self._shards(plan)
+        alone_s = plan.accumulation * (
+            self._passes(plan).both_s(plan.micro_batch) + inputs.overhead_s[plan.strategy]
+        )
+        return predict_fsdp_step(
+            strategy=plan.strategy,
+            alone_s=alone_s + inputs.update_s,
+            update_s=inputs.update_s,
+            collectives=collectives_of(self.question, plan),
+            time_s=self._collective_s,
+            backend=inputs.backend,
+        ).total_s
+
+    def _scheduled_s(self, plan: Plan) -> float:
+        """Returns the seconds of a step's passes with what is exposed of collectives over NCCL.
+
+        FSDP's own work in a micro-batch is taken as spread over it like computation.
+        """
+        passes, samples = self._passes(plan), plan.micro_batch
+        longer = 1 + self.inputs.overhead_s[plan.strategy] / passes.both_s(samples)
+        architecture = in_units(self.question.architecture, plan.blocks_per_unit)
+        layers = architecture.layers
+        units = [(unit_name(index, layer), layer) for index, layer in enumerate(layers)]
+        flops = Counter({ROOT: 0.0})
+        for unit, layer in units:
+            flops[unit] += layer.forward_flops * (1 if layer.is_block else layer.count)
+        scale = np.array([longer / architecture.forward_flops])
+        shares = {unit: of_unit * scale for unit, of_unit in flops.items()}
+        calls = {(call.operation, call.unit): call for call in collectives_of(self.question, plan)}
+        model = ShardedModel(
+            blocks=tuple(
+                unit for unit, layer in units if layer.is_block for _ in range(layer.count)
+            ),
+            forward_s={unit: passes.forward.at(samples) * part for unit, part in shares.items()},
+            backward_s={unit: passes.backward.at(samples) * part for unit, part in shares.items()},
+            collective_s={key: np.array([self._collective_s(c)]) for key, c in calls.items()},
+            copy_s=dict.fromkeys(calls, np.zeros(1)),  # they are in the work of its own
+            prefetch=plan.prefetch,
+        )
+        counts, slowdown = np.array([plan.accumulation]), np.ones(1)
+        simulated = simulate_step(
+            model, plan.strategy, counts, slowdown, reduces_each=plan.reduces_each
+        )
+        return float(simulated[0][0])
+
+    def _collective_s(self, collective: Collective) -> float:
+        curve = self.inputs.collectives[collective.operation, collective.group_size]
+        return float(curve.time_s(collective.size_bytes))
+
+
+def unit_name(index: int, layer: Layer) -> str:
+    """Returns the name of the unit of a layer at an index; what is no block is in the root."""
+    return f"{index} {layer.name}" if layer.is_block else ROOT
+
+
+def collectives_of(question: Question, plan: Plan) -> list[Collective]:
+    """Returns the collectives of a step of a sharded plan."""
+    shards = question.ranks
+    if plan.strategy == "HYBRID_SHARD":
+        shards = question.ranks_per_node
+    architecture = in_units(question.architecture, plan.blocks_per_unit)
+    numerics = numerics_of(question, plan)
+    units = {
+        unit_name(index, layer): (
+            [tensor.shape for tensor in layer.tensors],
+            layer.count,
+            numerics.compute_bytes,
+        )
+        for index, layer in enumerate(architecture.layers)
+        if layer.is_block
+    }
+    units[ROOT] = (architecture.root_shapes, 1, numerics.root_bytes)
+    return sharded_collectives(
+        units=units,
+        strategy=plan.strategy,
+        ranks=question.ranks,
+        shards=shards,
+        accumulation=plan.accumulation,
+        reduces_each=plan.reduces_each,
+    )

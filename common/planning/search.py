@@ -1,0 +1,218 @@
+"""The fastest plan that fits, and the plans that trade memory for time.
+
+Memory is computed first. Of what fits, plans are taken in the order of a lower bound on their time,
+and only those are predicted that may be the best of their strategy, or faster than everything that
+takes no more memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from common.planning.space import (
+    CHECKPOINTING,
+    PRECISIONS,
+    STRATEGIES,
+    Plan,
+    Question,
+    SizedPlan,
+    candidates,
+    fits,
+    sized,
+)
+from common.samples import CONFIDENCE
+
+ALIKE = 0.01
+"""Relative difference in time up to which the simpler of two plans is taken."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A predicted step in seconds, with its interval, its computation and DDP's cap.
+
+    ``confidence`` is the share of such intervals that hold the step: here that of all that is
+    measured, on a cluster that of its assumptions.
+    """
+
+    step_s: float
+    low_s: float
+    high_s: float
+    computation_s: float
+    bucket_cap_mib: float | None = None
+    confidence: float = CONFIDENCE
+
+
+class Times(Protocol):
+    """Predicts the steps of plans.
+
+    Attributes:
+        basis: sentences on what the times rest on.
+    """
+
+    basis: tuple[str, ...]
+
+    def at_least_s(self, plan: Plan) -> float:
+        """Returns a lower bound on the seconds of a step: nothing is exchanged."""
+
+    def step(self, plan: Plan) -> StepTime:
+        """Predicts a step."""
+
+
+@dataclass(frozen=True)
+class TimedPlan:
+    """A plan with its memory and its time."""
+
+    sized: SizedPlan
+    time: StepTime
+
+    @property
+    def plan(self) -> Plan:
+        """Returns the plan, with the cap of its buckets."""
+        return replace(self.sized.plan, bucket_cap_mib=self.time.bucket_cap_mib)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Returns the bytes at the peak."""
+        return self.sized.peak_bytes
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The result of a search.
+
+    Attributes:
+        question: what was asked.
+        best: the plan to take; None where nothing fits.
+        frontier: plans than which no other takes less memory and less time, by memory.
+        timed: all plans that were predicted, by time.
+        refused: plans that do not fit, those that lack least first.
+        considered: number of plans.
+        basis: sentences on what the times rest on.
+    """
+
+    question: Question
+    best: TimedPlan | None
+    frontier: tuple[TimedPlan, ...]
+    timed: tuple[TimedPlan, ...]
+    refused: tuple[SizedPlan, ...]
+    considered: int
+    basis: tuple[str, ...]
+
+    def fastest(self, **fields: object) -> TimedPlan | None:
+        """Returns the fastest predicted plan with these values of its fields; None without one."""
+        return next((t for t in self.timed if matches(t.plan, fields)), None)
+
+    def nearest_refused(self, **fields: object) -> SizedPlan | None:
+        """Returns the refused plan that lacks least, with these values; None without one."""
+        return next((s for s in self.refused if matches(s.plan, fields)), None)
+
+
+def matches(plan: Plan, fields: Mapping[str, object]) -> bool:
+    """Returns True if a plan has these values of its fields."""
+    return all(getattr(plan, name) == value for name, value in fields.items())
+
+
+def search(question: Question, times: Times, named: Mapping[str, object] | None = None) -> Searched:
+    """Finds the best plan of a question; plans with the ``named`` fields are predicted in any case.
+
+    Raises UserError where a model's memory is not known.
+    """
+    plans = list(candidates(question))
+    fitting, refused = sized_plans(question, plans)
+    timed: list[TimedPlan] = []
+    fastest_s: dict[str, float] = defaultdict(lambda: float("inf"))
+    bounds = {plan.plan: times.at_least_s(plan.plan) for plan in fitting}
+    for plan in sorted(fitting, key=lambda plan: bounds[plan.plan]):
+        bound_s, strategy = bounds[plan.plan], plan.plan.strategy
+        dominated = any(
+            other.time.step_s <= bound_s and other.peak_bytes <= plan.peak_bytes for other in timed
+        )
+        is_named = bool(named) and matches(plan.plan, named)
+        if dominated and bound_s >= fastest_s[strategy] and not is_named:
+            continue
+        timed.append(TimedPlan(plan, times.step(plan.plan)))
+        fastest_s[strategy] = min(fastest_s[strategy], timed[-1].time.step_s)
+    timed.sort(key=lambda plan: plan.time.step_s)
+    return Searched(
+        question=question,
+        best=choose(question, timed),
+        frontier=frontier(timed),
+        timed=tuple(timed),
+        refused=tuple(sorted(refused, key=lambda plan: plan.peak_bytes)),
+        considered=len(plans),
+        basis=times.basis,
+    )
+
+
+def without_times(question: Question) -> Searched:
+    """Returns the result of a search in which nothing fits."""
+    plans = list(candidates(question))
+    refused = sorted(sized_plans(question, plans)[1], key=lambda plan: plan.peak_bytes)
+    return Searched(question, None, (), (), tuple(refused), len(plans), ())
+
+
+def sized_plans(
+    question: Question, plans: Iterable[Plan]
+) -> tuple[list[SizedPlan], list[SizedPlan]]:
+    """Returns the plans that fit, and of those that do not the smallest of each kind.
+
+    A larger micro-batch takes more memory, so the first that does not fit ends its kind. A single
+    micro-batch is looked at all the same: nothing is then kept from one to the next.
+    """
+    by_kind: dict[Plan, list[Plan]] = defaultdict(list)
+    for plan in plans:
+        by_kind[replace(plan, micro_batch=0, accumulation=0)].append(plan)
+    fitting, refused = [], []
+    for kind in by_kind.values():
+        full = False
+        for plan in sorted(kind, key=lambda plan: plan.micro_batch):
+            if full and plan.accumulation > 1:
+                continue
+            memory = sized(question, plan)
+            full = not fits(question, memory)
+            (refused if full else fitting).append(memory)
+    return fitting, refused
+
+
+def choose(question: Question, timed: list[TimedPlan]) -> TimedPlan | None:
+    """Returns the fastest plan; of those that are ALIKE, one with room, then the simplest.
+
+    ``timed`` is sorted by time. A plan has room where also what CUDA may hold fits. Larger
+    micro-batches are simpler, and cost fewer launches, which no cluster's time counts.
+    """
+    if not timed:
+        return None
+    near = [p for p in timed if p.time.step_s <= (1 + ALIKE) * timed[0].time.step_s]
+    return simplest(question, near)
+
+
+def simplest(question: Question, plans: Iterable[TimedPlan]) -> TimedPlan:
+    """Returns the plan with room, then the simplest one, as in ``choose``."""
+    return min(plans, key=lambda plan: (*by_simplicity(question, plan), plan.time.step_s))
+
+
+def by_simplicity(question: Question, timed_plan: TimedPlan) -> tuple:
+    """Returns a key by which plans with room come first, then the simplest."""
+    plan = timed_plan.plan
+    return (
+        timed_plan.sized.held_bytes > question.usable_bytes,
+        STRATEGIES.index(plan.strategy),
+        CHECKPOINTING.index(plan.checkpointing),
+        PRECISIONS.index(plan.precision),
+        plan.blocks_per_unit,
+        plan.prefetch != 1,
+        plan.reduces_each,
+        -plan.micro_batch,
+    )
+
+
+def frontier(timed: Iterable[TimedPlan]) -> tuple[TimedPlan, ...]:
+    """Returns the plans than which none takes less memory and less time, from the smallest on."""
+    kept: list[TimedPlan] = []
+    for plan in sorted(timed, key=lambda plan: (plan.time.step_s, plan.peak_bytes)):
+        if not kept or plan.peak_bytes < kept[-1].peak_bytes:
+            kept.append(plan)
+    return tuple(reversed(kept))

@@ -1,0 +1,1 @@
+"""``ddplab study traces``: changes predicted from traces, then made."""

@@ -1,0 +1,1 @@
+"""Reads what a job and its machine print: standard errors, logs, tables, dumps of stacks."""

@@ -1,0 +1,321 @@
+"""Measures what predictions of plans start from: passes, updates, collectives, and DDP's costs.
+
+Everything is visited in rounds whose order rotates. Raw samples are tables of the run directory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from common.benchmarks.buckets.calibration import watch_pass
+from common.benchmarks.buckets.lasting_messages import gradient_dtype
+from common.perfmodel.ddp.profile import NO_COSTS
+from common.planning.measured_times import Inputs, collectives_of
+from common.planning.space import Plan, Question, numerics_of
+from common.runtime.group.collective_timing import time_one_by_one
+from common.runtime.group.gradient_marks import ready_marks, ready_rows
+from common.runtime.group.one_rank_group import own_group
+from common.runtime.group.process_group import Worker
+from common.runtime.records.recorder import Recorder
+from common.runtime.timing import clock_for
+from common.training.parallel import make_mesh
+from common.tuning.measured import (
+    WatchedPasses,
+    measure_all_reduces,
+    measure_costs,
+    write_passes,
+)
+from common.tuning.plans.planned_step import PlannedStep, in_half, make_optimizer, recompute
+from common.tuning.plans.read_inputs import ReadInputs
+from common.tuning.plans.sized_model import SizedModel
+from common.tuning.same_graph import check_same_graph
+from common.tuning.user_model import UserModel, user_step
+
+ROUNDS, WARMUP, PASSES = 4, 1, 2
+CALLS = 4
+PRODUCT = 512
+"""Rows of the square matrices by which precisions are compared."""
+PART_COLUMNS = ("arm", "samples", "round", "iteration", "rank", "part", "time_ms")
+"""``plan-parts.csv``: a row per rank and pass, update or step of FSDP alone."""
+COLLECTIVE_COLUMNS = (
+    *("operation", "group_size", "size_bytes", "round", "iteration", "rank", "time_ms"),
+)
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """Something that is visited in each round; ``visit`` returns rows of this rank."""
+
+    name: str
+    samples: int
+    visit: Callable[[int], list[Row]]
+
+
+def measure_inputs(
+    model: SizedModel,
+    question: Question,
+    plans: Iterable[Plan],
+    sizes: tuple[int, int],
+    worker: Worker,
+    recorder: Recorder,
+) -> Inputs:
+    """Measures the inputs of a question's plans; all ranks do so together.
+
+    Args:
+        model: the model.
+        question: what is to be planned.
+        plans: the plans that may be chosen; what none of them needs is left out.
+        sizes: the two sizes of a micro-batch whose passes are timed, the smaller one first.
+        worker: this rank.
+        recorder: the run's writer.
+
+    Raises UserError where ranks run different graphs, or the contract is not kept.
+    """
+    plans = list(plans)
+    few, many = sizes
+    lab = _Lab(model, worker)
+    small = model.make(few, worker.device)
+    check_same_graph(small, worker)
+    casts = [numerics_of(question, plan).casts for plan in plans]
+    precision = question.precisions[0]
+    base = "float32" if precision == "float32" else "autocast"
+    passes = lab.passes(small, few, "none", base)
+    zero1 = any(plan.strategy == "ZERO1" for plan in plans)
+    arms = [passes, lab.updates(small, few, zero1)]
+    kinds = {(plan.checkpointing, kind) for plan, kind in zip(plans, casts, strict=True)}
+    kinds = sorted(kinds | {passes.kind})
+    for checkpointing, kind in kinds:
+        user = model.make(many, worker.device)
+        recompute(user.module, checkpointing)
+        is_base = (checkpointing, kind) == passes.kind
+        arms.append(lab.passes(user, many, checkpointing, kind, ready=is_base))
+    sharded = [plan for plan in plans if plan.is_sharded]
+    within = base
+    if sharded and base == "autocast":
+        within = "half"
+        arms.append(lab.passes(model.make(few, worker.device), few, "none", within))
+    for strategy in dict.fromkeys(_alone_as(plan.strategy) for plan in sharded):
+        arms.append(lab.alone(strategy, few, precision))
+    parts = recorder.stream("plan-parts.csv", PART_COLUMNS)
+    messages = _Messages(question, sharded, worker)
+    sent = recorder.stream("plan-collectives.csv", COLLECTIVE_COLUMNS)
+    for round_, arm in recorder.rounds([*arms, messages], ROUNDS, stage="plan"):
+        if isinstance(arm, _Messages):
+            sent.write([{"round": round_} | row for row in arm.visit()])
+        else:
+            keys = {"arm": arm.name, "samples": arm.samples, "round": round_}
+            parts.write([keys | row for row in arm.visit(round_)])
+    profiled = lab.ready_passes()
+    _, profile = write_passes(profiled, worker, recorder)
+    curve = crowded = None
+    costs = NO_COSTS
+    if any(plan.has_buckets for plan in plans):
+        step = user_step(model.make(few, worker.device), worker)
+        dtype = gradient_dtype(step.model.parameters())
+        network = measure_all_reduces(profile, dtype, worker, recorder, formats=())["none"]
+        curve, crowded = network.curve, network.crowded
+        costs = measure_costs(step, worker, recorder)
+    table, collectives = worker.broadcast((parts.table(), sent.table()))
+    read = ReadInputs(table, collectives, few, many)
+    return Inputs(
+        passes={kind: read.lines(*kind, base) for kind in kinds},
+        profile=profile,
+        curve=curve,
+        crowded=crowded,
+        costs=costs,
+        update_s=read.part_s("updates", "update"),
+        zero1_s=read.part_s("updates", "zero1") if zero1 else 0.0,
+        collectives=read.curves(),
+        overhead_s=read.overheads(within),
+        backend=worker.backend,
+        noise=read.noise(),
+        rounds=ROUNDS,
+    )
+
+
+def _alone_as(strategy: str) -> str:
+    """Returns the strategy whose own work a strategy has, inside a group and without messages."""
+    return "FULL_SHARD" if strategy == "HYBRID_SHARD" else strategy
+
+
+@dataclass(frozen=True)
+class _Passes(_Arm):
+    kind: tuple[str, str] = ("none", "float32")
+    """Checkpointing, and one of ``CASTS``."""
+
+
+class _Lab:
+    """Makes the arms, and keeps the ready times of gradients that one of them sees."""
+
+    def __init__(self, model: SizedModel, worker: Worker) -> None:
+        self.model, self.worker = model, worker
+        self._ready: list[Row] = []
+        self._times: list[Row] = []
+
+    def ready_passes(self) -> WatchedPasses:
+        """Returns the watched passes of the arm with ``ready``."""
+        return WatchedPasses(self._ready, self._times)
+
+    def passes(
+        self,
+        user: UserModel,
+        samples: int,
+        checkpointing: str,
+        casts: str,
+        *,
+        ready: bool = False,
+    ) -> _Passes:
+        """Returns the arm of passes without any exchange, all ranks computing at the same time.
+
+        In ``half`` weights and inputs are cast before, as FSDP does.
+        """
+        user = in_half(user) if casts == "half" else user
+        step = user_step(user, self.worker, "bfloat16" if casts == "autocast" else "float32")
+        clock = clock_for(self.worker.device)
+
+        def visit(round_: int) -> list[Row]:
+            rows: list[Row] = []
+            with ready_marks(step.model, clock) as gradients:
+                for iteration in range(-WARMUP, PASSES):
+                    step.zero_grad()
+                    marks = watch_pass(
+                        step, self.worker, clock, gradients, barrier_before="forward"
+                    )
+                    clock.wait()
+                    watched = marks.read(clock)
+                    if iteration < 0:
+                        continue
+                    times = {"forward": watched.forward_s, "backward": watched.backward_s}
+                    rows += _rows(iteration, times)
+                    if ready:
+                        number = round_ * PASSES + iteration
+                        self._ready += ready_rows(step.model, watched.ready_s, number)
+                        self._times.append(watched.row(number))
+            step.zero_grad()
+            return rows
+
+        name = f"passes {checkpointing} {casts}"
+        return _Passes(name, samples, visit, (checkpointing, casts))
+
+    def updates(self, user: UserModel, samples: int, zero1: bool) -> _Arm:
+        """Returns the arm of updates: of all parameters by each rank, and ZeRO-1's if asked for."""
+        parameters = [p for p in user.module.parameters() if p.requires_grad]
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizers = {"update": make_optimizer(parameters, False)}
+        if zero1:
+            optimizers["zero1"] = make_optimizer(parameters, True)
+        clock = clock_for(self.worker.device)
+
+        def visit(_round: int) -> list[Row]:
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            rows = []
+            for iteration in range(-WARMUP, PASSES):
+                times = {
+                    part: _seconds(optimizer.step, self.worker, clock)
+                    for part, optimizer in optimizers.items()
+                }
+                rows += _rows(iteration, times) if iteration >= 0 else []
+            return rows
+
+        return _Arm("updates", samples, visit)
+
+    def alone(self, strategy: str, samples: int, precision: str) -> _Arm:
+        """Returns the arm of FSDP over one rank: its own work, and no message."""
+        plan = Plan(strategy, samples, precision=precision)
+        mesh = DeviceMesh.from_group(own_group(self.worker), self.worker.device.type)
+        step = PlannedStep(self.model.make(samples, self.worker.device), plan, self.worker, mesh)
+
+        def visit(round_: int) -> list[Row]:
+            warmup = WARMUP if round_ else WARMUP + 1
+            times = [step.timed_s() for _ in range(warmup + PASSES)][warmup:]
+            return [row for i, s in enumerate(times) for row in _rows(i, {"step": s})]
+
+        return _Arm(f"alone {strategy}", samples, visit)
+
+
+def half_is_no_slower(worker: Worker) -> bool:
+    """Returns True if products take no longer in bfloat16 than in float32, on every rank."""
+    clock, times_s = clock_for(worker.device), {torch.float32: [], torch.bfloat16: []}
+    for _ in range(ROUNDS + WARMUP):
+        for dtype, seconds in times_s.items():
+            matrix = torch.ones(PRODUCT, PRODUCT, dtype=dtype, device=worker.device)
+            seconds.append(_seconds(partial(torch.mm, matrix, matrix), worker, clock))
+    float32_s, half_s = (median(seconds[WARMUP:]) for seconds in times_s.values())
+    return all(worker.gather(half_s <= float32_s))
+
+
+def _rows(iteration: int, seconds: Mapping[str, float]) -> list[Row]:
+    return [
+        {"iteration": iteration, "part": part, "time_ms": s * 1e3} for part, s in seconds.items()
+    ]
+
+
+def _seconds(work: Callable[[], object], worker: Worker, clock: object) -> float:
+    worker.barrier()
+    clock.wait()
+    start = clock.mark()
+    work()
+    end = clock.mark()
+    clock.wait()
+    return clock.elapsed_s(start, end)
+
+
+class _Messages:
+    """The collectives of all sharded plans, each size once."""
+
+    def __init__(self, question: Question, plans: list[Plan], worker: Worker) -> None:
+        self.worker = worker
+        self.groups: dict[tuple[str, int], object] = {}
+        hybrid = next((plan for plan in plans if plan.strategy == "HYBRID_SHARD"), None)
+        if hybrid:
+            mesh = make_mesh(worker, hybrid.strategy, question.ranks_per_node)
+            inside, between = (mesh.get_group(name) for name in ("shard", "replicate"))
+            for operation in ("all_gather", "reduce_scatter"):
+                self.groups[operation, question.ranks_per_node] = inside
+            self.groups["all_reduce", question.ranks // question.ranks_per_node] = between
+        sizes = {
+            (call.operation, call.group_size, call.size_bytes)
+            for plan in plans
+            for call in collectives_of(question, plan)
+        }
+        kinds = Counter(call[:2] for call in sizes)
+        # A curve has two sizes at least, and a model without blocks has one message.
+        doubled = {(*call[:2], 2 * call[2]) for call in sizes if kinds[call[:2]] == 1}
+        self.sizes = sorted(sizes | doubled)
+
+    def visit(self) -> list[Row]:
+        """Times each; returns this rank's rows of COLLECTIVE_COLUMNS, but for round and rank."""
+        rows = []
+        for operation, ranks, size_bytes in self.sizes:
+            group = self.groups.get((operation, ranks))
+            message = torch.zeros(max(1, size_bytes // 4), device=self.worker.device)
+            part = torch.zeros(max(1, message.numel() // ranks), device=self.worker.device)
+            message = message[: part.numel() * ranks]
+            call = {
+                "all_gather": partial(dist.all_gather_into_tensor, message, part, group=group),
+                "reduce_scatter": partial(dist.reduce_scatter_tensor, part, message, group=group),
+                "all_reduce": partial(dist.all_reduce, message, group=group),
+            }[operation]
+            times_s = time_one_by_one([call] * (1 + CALLS), self.worker)[1:]
+            keys = {"operation": operation, "group_size": ranks, "size_bytes": size_bytes}
+            rows += [keys | {"iteration": i, "time_ms": s * 1e3} for i, s in enumerate(times_s)]
+        return rows
+
+
+def sizes_to_time(plans: Iterable[Plan]) -> tuple[int, int]:
+    """Returns the two sizes of a micro-batch whose passes are timed: the largest, and a quarter."""
+    sizes = sorted({plan.micro_batch for plan in plans})
+    many = sizes[-1]
+    few = [size for size in sizes if size <= max(sizes[0], many // 4)]
+    return few[-1], many

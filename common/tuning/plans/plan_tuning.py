@@ -1,0 +1,139 @@
+"""Tries a verified plan's other settings, as ``ddplab tune`` does with DDP's.
+
+Settings are predicted, the most promising are halved by real steps, and the best is run beside the
+plan in rounds that had no part in the choice.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from common.planning.measured_times import MeasuredTimes
+from common.planning.search import TimedPlan, by_simplicity
+from common.planning.space import Plan, fits, sized, variations
+from common.planning.tuned import TriedPlan, Tuned
+from common.runtime.progress import Progress
+from common.tuning.candidates import MOST_CANDIDATES, spread_settings, time_class
+from common.tuning.plans.plan_visits import PlanVisits
+from common.tuning.same_graph import on_main
+from common.tuning.visit_plan import (
+    FEWEST_FINAL,
+    ROUNDS_PER_LEVEL,
+    halved,
+    plan_visits,
+    saving,
+    with_final_rounds,
+)
+
+CAUTION = 0.8
+"""The part of the allowed time that visits are planned for: what one takes is an estimate."""
+FIRST = 1
+"""The first round: in round 0 peaks are measured, and here that of the best one only."""
+
+
+def settings_to_try(base: TimedPlan, times: MeasuredTimes) -> list[TimedPlan]:
+    """Returns plans that do a plan's work under other settings and fit, the most promising first.
+
+    Under DDP they have other buckets, some way apart, and under FSDP they are ``variations``.
+    """
+    plan, question = base.plan, times.question
+    plans: list[Plan] = []
+    if plan.has_buckets:
+        caps = [setting.cap_mib for setting in spread_settings(times.bucketings(plan))]
+        plans = [replace(plan, bucket_cap_mib=cap) for cap in caps]
+    elif plan.is_sharded:
+        measured = times.inputs.overhead_s
+        plans = [varied for varied in variations(question, plan) if varied.strategy in measured]
+    timed = _timed(times, [varied for varied in plans if varied != plan])
+    lowest_s = min((varied.time.step_s for varied in timed), default=0.0)
+    timed.sort(
+        key=lambda varied: (
+            time_class(varied.time.step_s, lowest_s),
+            *(by_simplicity(question, varied) if plan.is_sharded else ()),
+        )
+    )
+    return timed[:MOST_CANDIDATES]
+
+
+def tune_plan(
+    base: TimedPlan,
+    times: MeasuredTimes,
+    verified: PlanVisits,
+    allowed_s: float,
+    options: Sequence[str] = (),
+) -> Tuned:
+    """Tries settings of a plan that was verified; all ranks do so together.
+
+    Args:
+        base: the plan.
+        times: predicts the steps of its settings.
+        verified: the visits that verified it.
+        allowed_s: seconds that all of it may take; the fewest visits that tell two settings apart
+            are made only if they are expected to fit.
+        options: precisions to try it in beside its own; never chosen.
+    """
+    worker, began = verified.worker, time.perf_counter()
+    question, visit_s = times.question, verified.visit_s(base.plan)
+    candidates, extra = on_main(
+        worker, lambda: (settings_to_try(base, times), _in_precisions(base, times, options))
+    )
+    afforded = int(CAUTION * allowed_s / visit_s) if visit_s else 0
+    if not candidates or afforded < 2 * FEWEST_FINAL:
+        tried = tuple(map(TriedPlan, candidates))
+        return Tuned(base, tried, (), allowed_s, 0.0, visit_s)
+    plan = plan_visits(afforded, len(candidates), [1] * len(extra))
+    progress = Progress(plan.visits + 1, worker.is_main)
+    recorder, per_node = verified.recorder, question.ranks_per_node
+    visits = PlanVisits(verified.model, recorder, per_node, "tune", progress)
+
+    def times_after(level: int, arms: list[Plan]) -> pd.DataFrame:
+        first = FIRST + ROUNDS_PER_LEVEL * level
+        return visits.rounds("tune", [base.plan, *arms], ROUNDS_PER_LEVEL, first)
+
+    name, by_plan = base.plan.name, {candidate.plan: candidate for candidate in candidates}
+    best, *slower = halved(list(by_plan), plan.levels, times_after, lambda arm: arm.name, name)
+    visits.rounds("tune, peak", [best], 1)
+    left_s = CAUTION * allowed_s - (time.perf_counter() - began)
+    plan = with_final_rounds(plan, worker.broadcast(left_s) / visit_s)
+    extra = extra[: len(plan.options)]
+    first = FIRST + ROUNDS_PER_LEVEL * len(plan.levels)
+    finalists = [base.plan, best, *(option.plan for option in extra)]
+    table = visits.rounds("tune", finalists, plan.final_rounds, first)
+    peaks, final = visits.peaks(), table.loc[first:]
+
+    def tried(arm: TimedPlan, rounds: pd.DataFrame) -> TriedPlan:
+        label = arm.plan.name
+        gain = saving(rounds, label, name) if {label, name} <= set(rounds) else None
+        if gain and math.isnan(gain.estimate):
+            gain = None
+        return TriedPlan(arm, gain, peaks.get(label))
+
+    return Tuned(
+        base=base,
+        tried=(tried(by_plan[best], final), *(tried(by_plan[arm], table) for arm in slower)),
+        options=tuple(tried(option, final) for option in extra),
+        allowed_s=allowed_s,
+        took_s=worker.broadcast(time.perf_counter() - began),
+        visit_s=visit_s,
+        fits=peaks.get(best.name, math.inf) <= question.usable_bytes,
+        machine=on_main(worker, lambda: recorder.machine().state),
+    )
+
+
+def _in_precisions(
+    base: TimedPlan, times: MeasuredTimes, precisions: Sequence[str]
+) -> list[TimedPlan]:
+    """Returns a plan of FSDP in those of other precisions that fit."""
+    plans = [replace(base.plan, precision=precision) for precision in precisions]
+    return _timed(times, [plan for plan in plans if plan.is_sharded])
+
+
+def _timed(times: MeasuredTimes, plans: Sequence[Plan]) -> list[TimedPlan]:
+    """Returns the plans that fit, with their memory and time."""
+    sizes = [sized(times.question, plan) for plan in plans]
+    return [TimedPlan(size, times.step(size.plan)) for size in sizes if fits(times.question, size)]

@@ -1,0 +1,231 @@
+"""Causes in what all ranks do beside their model, from made-up runs whose answer is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from scaling_evidence import MIB, MadeUp
+
+from common.diagnose.causes.over_steps import growing_memory, reserved_memory, unequal_memory
+from common.diagnose.diagnosis import examine_case
+from common.diagnose.evidence.case import Case, Verdict
+from common.diagnose.evidence.evidence import open_evidence
+from common.diagnose.frameworks import ACCELERATE, TRAINER
+from common.tables import STACK_COLUMNS
+
+
+def watched(
+    folder: Path,
+    run: MadeUp = MadeUp(noise=0.001),  # noqa: B008  # frozen
+    looks: tuple[tuple, ...] = (),
+    costs: tuple[tuple, ...] = (),
+    **columns: object,
+) -> Case:
+    """Writes a made-up run as one of a watched script, with columns of its steps, and opens it.
+
+    Args:
+        folder: folder to write into.
+        run: what is made up.
+        looks: phase, line, call and number of looks of each rank.
+        costs: cost, bytes and ms.
+        columns: column of ``steps.csv`` → a number, or a function of that table.
+    """
+    run.write(folder)
+    path = folder / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"label": "watch"}))
+    steps = pd.read_csv(folder / "steps.csv")
+    steps = steps.assign(fetch_time_ms=steps["data_time_ms"], evaluation_time_ms=0.0)
+    exchange_ms = steps["communication_time_ms"] + steps["waiting_time_ms"]
+    steps = steps.assign(whole_backward_time_ms=steps["backward_time_ms"] + exchange_ms)
+    steps.assign(**columns).to_csv(folder / "steps.csv", index=False)
+    rows = [(rank, *look) for look in looks for rank in range(run.ranks)]
+    pd.DataFrame(rows, columns=STACK_COLUMNS).to_csv(folder / "stacks.csv", index=False)
+    table = pd.DataFrame(costs, columns=["cost", "size_bytes", "time_ms"])
+    table.assign(rank=0, repeat=0).to_csv(folder / "costs.csv", index=False)
+    return Case(open_evidence(folder))
+
+
+def found(case: Case) -> dict[str, Verdict]:
+    return {verdict.cause: verdict for verdict in examine_case(case).verdicts}
+
+
+def with_facts(**facts: object) -> dict[int, Mapping[str, object]]:
+    return dict.fromkeys((0, 1), facts)
+
+
+UPDATES = MadeUp(noise=0.001, optimizer_ms=12.0, facts=with_facts(wrapper="DDP"))
+"""Steps of 44.2 ms, and 0.3 ms between them."""
+ALONE = MadeUp(noise=0.001, optimizer_ms=12.0, facts=with_facts(wrapper=""))
+
+
+@pytest.mark.parametrize(
+    ("run", "call", "title", "change"),
+    [
+        (UPDATES, "distributed_c10d.barrier", "every rank calls barrier in each", "barrier out"),
+        (UPDATES, "distributed_c10d.all_gather_object", "calls all_gather_object", "one tensor"),
+        (ALONE, "distributed_c10d.all_reduce", "exchanges gradients by itself", "DistributedData"),
+    ],
+)
+def test_a_scripts_own_exchange_is_named_with_its_line(tmp_path, run, call, title, change) -> None:
+    looks = (
+        ("optimizer", "/my/train.py:31 step", f"torch.distributed.{call}", 75),
+        ("optimizer", "/my/train.py:40 main", "torch.optim.sgd.step", 25),
+    )
+    verdict = found(watched(tmp_path / "run", run, looks))["own-exchange"]
+    assert title in verdict.title
+    assert "(train.py:31)" in verdict.title
+    assert change in verdict.change
+    # 9 of 44.5 ms; one all-reduce of all gradients takes 4.4 ms of them.
+    kept_ms = 0.2 + 4 * MIB / 1e6 if run is ALONE else 0.0
+    assert verdict.lost_share == pytest.approx((9 - kept_ms) / 44.5, rel=0.03)
+
+
+def test_an_exchange_after_a_fetch_is_no_loading(tmp_path) -> None:
+    """Of 12 ms from a fetch to the forward pass nine tenths are a barrier of the script's own."""
+    barrier = "torch.distributed.distributed_c10d.barrier"
+    looks = (
+        ("copy", "/my/train.py:31 main", barrier, 90),
+        ("copy", "/my/train.py:32 main", "", 10),
+    )
+    times = {"data_time_ms": 12.2, "fetch_time_ms": 0.2, "step_time_ms": 45.2}
+    causes = found(watched(tmp_path / "run", looks=looks, **times))
+    assert causes["own-exchange"].lost_share == pytest.approx(0.9 * 12 / 45.5, rel=0.01)
+    assert "data-loading" not in causes
+
+
+def test_a_loader_that_starts_between_steps_is_no_other_work(tmp_path) -> None:
+    looks = (("between", "/my/train.py:31 main", "torch.utils.data.dataloader.__iter__", 100),)
+    assert not found(watched(tmp_path / "run", looks=looks, between_time_ms=10.0))
+
+
+@pytest.mark.parametrize(("optimizer_ms", "is_named"), [(3.0, True), (1.5, False)])
+def test_work_of_a_scripts_own_before_its_update_is_named_from_a_twentieth_on(
+    tmp_path, optimizer_ms: float, is_named: bool
+) -> None:
+    looks = (("optimizer", "/my/train.py:31 average", "", 100),)
+    case = watched(tmp_path / "run", MadeUp(noise=0.001, optimizer_ms=optimizer_ms), looks)
+    assert ("heavy-update" in found(case)) == is_named
+
+
+@pytest.mark.parametrize(
+    ("call", "facts", "title", "saved_ms"),
+    [
+        ("", {}, "before its update (train.py:31)", 12.0),
+        ("torch.optim.adamw.step", {}, "the update takes 27 % of each step", 12 - 1.75),
+        ("torch.optim.adamw.step", {"is_fused": True}, "", 0),
+        ("torch.optim.lbfgs.step", {"optimizer": "LBFGS"}, "", 0),
+    ],
+)
+def test_an_update_that_all_ranks_take_long_for_is_named(
+    tmp_path, call: str, facts: dict, title: str, saved_ms: float
+) -> None:
+    run = MadeUp(
+        noise=0.001,
+        optimizer_ms=12.0,
+        facts=with_facts(**{"optimizer": "AdamW", "is_fused": False} | facts),
+    )
+    looks = (("optimizer", "/my/train.py:31 step", call, 100),)
+    verdict = found(watched(tmp_path / "run", run, looks, costs=(("copy", 4 * MIB, 1.0),))).get(
+        "heavy-update"
+    )
+    assert (verdict is None) == (not title)
+    if title:
+        assert title in verdict.title
+        assert verdict.lost_share == pytest.approx(saved_ms / 44.5, rel=0.03)
+        assert verdict.confidence == "medium"
+
+
+@pytest.mark.parametrize(("longer_ms", "speed"), [(0, 1.0), (15, 1.0), (0, 1.4)])
+def test_a_pass_that_is_longer_in_the_training_is_named(tmp_path, longer_ms, speed) -> None:
+    """Of a machine that was slower during the training, both passes are.
+
+    The backward pass takes 22 ms with its exchange for 20 alone, a tenth more; so may the machine.
+    """
+    case = watched(
+        tmp_path / "run",
+        looks=(
+            ("forward", "/my/train.py:31 train", "", 60),
+            ("forward", "/a.py:1 forward", "", 40),
+        ),
+        forward_time_ms=lambda steps: speed * steps["forward_time_ms"] + longer_ms,
+        backward_time_ms=lambda steps: speed * steps["backward_time_ms"],
+        whole_backward_time_ms=lambda steps: speed * steps["backward_time_ms"] + 2,
+        step_time_ms=lambda steps: speed * 30 + 3.2 + longer_ms,
+    )
+    verdict = found(case).get("beside-the-model")
+    assert (verdict is None) == (not longer_ms)
+    if verdict:
+        assert "forward passes take 14 ms longer" in verdict.title
+        assert "(train.py:31)" in verdict.title
+        assert verdict.lost_share == pytest.approx(14 / 48.2, rel=0.02)
+
+
+@pytest.mark.parametrize(("late_ms", "workers"), [(300.0, 2), (300.0, 0), (10.0, 2)])
+def test_what_comes_once_an_epoch_is_named_with_its_period(tmp_path, late_ms, workers) -> None:
+    """Each tenth step begins an epoch; a median knows nothing of it."""
+    facts = with_facts(loader_workers=workers, persistent_workers=False)
+    case = watched(
+        tmp_path / "run",
+        MadeUp(noise=0.001, facts=facts),
+        epoch=lambda steps: steps["step"] // 10,
+        data_time_ms=lambda steps: 0.2 + late_ms * (steps["step"] % 10 == 0),
+        step_time_ms=lambda steps: 33.2 + late_ms * (steps["step"] % 10 == 0),
+    )
+    verdict = found(case).get("epoch-start")
+    assert (verdict is None) == (late_ms < 100)
+    if verdict:
+        assert "every 10 steps an epoch begins" in verdict.title
+        assert ("workers start anew" in verdict.title) == (workers > 0)
+        assert verdict.lost_share == pytest.approx(300 / (332 + 300), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("judge", "column", "mebibytes", "cause"),
+    [
+        (growing_memory, "resident_bytes", lambda rows: 400 + 1.5 * rows["step"], "growing"),
+        (growing_memory, "resident_bytes", lambda rows: 400 + 2 * rows["step"].clip(upper=15), ""),
+        (unequal_memory, "resident_bytes", lambda rows: 400 + 300 * rows["rank"], "imbalance"),
+        (unequal_memory, "resident_bytes", lambda rows: 400 + 50 * rows["rank"], ""),
+        (reserved_memory, "reserved_bytes", lambda rows: 5000 + 0 * rows["rank"], "reserved"),
+        (reserved_memory, "reserved_bytes", lambda rows: 2500 + 0 * rows["rank"], ""),
+    ],
+)
+def test_memory_is_named_by_what_holds_it(tmp_path, judge, column, mebibytes, cause) -> None:
+    held = {"allocated_bytes": 0.0, "resident_bytes": 400.0 * MIB}
+    if column == "reserved_bytes":
+        held["allocated_bytes"] = 2000.0 * MIB
+    verdict = judge(watched(tmp_path / "run", **held | {column: lambda r: MIB * mebibytes(r)}))
+    assert (verdict is None) == (not cause)
+    assert verdict is None or cause in verdict.cause
+
+
+def test_a_change_names_arguments_that_the_framework_has() -> None:
+    accelerate, transformers = (pytest.importorskip(n) for n in ("accelerate", "transformers"))
+    arguments = {field.name for field in fields(transformers.TrainingArguments)}
+    words = " ".join(words for _, words in TRAINER).replace(r"ddp_\1", "ddp_broadcast_buffers")
+    named = set(re.findall(r"(\w+)=", words.replace(r"\1fp16", "bf16")))
+    assert len(named) > 8
+    assert named <= arguments
+    words = " ".join(words for _, words in ACCELERATE)
+    named = set(re.findall(r"[(, ](\w+)=", words))
+    assert named >= {"kwargs_handlers", "mixed_precision", "gradient_accumulation_steps"}
+    assert named <= set(accelerate.Accelerator.__init__.__code__.co_varnames)
+
+
+@pytest.mark.parametrize("framework", ["Trainer", "accelerate", ""])
+def test_a_change_is_said_in_the_words_of_who_trains(tmp_path, framework: str) -> None:
+    facts = with_facts(framework=framework, buffers_bytes=MIB)
+    case = watched(tmp_path / "run", MadeUp(noise=0.001, facts=facts), buffers_time_ms=5.0)
+    change = found(case)["sent-buffers"].change
+    words = {
+        "Trainer": "TrainingArguments(ddp_broadcast_buffers=False)",
+        "accelerate": "DistributedDataParallelKwargs(broadcast_buffers=False)",
+        "": "DistributedDataParallel(model, broadcast_buffers=False)",
+    }
+    assert words[framework] in change

@@ -1,0 +1,153 @@
+"""Causes in work that need not be, from tables whose answer is known, and in a real run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from bundle_support import write_bundle
+from command_line import ddplab
+
+from common.diagnose.diagnosis import examine_case
+from common.diagnose.evidence.bundle import read_bundle
+from common.diagnose.evidence.bundle_tables import write_run
+from common.diagnose.evidence.case import Case, Verdict
+from common.diagnose.evidence.evidence import open_evidence
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+torch.autograd.set_detect_anomaly(True)
+torch.manual_seed(0)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(96, 96), nn.Tanh()) for _ in range(8)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, values):
+        return checkpoint(self.layers, values, use_reentrant=False)
+
+
+body = Twice()
+model = nn.Sequential(nn.Linear(96, 96), body, nn.Linear(96, 4))
+seen = []
+
+
+def note(*tensors):
+    seen.append(tensors[-1].detach().square().sum().item())
+
+
+for module in model.modules():
+    module.register_forward_hook(note)
+for parameter in model.parameters():
+    parameter.register_hook(note)
+optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+for _ in range(50):
+    model(torch.randn(32, 96)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def verdicts_of(folder: Path, tmp_path: Path) -> dict[str, Verdict]:
+    run = open_evidence(write_run(read_bundle(folder), tmp_path / "run"))
+    return {verdict.cause: verdict for verdict in examine_case(Case(run)).verdicts}
+
+
+def bundle_with(tmp_path: Path, without: str, lean_ms: float, **noted: float) -> Path:
+    """Writes a bundle of which passes of 8 ms take ``lean_ms`` without something."""
+    folder = write_bundle(tmp_path / "b")
+    for rank in (0, 1):
+        rows = [
+            {"table": "lean-passes", "without": without, "unused_bytes": 0}
+            | {"lean": lean, "repeat": repeat, "forward_time_ms": 1.0}
+            | {"backward_time_ms": (lean_ms if lean else 8.0) - 1 + 0.01 * repeat}
+            | noted
+            for repeat in range(5)
+            for lean in (False, True)
+        ]
+        with (folder / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    return folder
+
+
+KEPT = {"needed_bytes": 2**30, "free_bytes": 2**32}
+THREADS = {"threads": 8, "fair_threads": 1, "cores": 2}
+SPARSE = {"unused_bytes": 3000, "touched_rows": 5, "rows": 700}
+EXCHANGE, UPDATE = 0.75 * 1.5, 0.75 * 1.0
+
+
+@pytest.mark.parametrize(
+    ("without", "noted", "cause", "title", "beside_ms"),
+    [
+        ("anomaly detection", {}, "left-on", "4 times as long with anomaly", 0),
+        ("hooks", {"hooks": 12}, "left-on", "4 times as long with 12 hooks", 0),
+        ("a profiler", {}, "left-on", "4 times as long with a profiler", 0),
+        ("activation checkpointing", KEPT, "needless-recomputation", "computed twice", 0),
+        ("too many threads", THREADS, "oversubscribed-cores", "8 threads, more than the 2", 0),
+        ("unused gradients", {"unused_bytes": 3000}, "unused-gradients", "75 % of", EXCHANGE),
+        ("untouched embeddings", SPARSE, "sparse-embedding", "5 of 700 rows", EXCHANGE + UPDATE),
+    ],
+)
+@pytest.mark.parametrize("lean_ms", [2.0, 8.0])
+def test_needless_work_costs_what_passes_take_longer(
+    tmp_path: Path, lean_ms: float, without: str, noted: dict, cause: str, title: str, beside_ms
+) -> None:
+    """Passes of 8 ms of steps of 10 ms and an exchange (mean 3, the shorter 1.5), update 1 ms."""
+    verdict = verdicts_of(bundle_with(tmp_path, without, lean_ms, **noted), tmp_path).get(cause)
+    if lean_ms == 8.0 and not beside_ms:
+        assert verdict is None
+        return
+    assert title in verdict.title
+    saved_ms = 8 - lean_ms + beside_ms
+    assert verdict.lost_share == pytest.approx(saved_ms / 14.5, rel=0.05)
+
+
+def test_activations_that_do_not_fit_are_rightly_computed_twice(tmp_path: Path) -> None:
+    """Two ranks of one machine would each take 3 of 4 GiB."""
+    folder = bundle_with(tmp_path, "activation checkpointing", 2.0, **KEPT | {"needed_bytes": 3e9})
+    assert "needless-recomputation" not in verdicts_of(folder, tmp_path)
+
+
+def test_buffers_sent_before_each_pass_are_a_cause(tmp_path: Path) -> None:
+    """Rank 1 comes 2 ms later and waits for nobody: 4 ms of 16 are the sending."""
+    folder = write_bundle(tmp_path / "b")
+    for rank in (0, 1):
+        path = folder / f"rank{rank}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        extra = {"steps": {"buffers_time_ms": 6.0 - 2 * rank, "step_time_ms": 16.0}}
+        extra["facts"] = {"broadcast_buffers": True, "buffers_bytes": 1 << 20}
+        rows = [row | extra.get(row["table"], {}) for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    verdict = verdicts_of(folder, tmp_path)["sent-buffers"]
+    assert "1 MiB of buffers" in verdict.title
+    assert verdict.lost_share == pytest.approx(0.25)
+
+
+@pytest.mark.slow
+def test_a_watched_script_shows_what_was_left_on_and_what_is_not_updated(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = ddplab("diagnose", "--bundle", tmp_path / "b", script)
+    assert done.status == 0, done.stderr
+    lean = pd.read_csv(tmp_path / "b" / "tables" / "lean-passes.csv")
+    assert set(lean["without"]) == {
+        *("anomaly detection", "unused gradients", "hooks", "activation checkpointing"),
+    }
+    assert lean["unused_bytes"].max() == 9 * (96 * 96 + 96) * 4
+    [hooks] = lean["hooks"].dropna().unique()
+    assert (
+        hooks == 3 * 8 + 2 + 3 + 20
+    )  # of layers and what holds them, of the others, of parameters
+    backward_ms = lean.groupby(["without", "lean"])["backward_time_ms"].median()
+    assert backward_ms["unused gradients", True] < backward_ms["unused gradients", False] / 2
+    assert lean["needed_bytes"].max() > 8 * 32 * 96 * 4  # outputs of eight layers, at least
+    verdicts = json.loads((tmp_path / "b" / "diagnosis.json").read_text())["verdicts"]
+    assert "left-on" in {verdict["cause"] for verdict in verdicts}

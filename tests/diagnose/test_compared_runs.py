@@ -1,0 +1,166 @@
+"""``ddplab diagnose --compare`` as a gate: statuses, refusals, what it writes and sends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bundle_support import step_row, write_bundle
+from command_line import ddplab, refused
+
+from common.cli.diagnose import split_script
+
+STEPS = 30
+Change = Callable[[dict], dict | None]
+
+
+def bundle(
+    folder: Path, slower: float = 1.0, seed: int = 0, change: Change = dict, **about: object
+) -> Path:
+    """Writes a bundle of 30 plain steps of about 100 ms, with 1 % of noise.
+
+    ``change`` returns another row for each of the steps and facts, or None for none.
+    """
+    write_bundle(folder, **about)
+    noise = np.random.default_rng(seed).normal(1, 0.01, STEPS)
+    for rank in (0, 1):
+        path = folder / f"rank{rank}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [row for row in rows if row["table"] != "steps"]
+        for step in range(STEPS):
+            row = step_row(rank, 0) | {"step": step, "kind": "plain", "exchange_time_ms": None}
+            times = {"step_time_ms": 100, "forward_time_ms": 30, "backward_time_ms": 60}
+            row |= {name: ms * slower * noise[step] for name, ms in times.items()}
+            rows.append(row | {"between_time_ms": 1.0, "buffers_time_ms": 0.0})
+        rows = [change(row) for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows if row))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("slower", "limit", "status", "said"),
+    [
+        (1.20, 5, 1, "failed at 5 %"),
+        (1.00, 5, 0, "passed at 5 %"),
+        (1.05, 5, 3, "not settled at 5 %"),
+        (0.80, 0, 0, "passed at 0 %"),
+    ],
+)
+def test_a_gate_has_a_status_for_each_outcome(
+    tmp_path: Path, slower: float, limit: float, status: int, said: str
+) -> None:
+    before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b", slower, seed=1)
+    result = tmp_path / "out.json"
+    done = ddplab("diagnose", "--compare", before, after, "--fail-above", limit, "--json", result)
+    assert done.status == status, done.stderr
+    assert done.stdout.lower().startswith(said)
+    content = json.loads(result.read_text())
+    assert content["status"] == status
+    assert bool(content["to_settle"]) == (status == 3)
+    by_part = {row["part"]: row for row in content["rows"]}
+    step_ms = slower * 100 + 1  # what lies between two steps stays
+    assert by_part["step"]["change"] == pytest.approx(step_ms / 101 - 1, abs=0.02)
+    assert by_part["forward"]["change"] == pytest.approx(30 * (slower - 1) / 101, abs=0.02)
+    assert by_part["step"]["low"] < by_part["step"]["change"] < by_part["step"]["high"]
+
+
+def test_a_pause_now_and_then_is_seen_in_the_mean(tmp_path: Path) -> None:
+    def pausing(row: dict) -> dict:
+        return row | {"between_time_ms": 100.0} if row.get("step", 1) % 5 == 0 else row
+
+    before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b", change=pausing)
+    assert ddplab("diagnose", "--compare", before, after, "--fail-above", 5).status == 1
+
+
+def test_four_runs_on_each_side_are_the_rounds(tmp_path: Path) -> None:
+    """Runs that differ by more than their steps do settle nothing."""
+    for side, speeds in {"a": (1.0, 1.3, 0.9, 1.2), "b": (1.4, 1.0, 1.3, 1.1)}.items():
+        (tmp_path / side).mkdir()
+        for number, speed in enumerate(speeds):
+            bundle(tmp_path / side / f"{number}", speed, seed=number)
+    done = ddplab("diagnose", "--compare", tmp_path / "a", tmp_path / "b", "--fail-above", 5)
+    assert done.status == 3
+    assert "more runs a side would settle 5 %" in done.stdout.splitlines()[0]
+    one = ddplab("diagnose", "--compare", tmp_path / "a/0", tmp_path / "b/0", "--fail-above", 5)
+    assert one.status == 1
+
+
+def larger_batch(row: dict) -> dict:
+    return row | {"samples": 16} if row.get("step", 0) >= 15 else row
+
+
+def smaller_batch(row: dict) -> dict:
+    return row | {"samples": 4} if row["table"] == "steps" else row
+
+
+def other_model(row: dict) -> dict:
+    return row | {"parameters": 7} if row["table"] == "facts" else row
+
+
+def jumped(row: dict) -> dict:
+    return row | {"step_time_ms": -3e6} if row.get("step") == 12 else row
+
+
+def fewer_steps(row: dict) -> dict | None:
+    return None if row.get("step", 0) >= 20 else row
+
+
+@pytest.mark.parametrize(
+    ("change", "about", "said"),
+    [
+        (other_model, {}, "parameters differs (1000 and 7)"),
+        (smaller_batch, {}, "batch_per_rank differs (8 and 4)"),
+        (larger_batch, {}, "its batch changes at step 15, from 16 to 32 samples"),
+        (jumped, {}, "its clock has jumped"),
+        (fewer_steps, {}, "steps differs (0 to 29 and 0 to 19)"),
+        (dict, {"device_name": "other"}, "device differs"),
+    ],
+)
+def test_other_work_is_refused_in_a_line(
+    tmp_path: Path, change: Change, about: dict, said: str
+) -> None:
+    before = bundle(tmp_path / "a")
+    after = bundle(tmp_path / "b", change=change, **about)
+    result = tmp_path / "out.json"
+    words = ("--compare", before, after, "--fail-above", "5", "--json", result)
+    assert said in refused("diagnose", *words)
+    assert not result.exists()
+
+
+def test_what_an_older_watch_has_not_timed_is_left_out(tmp_path: Path) -> None:
+    def older(row: dict) -> dict:
+        return {name: value for name, value in row.items() if name != "buffers_time_ms"}
+
+    before, after = bundle(tmp_path / "a", change=older), bundle(tmp_path / "b", 1.2)
+    done = ddplab("diagnose", "--compare", before, after, "--fail-above", 5)
+    assert done.status == 1
+    parts = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    assert "backward, exchange" in parts
+    assert "forward" not in parts
+
+
+def test_numbers_reach_the_tracker_that_is_installed(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mlflow.py").write_text(
+        "import contextlib, json\n"
+        "@contextlib.contextmanager\n"
+        "def start_run(run_name):\n"
+        "    yield\n"
+        "def log_metrics(metrics):\n"
+        f"    open({str(tmp_path / 'sent.json')!r}, 'w').write(json.dumps(metrics))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b", 1.2, seed=1)
+    done = ddplab("diagnose", "--compare", before, after, "--track")
+    assert done.status == 0, done.stderr
+    assert json.loads((tmp_path / "sent.json").read_text())["step"] == pytest.approx(0.2, abs=0.02)
+    sys.modules.pop("mlflow")  # for tests after this one, of whom none has it
+
+
+def test_flags_may_follow_the_folders() -> None:
+    ours, folders = split_script(["--compare", "a", "--json", "x", "b", "--fail-above", "5"])
+    assert ours == ["--compare", "--json", "x", "--fail-above", "5"]
+    assert folders == ["a", "b"]

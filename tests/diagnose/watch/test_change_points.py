@@ -1,0 +1,289 @@
+"""Change points of long runs: what is found in planted series, how seldom nothing is, and by whom.
+
+Oracles are what was planted, and Siegmund's formula.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from ddplab_watch import change_points, long_watch
+from ddplab_watch.change_points import Change, ChangePoints
+from ddplab_watch.cusum import ALLOWANCE, Series
+from ddplab_watch.long_watch import LongWatch
+from ddplab_watch.record import Record
+from ddplab_watch.step_blocks import Block, Schedule, block_steps
+from watch_support import rows_of
+
+from common.diagnose.opened import open_diagnosis
+
+USUAL_MS = {"data": 1.0, "forward": 30.0, "update": 10.0, "between": 0.5}
+CHANGED, STEPS, BLOCK_S = 60, 40, 4
+"""Block from which a change is planted; steps and seconds of a block."""
+Fault = Callable[[int, dict], None]
+
+
+def block(number: int, draw: random.Random, fault: Fault) -> Block:
+    """Makes a block of two ranks, whose times vary by 2 % together and by 3 % each."""
+    together, ranks = draw.gauss(1, 0.02), {}
+    for rank in (0, 1):
+        row = {name: ms * together * draw.gauss(1, 0.03) for name, ms in USUAL_MS.items()}
+        row |= {"backward": 60 * together * draw.gauss(1, 0.03), "elements": 100, "memory": 1e9}
+        fault(rank, row)
+        ranks[rank] = row
+    alone = {rank: sum(row[name] for name in USUAL_MS) for rank, row in ranks.items()}
+    for rank, row in ranks.items():
+        row["backward"] += max(alone.values()) - alone[rank]
+        row["step"] = alone[rank] + row["backward"]
+        row.setdefault("alone_ms", [alone[rank]] * 10)
+    first = number * STEPS
+    return Block(first, first + STEPS - 1, 1e9 + BLOCK_S * number, ranks)
+
+
+def none(rank: int, row: dict) -> None:
+    """Changes nothing."""
+
+
+def slow_forward(rank: int, row: dict) -> None:
+    row["forward"] *= 1.2 if rank == 1 else 1
+
+
+def slow_exchange(rank: int, row: dict) -> None:
+    row["backward"] += 12
+
+
+def slow_loader(rank: int, row: dict) -> None:
+    row["data"] += 8 if rank == 0 else 0
+
+
+def taking_turns(rank: int, row: dict) -> None:
+    """Makes each rank wait for the other in every second step: no phase has another median."""
+    row["backward"] += 20
+    row["alone_ms"] = [50 + 30 * (step % 2 == rank) for step in range(10)]
+
+
+def with_longer_texts(rank: int, row: dict) -> None:
+    if rank == 1:
+        row["forward"] *= 1.3
+        row["elements"] *= 1.04
+
+
+def first_change(fault: Fault, seed: int, last: int = 100) -> Change | None:
+    points, draw = ChangePoints([0, 1]), random.Random(seed)
+    changes = (points.add(block(n, draw, fault if n >= CHANGED else none)) for n in range(last))
+    return next(filter(None, changes), None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("fault", "rank", "phase", "grown_ms"),
+    [
+        (slow_forward, 1, "forward", 6.0),
+        (slow_exchange, None, "backward", 12.0),
+        (slow_loader, 0, "data", 8.0),
+    ],
+)
+def test_a_change_is_found_within_a_minute_on_its_rank_in_its_phase(
+    fault: Fault, rank: int | None, phase: str, grown_ms: float, seed: int
+) -> None:
+    change = first_change(fault, seed)
+    assert (change.rank, change.phase) == (rank, phase)
+    assert change.after - change.before == pytest.approx(grown_ms, rel=0.3)
+    assert change.step == pytest.approx(CHANGED * STEPS, abs=2 * STEPS)
+    assert change.noticed <= (CHANGED + 60 / BLOCK_S) * STEPS
+
+
+def test_memory_that_goes_on_growing_is_named_and_a_step_of_it_is_not() -> None:
+    held = {0: 1e9, 1: 1e9}
+
+    def growing(rank: int, row: dict) -> None:
+        held[rank] += 4e7 if rank == 1 else 0
+        row["memory"] = held[rank]
+
+    change = first_change(growing, seed=0)
+    assert (change.rank, change.phase) == (1, "memory")
+    assert "rank 1's memory grows" in change.said()
+    assert first_change(lambda rank, row: row.update(memory=2e9), seed=0) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [(taking_turns, "take turns"), (with_longer_texts, "batches have grown")]
+)
+def test_steps_that_go_with_lengths_are_told_from_a_slow_rank(fault: Fault, said: str) -> None:
+    assert said in first_change(fault, seed=1).said()
+
+
+def test_a_slow_rank_is_said_to_be_the_slowest() -> None:
+    assert "rank 0 is the slowest in 100%" in first_change(slow_loader, seed=1).said()
+
+
+def test_another_batch_is_no_slower_step() -> None:
+    def larger(rank: int, row: dict) -> None:
+        for name in ("forward", "backward", "elements"):
+            row[name] *= 2
+
+    points, draw = ChangePoints([0, 1]), random.Random(0)
+    faults = (larger if number >= CHANGED else none for number in range(150))
+    changes = [points.add(block(n, draw, fault)) for n, fault in enumerate(faults)]
+    [change] = filter(None, changes)
+    assert "a batch has 400 elements instead of 200" in change.said()
+    assert change.step == CHANGED * STEPS
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_batches_of_unequal_length_are_no_other_batches_before_they_have_grown(grows: bool) -> None:
+    for seed in range(10):
+        lengths, points = random.Random(100 + seed), ChangePoints([0, 1])
+
+        def unequal(rank: int, row: dict, lengths: random.Random = lengths) -> None:
+            row["elements"] = lengths.uniform(70, 130)
+
+        def longer(rank: int, row: dict, lengths: random.Random = lengths) -> None:
+            row["elements"] = lengths.uniform(170, 230)
+
+        draw = random.Random(seed)
+        faults = (longer if grows and n >= CHANGED else unequal for n in range(100))
+        changes = [points.add(block(n, draw, fault)) for n, fault in enumerate(faults)]
+        assert ["a batch has" in change.said() for change in changes if change] == [True] * grows
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, -3e6])
+def test_a_block_whose_clock_has_jumped_is_left_out(spoilt: float) -> None:
+    def jumping(rank: int, row: dict) -> None:
+        row["forward"] = spoilt if rank == 0 else row["forward"]
+
+    assert first_change(jumping, seed=0) is None
+
+
+@pytest.mark.parametrize("distribution", ["gauss", "paretovariate"])
+def test_limits_are_crossed_no_more_often_than_siegmunds_formula_says(distribution: str) -> None:
+    draw, series, crossings, values, high = random.Random(1), Series(), 0, 20_000, 3.0
+    parameters = (0, 1) if distribution == "gauss" else (1.1,)
+    was_above = False
+    for _ in range(values):
+        series.add(getattr(draw, distribution)(*parameters))
+        is_above = series.evidence > high
+        crossings += is_above and not was_above
+        was_above = is_above
+    x = 2 * ALLOWANCE * (high + 1.166)
+    expected = values / ((math.exp(x) - 1 - x) / (2 * ALLOWANCE**2))
+    assert 0 < crossings <= expected + 3 * math.sqrt(expected)
+
+
+@pytest.mark.slow  # the hours that quick tests' blocks stand for
+def test_in_ten_hours_of_blocks_nothing_is_said_of_steps_that_stay_as_they_are() -> None:
+    points, draw = ChangePoints([0, 1]), random.Random(3)
+    count = int(36_000 / change_points.BLOCK_S)
+    assert sum(points.add(block(number, draw, none)) is not None for number in range(count)) <= 1
+
+
+def test_blocks_double_until_they_take_seconds() -> None:
+    schedule, lengths = Schedule(45, block_steps(0.1, ranks=2)), []
+    for _ in range(400):
+        lengths.append(schedule.size)
+        schedule.advance()
+    assert lengths[0] == 3
+    assert lengths[-1] == 40  # of a tenth of a second each: 4 s
+    assert all(after <= 2 * before for before, after in pairwise(lengths))
+    assert block_steps(100.0, ranks=2) == 3
+    assert block_steps(0.1, ranks=1000) > block_steps(0.1, ranks=2)
+
+
+def step_of(rank: int, is_slow: bool, draw: random.Random) -> dict:
+    row = {name: ms * draw.gauss(1, 0.03) for name, ms in USUAL_MS.items()}
+    row["forward"] += 30 if is_slow and rank == 1 else 0
+    waits = 30 if is_slow and rank == 0 else 0
+    return row | {"backward": 60 * draw.gauss(1, 0.03) + waits, "step": 120.0, "elements": 64}
+
+
+def followed(folder: Path, spoil: Callable[[int, Path], None] = lambda step, path: None) -> list:
+    """Follows two ranks in one process, the second of which is slow from step 120 on."""
+    store, draw = dist.HashStore(), random.Random(0)
+    records = [Record(folder / f"rank{rank}.jsonl") for rank in (0, 1)]
+    watches = [
+        LongWatch(record, (rank, 2), store, lambda: 10**9, first=0, usual_s=2.0)
+        for rank, record in enumerate(records)
+    ]
+    windows: list[list[int]] = [[], []]
+    for step in range(180):
+        for rank in (1, 0) if step % 2 else (0, 1):
+            watches[rank].add(step, step_of(rank, step >= 120, draw))
+            if watches[rank].begins_window(step + 1):
+                windows[rank].append(step + 1)
+                watches[rank].resume(step + 1)
+            records[rank].write()
+        spoil(step, records[0].path)
+    return windows
+
+
+def test_rank_0_says_it_once_and_all_ranks_begin_a_window_at_one_step(tmp_path, capsys) -> None:
+    windows = followed(tmp_path)
+    assert windows[0] == windows[1]
+    assert len(windows[0]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "since step 120" in line
+    assert "rank 1's forward pass takes" in line
+    rows = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    [change] = [row for row in rows if row["table"] == "changes"]
+    assert change["noticed"] <= 150  # 30 steps
+
+
+def test_a_disk_that_is_full_is_said_once_and_the_change_all_the_same(tmp_path, capsys) -> None:
+    def fill(step: int, path: Path) -> None:
+        if step == 60:
+            path.unlink()
+            path.symlink_to("/dev/full")
+
+    followed(tmp_path, fill)
+    full, change = capsys.readouterr().err.splitlines()
+    assert "No space left on device; not recorded" in full
+    assert "rank 1's forward pass takes" in change
+
+
+def test_a_time_of_day_that_jumps_is_said_and_changes_nothing(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    plain, jump_s = time.time, [0.0]
+    monkeypatch.setattr(long_watch.time, "time", lambda: plain() + jump_s[0])
+    followed(tmp_path, lambda step, path: jump_s.__setitem__(0, 3600.0 * (step > 60)))
+    jumped, change = capsys.readouterr().err.splitlines()
+    assert "the time of day has jumped by +3600 s" in jumped
+    assert "rank 1's forward pass takes" in change
+
+
+def test_a_rank_that_becomes_slow_is_found_in_a_run_and_its_cause_after(loop_run) -> None:
+    flags = ("--steps", 180, "--slow_rank_s", 0.05, "--slow_after", 100)
+    folder, _ = loop_run(*flags, to_end=1)
+    [change] = rows_of(folder, 0, "changes")
+    assert (change["rank"], change["phase"]) == (1, "forward")
+    assert 90 <= change["step"] <= 110
+    assert (folder / "rank0.err").read_text().count("ddplab-watch: since step") == 1
+    assert "ddplab-watch" not in (folder / "rank1.err").read_text()
+    opened = open_diagnosis(folder / "bundle")
+    [(_, after)] = opened.later
+    assert "slow-rank" not in {verdict.cause for verdict in opened.diagnosis.verdicts}
+    assert "slow-rank" in {verdict.cause for verdict in after.verdicts}
+    assert "(loop.py:" in "\n".join(opened.lines())
+    assert opened.as_json()["changes"][0]["rank"] == 1
+
+
+def test_a_job_that_is_resumed_has_a_record_of_its_own(rank_server, tmp_path: Path) -> None:
+    variables = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "rank0.jsonl").write_text("of the first start\n")
+    main = Path(long_watch.__file__).with_name("__main__.py")
+    words = (Path(__file__).parent / "scripts" / "loop.py", tmp_path / "out", "--steps", 4)
+    done = rank_server.run(main, f"folder={tmp_path}/bundle", *words, variables=variables)
+    assert done.exit_codes == [0]
+    assert done.stderr[0].count("\n") == 1
+    assert "the job was resumed; its record" in done.stderr[0]
+    assert (tmp_path / "bundle" / "rank0.jsonl").read_text() == "of the first start\n"
+    assert '"steps"' in (tmp_path / "bundle" / "restart-1" / "rank0.jsonl").read_text()

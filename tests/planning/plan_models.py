@@ -1,0 +1,251 @@
+"""FUNCTIONs to plan, and a rank that runs plans of one: as printed Python and as PlannedStep.
+
+As a script on several ranks it runs each plan that its arguments name and exits with 0 if weights
+and gradients are those of one rank that computes the whole global batch.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, RATE, MICRO_BATCH = 16, 1e-5, 2
+
+
+class Block(nn.Module):
+    """A residual block of two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.down(functional.gelu(self.up(self.norm(hidden))))
+
+
+class Blocks(nn.Module):
+    """An embedding, three blocks and a head."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, 50, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+def loss_of(module: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(module(tokens).flatten(0, 1), tokens.flatten())
+
+
+def make(batch_size: int = 4) -> tuple:
+    return Blocks(), torch.randint(50, (batch_size, 8)), loss_of
+
+
+def rows() -> tuple:
+    """Makes a batch whose rows are its samples."""
+    return Blocks(), torch.randint(50, (4, 8)), loss_of
+
+
+def no_common_dimension() -> tuple:
+    """Makes a batch of which nobody can tell how many samples it has."""
+    batch = torch.randint(50, (4, 8)), torch.ones(3)
+    return Blocks(), batch, lambda module, b: loss_of(module, b[0]) * b[1].mean()
+
+
+class Tied(Blocks):
+    """Blocks whose first and last share a product, and whose head is the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embedding.weight
+        self.blocks[2].up = self.blocks[0].up
+
+
+def tied() -> tuple:
+    return Tied(), torch.randint(50, (4, 8)), loss_of
+
+
+class Counting(Blocks):
+    """Blocks that count their calls in a buffer and in a list, and normalise by a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.seen: list[int] = []
+        self.running = nn.BatchNorm1d(1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(len(tokens))
+        return super().forward(tokens) + self.running(tokens.float()[:, None])[:, 0, :, None]
+
+
+def counting() -> tuple:
+    return Counting(), torch.randint(50, (4, 8)), loss_of
+
+
+class Pooled(Blocks):
+    """Blocks whose head normalises a value a sample and channel, which takes two samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normal = nn.BatchNorm1d(50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.normal(super().forward(tokens).mean(1))
+
+
+def pooled(batch_size: int = 4) -> tuple:
+    tokens = torch.randint(50, (batch_size, 8))
+    return Pooled(), tokens, lambda module, b: functional.cross_entropy(module(b), b[:, 0])
+
+
+class Doubled(torch.autograd.Function):
+    """Doubles, with a backward pass of its own."""
+
+    @staticmethod
+    def forward(context: object, value: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(value)
+        return value * 2
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def custom() -> tuple:
+    module = Blocks()
+    return (
+        module,
+        torch.randint(50, (4, 8)),
+        lambda model, tokens: functional.cross_entropy(
+            Doubled.apply(model(tokens)).flatten(0, 1), tokens.flatten()
+        ),
+    )
+
+
+def compiled() -> tuple:
+    module = Blocks()
+    module.blocks[1] = torch.compile(module.blocks[1])
+    return module, torch.randint(50, (4, 8)), loss_of
+
+
+def checkpointed() -> tuple:
+    module = Blocks()
+    block = module.blocks[0]
+    forward = block.forward
+    block.forward = lambda hidden: checkpoint(forward, hidden, use_reentrant=False)
+    return module, torch.randint(50, (4, 8)), loss_of
+
+
+def large() -> tuple:
+    """Makes blocks whose activations are larger than what gloo and Python take beside them."""
+    global WIDTH
+    WIDTH = 128
+    return Blocks(4), torch.randint(50, (8, 64)), loss_of
+
+
+def _expected(parts: list[torch.Tensor]) -> tuple[dict, dict]:
+    """Returns weights and gradients after a step of all micro-batches on one rank."""
+    torch.manual_seed(0)
+    module = Blocks()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE)
+    loss_of(module, torch.cat(parts)).backward()
+    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+    optimizer.step()
+    return {name: p.detach() for name, p in module.named_parameters()}, gradients
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _check(module: nn.Module, optimizer: object, parts: list, within: float) -> None:
+    """Compares weights, and the first moments, which are a tenth of the gradients."""
+    weights, gradients = _expected(parts)
+    optimizer = getattr(optimizer, "optim", optimizer)  # of ZeroRedundancyOptimizer
+    held = 0
+    for long_name, parameter in module.named_parameters():
+        name = long_name.removeprefix("module.")
+        largest = gradients[name].abs().max()
+        moved = (_whole(parameter.detach()) - weights[name]).abs()
+        # AdamW moves a weight by RATE in the direction of its gradient, however small.
+        told = gradients[name].abs() > 2 * within * largest
+        assert moved[told].max() <= 0.01 * RATE + 1e-7, (name, moved[told].max())
+        state = optimizer.state.get(parameter)
+        if state:
+            held += 1
+            error = (_whole(state["exp_avg"]) * 10 - gradients[name]).abs().max()
+            assert error <= within * largest, (name, error, largest)
+    assert held > 0
+    number = torch.tensor(held)
+    dist.all_reduce(number)
+    assert number >= len(weights)
+
+
+def main() -> None:
+    """Runs every plan that the arguments name, as reprs."""
+    from common.models.traced import traced_architecture
+    from common.planning.code import python_lines
+    from common.planning.space import Plan, Question
+    from common.runtime.group.process_group import process_group
+    from common.tuning.plans.planned_step import PlannedStep
+    from common.tuning.user_model import UserModel
+
+    with process_group("cpu", "gloo") as worker:
+        ranks, rank = worker.world_size, worker.rank
+        architecture = traced_architecture(make, "made", "cpu")
+        for text in sys.argv[1:]:
+            plan = eval(text, {"Plan": Plan})
+            question = Question(architecture, ranks, 2, ranks * MICRO_BATCH * 2, 1e9, device="cpu")
+            generator = torch.Generator().manual_seed(1)
+            parts = [
+                torch.randint(50, (plan.micro_batch, 8), generator=generator)
+                for _ in range(ranks * plan.accumulation)
+            ]
+            mine = parts if plan.strategy == "single" else parts[rank::ranks]
+            mine = mine[: plan.accumulation]
+            counted = mine if plan.strategy == "single" else parts
+            within = 1e-4 if plan.precision == "float32" else 0.05
+            torch.manual_seed(0)
+            names = {
+                "torch": torch,
+                "model": Blocks(),
+                "lr": RATE,
+                "loss_of": loss_of,
+                "micro_batches": mine,
+                "batch": mine[0],
+            }
+            module = names["model"]
+            lines = "\n".join(python_lines(question, plan))
+            ast.parse(lines)
+            exec(lines, names)
+            _check(module, names["optimizer"], counted, within)
+            torch.manual_seed(0)
+            # Every micro-batch of a PlannedStep is the same one.
+            user = UserModel(Blocks(), copy.deepcopy(mine[0]), loss_of, "made")
+            step = PlannedStep(user, plan, worker, ranks_per_node=2)
+            step.run()
+            if not step.idle:
+                same = mine[:1] if plan.strategy == "single" else parts[:ranks]
+                _check(user.module, step.optimizer, same, within)
+            else:
+                dist.all_reduce(torch.tensor(0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The study of plan: what its regrets say of samples that are known, and a tiny case for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from common.errors import UserError
+from common.runtime.stage_progress import StageProgress
+from common.studies.plan_regrets import PLAN, racing, with_regrets
+from common.studies.plan_truth import HELD_OUT, PlanStudy, closing_line, judge, run_study
+
+TIMES_MS = {"quick": 100.0, "chosen": 104.0, "small": 130.0, "hopeless": 400.0}
+PEAKS = pd.Series({"quick": 90, "chosen": 80, "small": 50, "hopeless": 60})
+BUDGETS = (100, 55)
+
+
+def visits(names: list[str], rounds: range) -> pd.DataFrame:
+    """Returns visits of two ranks, of which rank 1 is slower by a tenth; rounds drift."""
+    rows = [
+        {"plan": name, "round": round_, "rank": rank, "iteration": iteration}
+        | {"step_time_ms": TIMES_MS[name] * (0.9 + 0.1 * rank) * (1 + 0.01 * round_)}
+        for name in names
+        for round_ in rounds
+        for rank in (0, 1)
+        for iteration in range(2)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("budget", "name", "regret"),
+    [
+        (100, "chosen", 0.04),
+        (100, "quick", -0.04 / 1.04),  # against the next one, as it is the fastest itself
+        (85, "quick", None),
+        (85, "chosen", 104 / 130 - 1),
+        (55, "small", 0.0),  # no other one fits
+        (70, "hopeless", 400 / 130 - 1),
+        (40, "small", None),
+    ],
+)
+def test_a_regret_is_against_what_fits(budget: int, name: str, regret: float | None) -> None:
+    swept = visits(list(TIMES_MS), range(1))
+    kept = racing(swept, PEAKS, BUDGETS)
+    choices = pd.DataFrame([{"who": PLAN, "plan": name, "memory_bytes": budget}])
+    [row] = with_regrets(choices, swept, visits(kept, range(1, 5)), PEAKS).to_dict("records")
+    assert row["fits"] == (regret is not None)
+    expected = float("nan") if regret is None else regret
+    assert row["regret"] == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_race_keeps_what_may_be_the_fastest_of_a_budget() -> None:
+    swept = visits(list(TIMES_MS), range(1))
+    assert sorted(racing(swept, PEAKS, BUDGETS)) == ["chosen", "quick", "small"]
+    # 130 is 1.3 times 100, and after the second round 1.25 times are the bound.
+    again = visits(["chosen", "quick", "small"], range(1, 2))
+    assert sorted(racing(swept, PEAKS, (100,))) == ["chosen", "quick", "small"]
+    swept = pd.concat([swept, again])
+    assert sorted(racing(swept, PEAKS, (100,))) == ["chosen", "quick"]
+    assert sorted(racing(swept, PEAKS, BUDGETS)) == ["chosen", "quick", "small"]
+
+
+def test_half_of_the_cases_are_held_out_and_there_are_24() -> None:
+    names = {f"{model}-{network}" for model, network, _ in PlanStudy().cases()}
+    assert len(names) == 12
+    assert set(HELD_OUT) < names
+    assert len(HELD_OUT) == 6
+    with pytest.raises(UserError, match="did you mean 'llama-loopback'"):
+        PlanStudy(only=("lama-loopback",))
+
+
+def test_promises_are_counted_case_by_case(tmp_path: Path) -> None:
+    """Of two cases one has a regret of 8 %, and DDP fits in one and is slower there."""
+    keys = {"model": "bert", "network": "loopback"}
+    cases = pd.DataFrame(
+        [
+            {**keys, "budget": "generous", "regret": 0.01, "over_budget": False, "share": 0.1},
+            {**keys, "budget": "tight", "regret": 0.08, "over_budget": False, "share": 0.3},
+        ]
+    )
+    choices = pd.DataFrame(
+        [
+            {**keys, "budget": budget, "who": who, "regret": regret}
+            for budget, who, regret in (
+                ("generous", PLAN, 0.01),
+                ("generous", "always DDP", 0.05),
+                ("generous", "free gathers", 0.011),
+                ("tight", PLAN, 0.08),
+                ("tight", "always DDP", float("nan")),
+                ("tight", "free gathers", 0.0),
+            )
+        ]
+    )
+    peaks = pd.DataFrame({"error": [0.01, -0.02, 0.05, 0.0]})
+    verdicts = judge(cases, choices, peaks).set_index("promise")
+    shares, kept = verdicts["found"], verdicts["held"]
+    assert shares.filter(like="share of cases with").tolist() == [0.5]
+    assert shares.filter(like="peak").tolist() == [0.75]
+    assert shares.filter(like="time").tolist() == [0.3]
+    assert shares.filter(like="not held out").tolist() == [0.5]
+    assert shares.filter(like="always DDP").tolist() == [2]
+    assert shares.filter(like="free gathers").tolist() == [-1]
+    assert kept[shares.index.str.contains("always DDP")].tolist() == [True]
+    assert not kept.filter(like="share of").any()
+    for name, table in (("cases.csv", cases), ("peaks.csv", peaks)):
+        table.to_csv(tmp_path / name, index=False)
+    line = "regret ≤ 5 % in 1 of 2 cases, peaks within 3 % in 3 of 4, over budget 0, planning 20 %"
+    assert closing_line(tmp_path).startswith(line)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_tiny_case_runs_whole_and_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    settings = {"models": ("tiny",), "rates": (), "rounds": 2}
+    settings |= {"runoff_rounds": 2, "most_runoff_rounds": 2}
+    path = run_study(PlanStudy(**settings), str(tmp_path), StageProgress())
+    sweep = path / "tiny-loopback" / "sweep"
+    plans, cases = pd.read_csv(sweep / "plans.csv"), pd.read_csv(path / "cases.csv")
+    visited = pd.read_csv(sweep / "sweep-visits.csv")
+    assert set(visited["plan"]) == set(plans["plan"])
+    # 4 samples as micro-batches of 4, 2 and 1 on one rank, of 2 and 1 on two ranks; three kinds of
+    # checkpointing; two caps of DDP and ZeRO-1; two units of FSDP, reduced in each or at the end.
+    assert len(plans[plans["bucket_cap_mib"].isna() | (plans["bucket_cap_mib"] == 0.25)]) >= (
+        3 * 3 + 2 * 2 * 3 * 2 + 2 * 2 * 3 * 3
+    )
+    assert cases["budget"].tolist() == ["generous", "tight"]
+    assert cases["memory_bytes"].is_monotonic_decreasing
+    measured = pd.read_csv(sweep / "sweep-peaks.csv").groupby("plan")["peak_bytes"].max()
+    for case in cases.itertuples():
+        assert case.peak_bytes == measured[case.chosen]
+        assert case.over_budget == (case.peak_bytes > case.memory_bytes)
+        assert case.plans_that_fit == (measured <= case.memory_bytes).sum()
+    again = PlanStudy(**settings, continues=str(path))
+    after = run_study(again, str(tmp_path), StageProgress())
+    for name in ("cases.csv", "choices.csv", "peaks.csv", "verdicts.csv"):
+        assert (after / name).read_text() == (path / name).read_text()
+
+    text = (sweep / "sweep-visits.csv").read_text()
+    (sweep / "sweep-visits.csv.partial").write_text(text[:-5])  # its second round lacks a sample
+    for name in ("sweep-visits.csv", "runoff-visits.csv", "choices.csv"):
+        (sweep / name).unlink()
+    after = run_study(again, str(tmp_path), StageProgress())
+    resumed = pd.read_csv(after / "tiny-loopback" / "sweep" / "sweep-visits.csv")
+    rounds = [table[table["round"] == 0].reset_index(drop=True) for table in (visited, resumed)]
+    pd.testing.assert_frame_equal(*rounds)
+    rounds = [
+        table.loc[table["round"] == 1, "step_time_ms"].tolist() for table in (visited, resumed)
+    ]
+    assert rounds[0] != rounds[1]
+    assert pd.read_csv(after / "cases.csv")["budget"].tolist() == ["generous", "tight"]
