@@ -425,6 +425,21 @@ def test_a_time_limit_ends_ranks_that_call_without_end(sandbox: Sandbox, tmp_pat
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_what_memory_is_compared_with_has_ended(sandbox: Sandbox, tmp_path: Path) -> None:
+    probes = tmp_path / "probes"
+    probes.mkdir()
+    (probes / "models.py").write_text("kept = bytearray(2**28)\n")
+    sandbox.afresh()
+    exercise = ROOT / "common" / "exercises" / TARGET
+    lay_out_student(sandbox.folder, ROOT, "memory", probes, Path.read_text, [exercise])
+    student = Student(sandbox, "memory")
+    student.probe("models")
+    processes, nbytes = sandbox.processes(), sandbox.private_bytes()
+    assert abs(student.put_by_bytes()) < 2**24
+    assert sandbox.processes() == processes
+    assert abs(sandbox.private_bytes() - nbytes) < 2**24
+
+
 LEAVES_THINGS = """
 import os
 

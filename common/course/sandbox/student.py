@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from common.course.sandbox.outside import measured
 from common.course.sandbox.sandbox import Sandbox
 from common.course.sandbox.wire import Ended, Peer, Remote
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from common.course.sandbox.exchange import Exchange
 
 CALLEE = ("wire", "callee", "confinement", "judged_group", "scratch", "__init__")
+LONGEST_END_S = 20
 
 
 class Student:
@@ -207,12 +210,20 @@ class Met:
 
 
 def idle_bytes(processes: Sandbox, below: str) -> int:
-    """Starts a process in which no exercise is; returns its memory."""
-    before = processes.private_bytes()
+    """Starts a process in which no exercise is; returns its memory when it has ended.
+
+    Raises:
+        Ended: it has not ended, so that what is measured next would have its memory.
+    """
+    before, others = processes.private_bytes(), processes.processes()
     peer = processes.start(below)
     peer.module("probe models")
     nbytes = processes.private_bytes() - before
+    started = [process for process in processes.processes() if process not in others]
     peer.connection.close()
+    _, left = psutil.wait_procs(started, timeout=LONGEST_END_S)
+    if left:
+        raise Ended(f"a process is still there {LONGEST_END_S} s after its end")
     return nbytes
 
 
