@@ -26,6 +26,8 @@ from common.analysis.plans.decisions import (
 from common.analysis.show import show
 from common.errors import NotYetWritten
 
+pytestmark = pytest.mark.slow  # it searches a dozen times
+
 GB = 1e9
 WIDTH, BLOCKS, VOCABULARY, POSITIONS = 1280, 36, 50_257, 1024
 PARAMETERS = (VOCABULARY + POSITIONS + 2) * WIDTH + BLOCKS * (12 * WIDTH + 13) * WIDTH
