@@ -38,6 +38,7 @@ from common.studies.plan_regrets import (
     LARGEST,
     PLAN,
     SEARCH,
+    UNTUNED,
     peak_of_plans,
     racing,
     with_regrets,
@@ -183,18 +184,20 @@ def _plan(
     began = time.perf_counter()
     question = question_of(model, worker, plan_settings)
     with record_run(plan_settings, "plan", worker) as recorder:
-        planned = plan_model(model, question, recorder)
+        seconds = plan_settings.tune_seconds
+        planned = plan_model(model, question, recorder, tune_seconds=seconds)
     return planned, time.perf_counter() - began
 
 
 def choices_in(planned: Planned) -> dict[str, Plan]:
-    """Returns what plan chose, and what it would have without verification and gathers' cost."""
+    """Returns what plan chose, and what it would have without tuning, trials and gathers' cost."""
     question, inputs = planned.searched.question, planned.inputs
     free = dict.fromkeys(inputs.collectives, AlphaBeta(0.0, math.inf))
     without = search(question, MeasuredTimes(question, replace(inputs, collectives=free)))
     of_rank = question.global_batch // question.ranks
     return {
         PLAN: planned.best.plan,
+        UNTUNED: (planned.tuned.base if planned.tuned else planned.best).plan,
         SEARCH: planned.searched.best.plan,
         FREE: without.best.plan,
         ALWAYS_DDP: Plan("DDP", of_rank),
