@@ -29,7 +29,7 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import RankStream, Recorder, record_run
 from common.runtime.script import run_script
 from common.samples import per_round
-from common.settings import OneOf, Positive, RankOptions
+from common.settings import AtLeast, OneOf, Positive, RankOptions
 from common.studies.plan_models import MODELS, sized_model
 from common.studies.plan_regrets import (
     ALWAYS_DDP,
@@ -84,6 +84,8 @@ class PlanSweep(RankOptions):
     """Most rounds of the run-off."""
     within: Annotated[float, Positive] = 0.02
     """Relative half-width at which the run-off ends."""
+    tune_seconds: Annotated[float, AtLeast(0)] = PlanSettings.tune_seconds
+    """Seconds in which plan tries other settings of its choice."""
     continues: str = ""
     """Run directory of a sweep of this model that was cut."""
     seed: int = 42
@@ -177,6 +179,7 @@ def _plan(
         device=settings.device,
         backend=settings.backend,
         seed=settings.seed,
+        tune_seconds=settings.tune_seconds,
         output_dir=settings.output_dir,
         run_id=f"plan-{budget}",
     )
@@ -184,8 +187,7 @@ def _plan(
     began = time.perf_counter()
     question = question_of(model, worker, plan_settings)
     with record_run(plan_settings, "plan", worker) as recorder:
-        seconds = plan_settings.tune_seconds
-        planned = plan_model(model, question, recorder, tune_seconds=seconds)
+        planned = plan_model(model, question, recorder, tune_seconds=settings.tune_seconds)
     return planned, time.perf_counter() - began
 
 
