@@ -46,8 +46,11 @@ def _seen(job: LeftBehind) -> Iterator[str]:
         yield NO_P2P
     if log.largest.pairs("NET", one_host=True):
         yield NO_SHARED_MEMORY
-    if log.largest.pairs("NET/Socket", one_host=False) or set_to.get("NCCL_IB_DISABLE") == "1":
+    on_sockets = log.networks == {"Socket"} or log.largest.pairs("NET/Socket", one_host=False)
+    if on_sockets or set_to.get("NCCL_IB_DISABLE") == "1":
         yield SOCKETS
+    if len(log.adapters) == 1:
+        yield ONE_CARD
 
 
 def slow_collectives(job: LeftBehind) -> Verdict | None:
