@@ -148,7 +148,7 @@ def test_a_trace_takes_little_memory_however_long_it_is(tmp_path: Path, monkeypa
         return path.stat().st_size, peak
 
     (short, low), (long, high) = size_and_peak(2_000), size_and_peak(14_000)
-    # Of an operator its beginning, end and thread stay: 24 bytes of more than 200, copied in sorting.
+    # An operator leaves its beginning, end and thread: 24 of more than 200 bytes, sorted in a copy.
     assert long - short > 2.5e6
     assert high - low < (long - short) / 2
 
