@@ -90,7 +90,7 @@ def _sentence(judged: JudgedTable) -> str:
     return (
         f"{table.collective} over {counted(table.ranks, 'rank')} reaches {row.busbw_gb_per_s:.3g} "
         f"GB/s of bus bandwidth at {size_text(row.size_bytes)}, where {', '.join(judged.clusters)} "
-        f"should give {should:.3g} {table.where}."
+        f"should give at least {should:.3g} {table.where}."
     )
 
 
