@@ -136,11 +136,8 @@ class Plan:
     def _on_cluster(self) -> None:
         from common.cli.prediction.asked_model import asked_model
         from common.cli.prediction.network import measured_cluster
-        from common.perfmodel.cluster.assumptions import Assumptions, Range
         from common.perfmodel.cluster.clusters import load_cluster
-        from common.perfmodel.cluster.job import Job
-        from common.planning.cluster_times import ClusterTimes, peak_of
-        from common.planning.search import search
+        from common.planning.cluster_times import peak_of, search_cluster
         from common.planning.space import STRATEGIES, Question
 
         cluster = measured_cluster(load_cluster(self.cluster), self.allreduce, self.from_traces)
@@ -168,9 +165,7 @@ class Plan:
 
             model = SizedModel.of_fakes(self.function, Path.cwd(), self.seed)
             question = question.without(model.refusals(question.sizes))
-        job = Job(architecture, tf32=self.tf32, compile=self.compile, precision="float32")
-        network = {"network_speed": Range(1.0, 1.0, 1.0)} if cluster.measured else {}
-        searched = search(question, ClusterTimes(question, cluster, Assumptions(**network), job))
+        searched = search_cluster(question, cluster, tf32=self.tf32, compile=self.compile)
         self._tell(searched, searched.best, f"{gpus:,} × {cluster.gpu} ({cluster.name})")
 
     def _here(self, **fixed: object) -> None:

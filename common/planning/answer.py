@@ -150,6 +150,11 @@ def _against(searched: Searched, best: TimedPlan, name: str, **fields: object) -
     if other is None:
         refused = searched.nearest_refused(**fields)
         return f"{name}: {lack(searched, refused)}" if refused else ""
+    return f"{name}: {beside(best, other)} ({other.plan.label})"
+
+
+def beside(best: TimedPlan, other: TimedPlan) -> str:
+    """Returns how much time and memory a plan takes beside the best, in words."""
     change = other.time.step_s / best.time.step_s - 1
     slower = f"{change:.1%} slower" if change >= 0.0005 else "as fast"
     if change > 1:
@@ -160,7 +165,7 @@ def _against(searched: Searched, best: TimedPlan, name: str, **fields: object) -
     memory = f"takes {digits(-saved / GB)} GB more"
     if saved > 0:
         memory = f"saves {digits(saved / GB)} GB that you have"
-    return f"{name}: {slower}, {memory} ({other.plan.label})"
+    return f"{slower}, {memory}"
 
 
 def lack(searched: Searched, refused: SizedPlan) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from common.errors import UserError
+from common.errors import NotYetWritten, UserError
 from common.perfmodel.architectures.variants import in_units
-from common.perfmodel.cluster.assumptions import Assumptions
+from common.perfmodel.cluster.assumptions import Assumptions, Range
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.pass_time import adamw_s, step_s
 from common.perfmodel.cluster.steps import BAND, ClusterSteps
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
-from common.planning.search import StepTime
+from common.planning.search import Searched, StepTime, in_one_bucket, search
 from common.planning.space import SINGLE, Plan, Question, numerics_of
 
 
@@ -90,7 +91,7 @@ class ClusterTimes:
         if plan.is_sharded:
             row = steps.fsdp(plan.strategy)[0]
         else:
-            row = steps.ddp(None, "DDP" if plan.strategy == SINGLE else plan.strategy)[0]
+            row = self._in_buckets(steps, "DDP" if plan.strategy == SINGLE else plan.strategy)
         return StepTime(
             step_s=float(row["step_s"]),
             low_s=float(row["step_low_s"]),
@@ -101,6 +102,36 @@ class ClusterTimes:
             else None,
             confidence=BAND,
         )
+
+    def _in_buckets(self, steps: ClusterSteps, strategy: str) -> dict:
+        """Predicts a step of DDP or ZeRO-1 at the best cap, or in one bucket without A2.1."""
+        try:
+            return steps.ddp(None, strategy)[0]
+        except NotYetWritten as error:
+            self.basis = in_one_bucket(self.basis, error)
+            return steps.ddp((), strategy)[0]
+
+
+def search_cluster(
+    question: Question,
+    cluster: Cluster,
+    named: Mapping[str, object] | None = None,
+    **job: bool,
+) -> Searched:
+    """Finds the best plan of a question on a cluster, as ``search`` does.
+
+    Args:
+        question: what is to be planned.
+        cluster: nodes and network, which is as fast as it was measured where it was.
+        named: fields of plans that are predicted in any case.
+        job: settings of the passes besides the plan's (tf32, compile).
+
+    Raises UserError where times or memory are not known.
+    """
+    assumed = {"network_speed": Range(1.0, 1.0, 1.0)} if cluster.measured else {}
+    passes = Job(question.architecture, precision="float32", **job)
+    times = ClusterTimes(question, cluster, Assumptions(**assumed), passes)
+    return search(question, times, named)
 
 
 def peak_of(cluster: Cluster) -> DevicePeak:

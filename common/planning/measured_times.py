@@ -11,13 +11,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from common.errors import NotYetWritten
 from common.perfmodel.architectures.architecture import Layer
 from common.perfmodel.architectures.variants import in_units
-from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.best_cap import Candidate
@@ -27,7 +30,7 @@ from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.fsdp.communication import ROOT, Collective, sharded_collectives
 from common.perfmodel.fsdp.schedule import ShardedModel, predict_fsdp_step, simulate_step
 from common.perfmodel.model import DdpModel
-from common.planning.search import StepTime
+from common.planning.search import StepTime, in_one_bucket
 from common.planning.space import SINGLE, Plan, Question, numerics_of
 from common.samples import student_quantile
 
@@ -109,7 +112,6 @@ class MeasuredTimes:
 
     def __init__(self, question: Question, inputs: Inputs) -> None:
         self.question, self.inputs = question, inputs
-        self._bucketings: tuple[Bucketing, ...] = distinct_bucketings(inputs.profile)
         self.basis = (
             *filter(None, [inputs.network]),
             f"times are predicted from passes at two sizes of a micro-batch, updates and "
@@ -171,12 +173,33 @@ class MeasuredTimes:
             backend=inputs.backend,
         )
 
+    @cached_property
+    def _bucketings(self) -> tuple[Bucketing, ...]:
+        return distinct_bucketings(self.inputs.profile)
+
     def bucketings(self, plan: Plan) -> tuple[Candidate, ...]:
-        """Returns every distinct bucketing of DDP or ZeRO-1, with its backward pass, by cap."""
-        return self._ddp_model(plan).best_cap(bucketings=self._bucketings).candidates
+        """Returns every distinct bucketing of DDP or ZeRO-1, with its backward pass, by cap.
+
+        Where a student has not written their tasks yet, there are none.
+        """
+        with suppress(NotYetWritten):
+            return self._ddp_model(plan).best_cap(bucketings=self._bucketings).candidates
+        return ()
 
     def _in_buckets(self, plan: Plan) -> tuple[float, float | None]:
-        """Returns the step of DDP or ZeRO-1 in seconds, and its cap in MiB."""
+        """Returns the step of DDP or ZeRO-1 in seconds, and its cap in MiB.
+
+        Where a student has not written the tasks of buckets yet, one follows the passes.
+        """
+        try:
+            return self._in_best_buckets(plan)
+        except NotYetWritten as error:
+            self.basis = in_one_bucket(self.basis, error)
+        size = self.inputs.profile.total_bytes
+        exchange_s = float(self.inputs.curve.time_s(size))
+        return self._computation_s(plan) + exchange_s, float(math.ceil(size / MIB))
+
+    def _in_best_buckets(self, plan: Plan) -> tuple[float, float | None]:
         inputs, model = self.inputs, self._ddp_model(plan)
         update_s = inputs.zero1_s if plan.strategy == "ZERO1" else inputs.update_s
         parts = StepParts(self._passes(plan).forward.at(plan.micro_batch), update_s)

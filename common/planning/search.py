@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from common.errors import NotYetWritten
 from common.planning.space import (
     CHECKPOINTING,
     PRECISIONS,
@@ -59,6 +60,12 @@ class Times(Protocol):
 
     def step(self, plan: Plan) -> StepTime:
         """Predicts a step."""
+
+
+def in_one_bucket(basis: tuple[str, ...], error: NotYetWritten) -> tuple[str, ...]:
+    """Returns a basis with what is assumed in a student's tree without the buckets of DDP."""
+    assumed = f"{error}: DDP and ZeRO-1 are predicted with one bucket of all gradients"
+    return (*basis, assumed) if assumed not in basis else basis
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def spread_settings(bucketings: Sequence[Candidate]) -> list[DdpSetting]:
     Of caps that are predicted alike the largest comes first: what a bucket costs besides its bytes
     is easily predicted too low.
     """
-    best_s = min(bucketing.total_s for bucketing in bucketings)
+    best_s = min((bucketing.total_s for bucketing in bucketings), default=0.0)
     chosen: list[float] = []
     for bucketing in sorted(bucketings, key=lambda b: (time_class(b.total_s, best_s), -b.low_mib)):
         cap = bucketing.short_cap_mib

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from test_plan_search import LLAMA
 
+from common.errors import NotYetWritten
 from common.judged import DISTURBED, QUIET
 from common.perfmodel.architectures.hugging_face import model_of
 from common.perfmodel.collectives import AlphaBeta
@@ -105,6 +106,23 @@ def test_over_gloo_nothing_is_hidden_and_depth_changes_nothing():
     assert step_s == pytest.approx(
         FORWARD_S + BACKWARD_S + OWN_S + UPDATE_S / 4 + calls * 1e-3, rel=1e-9
     )
+
+
+@pytest.mark.parametrize("plan", [Plan("DDP", 4), Plan("ZERO1", 2, 2)])
+def test_a_students_tree_without_buckets_sends_one_after_the_passes(monkeypatch, plan):
+    def not_there(*_: object) -> None:
+        raise NotYetWritten("A2.3")
+
+    monkeypatch.setattr("common.perfmodel.ddp.bucketings.walk_bucketings", not_there)
+    measured = times(asked())
+    gradients = 10 * 2**20
+    exchange_s = 1e-3 + gradients / 2**30
+    step = measured.step(plan)
+    assert step.step_s == pytest.approx(FORWARD_S + BACKWARD_S + UPDATE_S + exchange_s)
+    assert step.bucket_cap_mib == 10
+    assert settings_to_try(timed(measured, plan), measured) == []
+    [line] = [line for line in measured.basis if "A2.3" in line]
+    assert "one bucket" in line
 
 
 def test_variations_are_all_settings_of_the_same_work_and_no_others():

@@ -24,12 +24,10 @@ from common.explore.controls import (
 )
 from common.explore.figures import Figure, clear, figure, line, points
 from common.perfmodel.architectures.published_sizes import NAMES
-from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
-from common.perfmodel.cluster.job import Job
 from common.planning.answer import losers, nothing_fits
-from common.planning.cluster_times import ClusterTimes, peak_of
-from common.planning.search import Searched, choose, search
+from common.planning.cluster_times import peak_of, search_cluster
+from common.planning.search import Searched, choose
 from common.planning.space import PRECISIONS, STRATEGIES, Question, fits
 from common.runtime.wording import digits
 
@@ -69,8 +67,7 @@ def searched_for(model: ChosenModel, wanted: Asked) -> Searched:
         memory_bytes=memory,
         precisions=(wanted.precision,),
     )
-    job = Job(model.architecture, precision="float32")
-    return search(question, ClusterTimes(question, cluster, Assumptions(), job))
+    return search_cluster(question, cluster)
 
 
 def within(searched: Searched, memory_bytes: float) -> Searched:

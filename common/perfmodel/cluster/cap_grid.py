@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.ddp.best_cap import ROUNDING
 from common.perfmodel.ddp.bucketings import distinct_bucketings, profile_buckets
@@ -87,6 +87,12 @@ def cap_rows(profile: BackwardProfile, caps_mib: Sequence[float]) -> tuple[CapRo
 def default_row(profile: BackwardProfile) -> CapRow:
     """Returns the buckets of DDP's default caps: 1 MiB, then 25 MiB."""
     return _row(profile, profile_buckets(profile, DdpOptions(None)), None, np.nan, np.nan)
+
+
+def single_row(profile: BackwardProfile) -> CapRow:
+    """Returns the one bucket of all gradients, which needs none of a student's tasks."""
+    total_mib = profile.total_bytes / MIB
+    return _row(profile, [range(len(profile.sizes_bytes))], total_mib, total_mib, total_mib)
 
 
 def simulate_grid(

@@ -23,6 +23,7 @@ from common.perfmodel.cluster.cap_grid import (
     default_row,
     near_interval,
     simulate_grid,
+    single_row,
 )
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.computed_profile import timed_profile
@@ -135,12 +136,15 @@ class ClusterSteps:
     def ddp(self, caps_mib: Sequence[float] | None, strategy: str = "DDP") -> list[dict]:
         """Predicts the steps of DDP, or ZERO1: a row per base, at the best cap of each.
 
-        ZERO1 updates a part of the parameters on each GPU, and gathers them all afterwards.
+        ZERO1 updates a part of the parameters on each GPU, and gathers them all afterwards. Caps of
+        None are ``default_caps_mib``; without any, all gradients are in one bucket.
         """
         if caps_mib is None:
             caps_mib = default_caps_mib(self.profile.total_bytes)
         profile = self.profile.scaled(size=self.job.gradient_bytes / FLOAT32_BYTES)
-        rows = cap_rows(profile, caps_mib)
+        one_bucket = single_row(profile)
+        rows = cap_rows(profile, caps_mib) if len(caps_mib) else (one_bucket,)
+        default = default_row(profile) if len(caps_mib) else one_bucket
         copy = copy_s_per_byte(self.memory_bytes_per_s)
         cases = Circumstances(
             compute_scale=self.of_micro_batch * self.straggler,
@@ -151,7 +155,7 @@ class ClusterSteps:
         grid = simulate_grid(
             profile=profile,
             networks=self.networks,
-            rows=(*rows, default_row(profile)),
+            rows=(*rows, default),
             cases=cases,
             costs=DdpCosts(copy_in_s_per_byte=copy, copy_out_s_per_byte=copy),
         )
