@@ -30,8 +30,8 @@ COLUMNS = (
 changed how many samples a step has; ``judged`` is the speedup as it may be said (``Judged``), and
 ``refused`` says why there is none."""
 
-TOLD = (Verdict.SETTLED, Verdict.HIDDEN)
-"""Verdicts on numbers whose interval may be drawn."""
+DRAWN = (Verdict.SETTLED, Verdict.HIDDEN)
+"""Verdicts on numbers whose interval is drawn."""
 
 
 def sweep_speedups(
@@ -167,9 +167,11 @@ def error_bars(table: pd.DataFrame) -> np.ndarray:
     Args:
         table: speedup, speedup_low, speedup_high and judged of each arm, as ``sweep_speedups`` has.
     """
-    told = [isinstance(number, Judged) and number.verdict in TOLD for number in table["judged"]]
-    below = (table["speedup"] - table["speedup_low"]).where(told)
-    above = (table["speedup_high"] - table["speedup"]).where(told)
+    may_be_drawn = [
+        isinstance(number, Judged) and number.verdict in DRAWN for number in table["judged"]
+    ]
+    below = (table["speedup"] - table["speedup_low"]).where(may_be_drawn)
+    above = (table["speedup_high"] - table["speedup"]).where(may_be_drawn)
     return np.nan_to_num(np.clip([below, above], 0, None))
 
 

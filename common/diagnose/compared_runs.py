@@ -233,8 +233,8 @@ class Comparison:
         lines = [first, *self.causes(), "", f"{'':20}{'before':>10}{'after':>10}{'change':>10}"]
         for name, number in self.judged.items():
             times = "".join(f"{side[name].mean():>10.3g}" for side in self.times)
-            told = filter(None, (_change_in_words(number), number.said))
-            lines.append(f"{name:20}{times}  {', '.join(told)}")
+            words = filter(None, (_change_in_words(number), number.said))
+            lines.append(f"{name:20}{times}  {', '.join(words)}")
         lines.append(f"Times in ms; changes are shares of the step before, {self.scope}.")
         if self._untold:
             lines.append(f"Not timed alike by both watches: {', '.join(sorted(self._untold))}.")

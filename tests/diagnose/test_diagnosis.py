@@ -200,7 +200,7 @@ def test_a_window_after_a_change_has_no_warm_up(tmp_path):
         steps = pd.read_csv(folder / "steps.csv")
         steps.assign(step=steps["step"] + began_at).to_csv(folder / "steps.csv", index=False)
         causes.append([each.cause for each in diagnose_folder(folder).verdicts])
-    assert causes[0] == ["warm-up-counted", *causes[1]]
+    assert causes == [["warm-up-counted"], []]
 
 
 def test_speedup_and_its_prediction_follow_from_the_baseline(tmp_path):
