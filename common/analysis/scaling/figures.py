@@ -27,6 +27,7 @@ from common.analysis.style import (
     SKY,
     figure,
 )
+from common.analysis.sweep_speedups import error_bars
 from common.exercises.scaling_fit import USL
 from common.perfmodel.scaling.published_mlp import LARGEST_SLOWDOWN, MEAN_SLOWDOWN, Explanation
 
@@ -69,20 +70,13 @@ def _throughput_line(axes: Axes, series: Series, index: int) -> None:
     axes.errorbar(
         ranks,
         rate,
-        yerr=_bars(table, alone),
+        yerr=error_bars(table) * alone,
         marker=MARKERS[index % len(MARKERS)],
         markersize=5,
         capsize=3,
         color=CYCLE[index % len(CYCLE)],
         label=series.label,
     )
-
-
-def _bars(table: pd.DataFrame, scale: float = 1.0) -> np.ndarray:
-    """Returns the error bars of speedups, [2, arms]; of no length where there is no interval."""
-    below = (table["speedup"] - table["speedup_low"]).clip(lower=0).fillna(0)
-    above = (table["speedup_high"] - table["speedup"]).clip(lower=0).fillna(0)
-    return np.stack([below, above]) * scale
 
 
 def _rank_axis(axes: Axes, ranks: Sequence[float]) -> None:
@@ -201,7 +195,7 @@ def laws(series: Series, caption: str) -> Figure:
         axes.errorbar(
             table["world_size"],
             table["speedup"],
-            yerr=_bars(table),
+            yerr=error_bars(table),
             fmt="o",
             markersize=5.5,
             capsize=3,
