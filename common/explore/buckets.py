@@ -12,7 +12,7 @@ The model calls what students write. A part that needs a task which is not writt
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
@@ -247,7 +247,7 @@ def predict_line(system: System, now: BucketSettings, at_first: BucketSettings) 
     if isinstance(system.command, RunCommand):
         flags = _of_run(system, now, moved)
         covered = {"alpha_us"} if "--alpha-us" in flags else set()
-        lacks: Iterable[str] = system.command.lacks
+        lacks = []
     else:
         flags, covered = _of_cluster(system.command, now, moved)
         lacks = ["the bucket cap"]

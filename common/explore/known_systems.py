@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run, open_run
-from common.analysis.buckets.networks import NetworkRun, open_networks
+from common.analysis.buckets.networks import NetworkRun, emulated_in, open_networks
 from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.replay.caps import checked_system
 from common.analysis.replay.job import read_job
@@ -89,12 +89,10 @@ def _of_run(folder: Path) -> dict[str, Opener]:
     network = read_environment(sweep.parent).get("network", "its network")
     name = f"{whose}: {network}" if is_recorded(folder) else f"{whose} {folder.name}: {network}"
     openers: dict[str, Opener] = {name: partial(over_own_network, name, folder)}
-    for below in sorted(folder.glob("emulated-*")):
-        table = find_table(below, "ddp-times.csv")
-        if table and find_table(below, "allreduce-samples.csv"):
-            network = read_environment(table.parent)["network"]
-            name = f"{whose}: {network}"
-            openers[name] = partial(over_emulated, name, folder, below, network)
+    for below in emulated_in(folder):
+        network = read_environment(find_table(below, "ddp-times.csv").parent)["network"]
+        name = f"{whose}: {network}"
+        openers[name] = partial(over_emulated, name, folder, below, network)
     return openers
 
 
@@ -119,7 +117,6 @@ def over_emulated(name: str, folder: Path, below: Path, network: str) -> System:
     emulated = runs[network]
     ready = find_table(folder, "gradient-ready-times.csv", WRITTEN_BY["gradient-ready-times.csv"])
     flags = ("--run-dir", relative_to_project(below), "--ready-times", relative_to_project(ready))
-    has_costs = find_table(below, "overlap-times.csv") is not None
     return _measured(
         name=name,
         run=run,
@@ -127,7 +124,7 @@ def over_emulated(name: str, folder: Path, below: Path, network: str) -> System:
         caption=emulated.caption,
         sweep=emulated.sweep,
         local=find_table(below, "local-times.csv"),
-        command=RunCommand(flags, lacks=() if has_costs else ("DDP's copies",)),
+        command=RunCommand(flags),
     )
 
 

@@ -128,17 +128,16 @@ def read_costs(path: Path | str, backend: str | None = None) -> DdpCosts:
 
 def read_overlap_samples(path: Path | str, backend: str | None = None) -> OverlapSamples:
     """Reads all samples from raw ``overlap-times.csv``, which was measured over ``backend``."""
-    columns = ["arm", "message_bytes", "messages", "round", "iteration", "backward_time_ms"]
-    table = read_table(path, [*columns, "all_reduce_time_ms", "gradient_bytes"])
-    for column in ("message_bytes", "messages", "backward_time_ms", "all_reduce_time_ms"):
+    counts = ["message_bytes", "messages", "messages_done"]
+    columns = [*counts, "backward_time_ms", "all_reduce_time_ms"]
+    table = read_table(path, ["arm", "round", "iteration", *columns, "gradient_bytes"])
+    for column in columns:
         table[column] = numbers(table, column, path, at_least=0)
-    if "messages_done" in table:  # not in older runs
-        table["messages_done"] = numbers(table, "messages_done", path, at_least=0)
     if "copy_out_time_ms" in table:  # not in older runs; empty where DDP recorded nothing
         recorded = table[table["copy_out_time_ms"].notna()]
         table["copy_out_time_ms"] = numbers(recorded, "copy_out_time_ms", path, at_least=0)
     numbers(table, "gradient_bytes", path, above=0)
-    counted = table["arm"].isin(["launched", "continuous", "paced", "buckets"])
+    counted = table["arm"].isin(["launched", "continuous", "buckets"])
     numbers(table[counted], "messages", path, above=0)
     missing = {"local", "bookkeeping"} - set(table["arm"])
     if missing:
