@@ -11,7 +11,7 @@ from common.analysis.buckets.choice import cap_or_ties, gain_text, ratio_or_verd
 from common.analysis.buckets.measurements import (
     COMMAND,
     Assignment2Run,
-    added_latency_s,
+    calibration_of,
     check_comparable,
     open_run,
 )
@@ -21,11 +21,8 @@ from common.analysis.runs import DOCTOR, Run, origin, recorded_assignment
 from common.errors import UserError
 from common.judged import Judged
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.bucketings import profile_buckets
-from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.model import DdpModel
-from common.perfmodel.tables import read_all_reduce, read_costs
 from common.runtime.group.network import OVER_LOOPBACK
 from common.runtime.group.socket_bytes import PAYLOAD_SHARE
 from common.runtime.paths import relative_to_project
@@ -164,7 +161,6 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     settings = check_comparable([ready, all_reduces, times, overlap])
     opened = Run(times.parent, run.run_dir)
     network = opened.environment["interconnect"]["emulated"]
-    all_reduce = read_all_reduce(all_reduces)
     sweep = read_sweep(times)
     sweep.check_buckets(run.profile)
     links = pd.DataFrame(network["probe"]).assign(rate=network["rates_bit_per_s"])
@@ -174,15 +170,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
         folder=opened.folder,
         caption=opened.caption,
         trained=trained(run.settings),
-        model=calibrated_model(
-            run.profile,
-            all_reduce.curve,
-            read_costs(overlap, settings.get("backend")),
-            crowded=all_reduce.crowded,
-            backend=settings.get("backend"),
-            added_latency_s=added_latency_s(settings),
-            gradient_as_bucket_view=bool(settings.get(BUCKET_VIEW)),
-        ),
+        model=calibration_of(settings, ready, all_reduces, overlap).model(),
         sweep=sweep,
         links=links,
         rate_bit_per_s=min(network["rates_bit_per_s"]),
