@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.csv_tables import numbers, read_table
-from common.errors import UserError
+from common.errors import UserError, naming
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepParts
@@ -50,25 +50,21 @@ def read_all_reduce(path: Path | str) -> AllReduceTable:
     if has_samples(path):
         samples = read_all_reduce_samples(path)
         crowded = crowded_samples(path)
-        try:
+        with naming(path):
             return AllReduceTable(
                 curve=samples.curve(),
                 crowded=crowded.curve() if crowded else None,
                 world_size=samples.world_size,
                 source=str(path),
             )
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
     table = read_table(path, ["world_size", "total_bytes", "average_time"])
     sizes = numbers(table, "total_bytes", path, above=0).to_numpy(float)
     times = numbers(table, "average_time", path, above=0).to_numpy(float)
     sizes_of_world = set(numbers(table, "world_size", path, above=0))
     if len(sizes_of_world) > 1:
         raise UserError(f"{path}: several world sizes {sorted(map(int, sizes_of_world))}")
-    try:
+    with naming(path):
         curve = MeasuredAllReduce(sizes, times)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     return AllReduceTable(curve, None, int(sizes_of_world.pop()), str(path))
 
 
@@ -142,10 +138,8 @@ def read_overlap_samples(path: Path | str, backend: str | None = None) -> Overla
     missing = {"local", "bookkeeping"} - set(table["arm"])
     if missing:
         raise UserError(f"{path}: no samples of {', '.join(sorted(missing))}")
-    try:
+    with naming(path):
         return OverlapSamples.of(table, backend)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def read_step_parts(path: Path | str) -> StepParts:

@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.errors import UserError
+from common.errors import UserError, naming
 from common.traces.coarse_intervals import arithmetic
 from common.traces.operator_categories import operator_category
 from common.traces.profiler_trace import Event, read_records, read_trace
@@ -112,10 +112,8 @@ def read_step_overlap(path: Path) -> pd.DataFrame:
     Raises UserError for a file that is no trace, has no steps, or a step without kernels.
     """
     events = read_trace(Path(path))
-    try:
+    with naming(path):
         windows = step_windows(events)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     return step_overlap(windows, activity(events))
 
 
