@@ -203,18 +203,6 @@ def cap_curve(best: BestCap) -> tuple[NDArray, NDArray, NDArray]:
     return caps, times_ms, near
 
 
-def lanes(timeline: BackwardTimeline) -> list[int]:
-    """Returns the lane of each bucket's all-reduce, so that no two of one lane overlap."""
-    ends: list[float] = []
-    chosen = []
-    for event in timeline.events:
-        free = [lane for lane, end in enumerate(ends) if end <= event.start_s * (1 + 1e-12)]
-        lane = free[0] if free else len(ends)
-        ends[lane : lane + 1] = [event.end_s]
-        chosen.append(lane)
-    return chosen
-
-
 @dataclass(frozen=True)
 class PredictLine:
     """A command for a shell, and the settings of the explorer that it does not have."""
