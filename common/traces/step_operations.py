@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from common.traces.operation_names import GLOO
 from common.traces.profiler_trace import Event
-from common.traces.step_overlap import GLOO, INTERVALS, Activity, StepWindow, kernel_kind
+from common.traces.step_overlap import INTERVALS, Activity, StepWindow, kernel_kind
 
 COLUMNS = ("step", "operation", "calls", "communication_ms", "exposed_ms")
 GATHER, SCATTER, ADD = "all_gather", "reduce_scatter", "all_reduce"
