@@ -30,21 +30,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common.errors import UserError, naming
+from common.tables import TRACE_STEP_COLUMNS
 from common.traces.coarse_intervals import arithmetic
 from common.traces.operation_names import GLOO, STEP, collective, count_elements, item_bytes
 from common.traces.operator_categories import operator_category
 from common.traces.profiler_trace import Event, read_records, read_trace
 
 INTERVALS = arithmetic()
-TIMES = (
-    "step_ms",
-    "computation_ms",
-    "communication_ms",
-    "overlap_ms",
-    "exposed_communication_ms",
-    "idle_ms",
-)
-COLUMNS = ("step", *TIMES, "copy_ms")
+COLUMNS = TRACE_STEP_COLUMNS[1:-1]
+TIMES = COLUMNS[1:-1]
 
 COLLECTIVES = ("c10d::", "c10d_functional::", "_c10d_functional::", "record_param_comms")
 """Operators that hand a collective over or wait for one."""
