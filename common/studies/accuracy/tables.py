@@ -6,7 +6,7 @@ is raw.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,9 +141,12 @@ def _table_or_its_part(path: Path) -> Path:
     return path if path.exists() else path.with_name(f"{path.name}.partial")
 
 
-def open_tables(run: RunDirectory) -> dict[str, SampleStream]:
-    """Opens the joined tables of a study's run directory."""
-    return {name: run.stream(name, columns) for name, columns in TABLES.items()}
+def open_tables(run: RunDirectory, earlier: Mapping[str, list[dict]]) -> dict[str, SampleStream]:
+    """Opens the joined tables of a study's run directory, with rows of ``earlier_cases``."""
+    streams = {name: run.stream(name, columns) for name, columns in TABLES.items()}
+    for name, rows in earlier.items():
+        streams[name].write(rows)
+    return streams
 
 
 def join_case(streams: dict[str, SampleStream], folder: Path) -> None:
