@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -17,6 +18,15 @@ class UserError(Exception):
     def __init__(self, message: str, *, this_rank_only: bool = False) -> None:
         super().__init__(message)
         self.this_rank_only = this_rank_only
+
+
+@contextmanager
+def naming(source: object) -> Iterator[None]:
+    """Puts the name of a file or a model before a mistake that is found in it inside the block."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
 
 
 class NotYetWritten(UserError):

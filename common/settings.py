@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from common.errors import UserError, unknown_name
+
+Part = typing.TypeVar("Part")
 
 
 class Rule(typing.Protocol):
@@ -122,6 +124,12 @@ class Settings:
             value = getattr(self, name)
             if value is not None:
                 rule.check(name, value)
+
+
+def part_of(kind: type[Part], values: Mapping[str, object], **other: object) -> Part:
+    """Makes a dataclass of what settings have under its fields' names, and of ``other``."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return kind(**{name: values[name] for name in names if name in values} | other)
 
 
 def is_changed(settings: Settings, name: str) -> bool:

@@ -275,3 +275,24 @@ MICRO_BATCH_COLUMNS = (
     "warmup",
 )
 """``metrics/rank<r>.csv`` of training on micro-batches: a row per step and rank."""
+
+MODE_RANK_COLUMNS = (
+    "local_batch",
+    "max_seq_len_in_batch",
+    "padded_tokens",
+    "tokens",
+    "step_time_ms",
+    "compute_time_ms",
+    "waiting_time_ms",
+    "communication_time_ms",
+    "planning_time_ms",
+    "planning_work_ms",
+)
+"""A rank's micro-batch in one step under a mode, and the parts of the step."""
+MODE_COLUMNS = (
+    *("mode", "same_batch", "step", "rank", "order", "global_batch"),
+    *(*MODE_RANK_COLUMNS, "loss"),
+)
+"""``mode-times.csv``: a row per step, mode and rank."""
+CALIBRATION_COLUMNS = ("rank", "batch_size", "longest", "repeat", "time_ms")
+"""``calibration.csv``: the passes by which the cost of a micro-batch is calibrated."""

@@ -23,7 +23,7 @@ ALLOWED = {
     "csv_tables": {"errors"},
     "exercises": {"errors"},
     "perfmodel": {"csv_tables", "errors", "settings", "samples", "exercises"},
-    "traces": {"errors", "exercises"},
+    "traces": {"errors", "exercises", "tables"},
     "analysis": {
         "planning",
         "judged",

@@ -22,6 +22,7 @@ from common.settings import (
     RunOptions,
     Settings,
     SomeOf,
+    part_of,
 )
 
 COMMON = Path(__file__).resolve().parents[1] / "common"
@@ -99,6 +100,12 @@ def test_a_subclass_keeps_the_rules_of_its_base() -> None:
     with pytest.raises(UserError, match="metres is 0"):
         Fence(metres=0)
     assert isinstance(Fence(), Settings)
+
+
+def test_a_part_takes_the_settings_of_its_own_names() -> None:
+    settings = {"coats": 3, "colour": "green", "brush": "wide"}
+    expected = Paint(coats=3, colour="red", hands=4)
+    assert part_of(Paint, settings, colour="red", hands=4) == expected
 
 
 HELP = Path(__file__).parent / "guard" / "answers" / "help"

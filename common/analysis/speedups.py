@@ -39,15 +39,7 @@ ARMS, STEPS, FACTS, PROPOSALS = "arms.csv", "steps.csv", "facts.csv", "proposals
 SINGLE, LOCAL = "single", "local"
 WORKLOADS = {"mlp": "MLP", "text": "text", "replay": "replay"}
 SETTINGS = ("model", "micro_batch_size", "seq_len", "precision", "bucket_cap_mb")
-ARM_SETTINGS = (
-    "world_size",
-    "batch_per_rank",
-    "global_batch",
-    "accumulation",
-    "compression",
-    "bucket_cap_mb",
-    "precision",
-)
+ARM_SETTINGS = ARM_COLUMNS[ARM_COLUMNS.index("world_size") : -1]
 TITLES = {
     "what": "what",
     "verdict": "faster or slower than one",

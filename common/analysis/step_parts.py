@@ -8,7 +8,7 @@ leave of a step is what no rank has noted; it is stated, not spread over them.
 Over steps, parts are averaged over the middle half of the steps, by step time. Medians of parts do
 not add up to the median step (where a slow forward pass shortens the wait, both medians are of
 other steps); means over the same steps do, and the middle half keeps hiccups of the machine out of
-them. What the left-out steps add is seen in ``mean_step_ms``, the mean over all.
+them.
 """
 
 from __future__ import annotations
@@ -59,13 +59,12 @@ class StepParts:
         steps: Number of steps measured in parts, without warm-up.
         step_ms: Mean of the slowest rank's times over the middle half of the steps.
         parts_ms: Parts by the names of ``PARTS``, in their order; means over ranks and these steps.
-        mean_step_ms: Mean over all steps, so with those that stalled.
         plain_step_ms: Mean as ``step_ms``, of steps with nothing watched; None where none ran.
         between_ms: Time between two steps (slowest rank); NaN where it was not noted.
         hidden_communication_ms: Time with an all-reduce under way beside computation; None where
             no buckets were noted.
-        samples_per_step, tokens_per_step, padded_tokens_per_step, exchanged_bytes_per_step: Sums
-            over all ranks (bytes: of one rank); NaN where they were not counted.
+        samples_per_step, tokens_per_step, exchanged_bytes_per_step: Sums over all ranks (bytes: of
+            one rank); NaN where they were not counted.
         by_rank: Medians by rank: every part, step_ms, between_ms, cpu_ms, samples, tokens,
             padded_tokens.
     """
@@ -75,13 +74,11 @@ class StepParts:
     steps: int
     step_ms: float
     parts_ms: Mapping[str, float]
-    mean_step_ms: float
     plain_step_ms: float | None
     between_ms: float
     hidden_communication_ms: float | None
     samples_per_step: float
     tokens_per_step: float
-    padded_tokens_per_step: float
     exchanged_bytes_per_step: float
     by_rank: pd.DataFrame
 
@@ -165,7 +162,6 @@ def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = 
         steps=len(by_step),
         step_ms=float(middle["step_time_ms"].mean()),
         parts_ms={name: float(middle[column].mean()) for name, column in PARTS.items()},
-        mean_step_ms=float(by_step["step_time_ms"].mean()),
         plain_step_ms=_plain(plain),
         between_ms=float(by_step["between_time_ms"].median()),
         hidden_communication_ms=(
@@ -173,7 +169,6 @@ def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = 
         ),
         samples_per_step=float(by_step["samples"].mean()),
         tokens_per_step=float(by_step["tokens"].mean()),
-        padded_tokens_per_step=float(by_step["padded_tokens"].mean()),
         exchanged_bytes_per_step=float(by_step["exchanged_bytes"].mean()),
         by_rank=_by_rank(timed),
     )
@@ -289,7 +284,7 @@ def _by_step(timed: pd.DataFrame) -> pd.DataFrame:
     table["step_time_ms"] = groups["step_time_ms"].max()
     table["waiting_time_ms"] += table["step_time_ms"] - groups["step_time_ms"].mean()
     table["between_time_ms"] = groups["between_time_ms"].max()
-    for column in ("samples", "tokens", "padded_tokens"):
+    for column in ("samples", "tokens"):
         table[column] = groups[column].sum(min_count=1)
     table["exchanged_bytes"] = groups["exchanged_bytes"].max()
     return table

@@ -7,7 +7,7 @@ A figure's contents are its package's ``figures.py``; what all figures share is 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import matplotlib
@@ -25,6 +25,8 @@ PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#888888"
 YELLOW, BROWN = "#F0E442", "#8C564B"
 CYCLE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
 
+MEASURED = {"fmt": "o", "color": BLACK, "markersize": 5, "capsize": 3, "lw": 1, "zorder": 4}
+"""The look of measured points with intervals (``Axes.errorbar``)."""
 PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
 THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
@@ -100,9 +102,16 @@ def byte_axis(axes: Axes) -> None:
     axes.set_xlabel("message size")
 
 
+def log_axis(axes: Axes, which: str = "y", subs: Sequence[float] = (1,)) -> None:
+    """Makes an axis, x or y, logarithmic with plain numbers: at ``subs`` in each decade."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(PLAIN)
+    axis.set_minor_formatter(NullFormatter())
+
+
 def ms_axis(axes: Axes, label: str) -> None:
     """Makes a logarithmic axis in milliseconds with plain numbers."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(PLAIN)
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    log_axis(axes)
     axes.set_ylabel(label)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from common.analysis.scaling.training_run import STRONG
 from common.analysis.step_parts import PLAIN, flags
 from common.errors import UserError
-from common.judged import FIRST_PAGE_ROUNDS, NOT_WITNESSED, Judged
+from common.judged import FIRST_PAGE_ROUNDS, NOT_WITNESSED, Judged, Verdict
 from common.samples import paired_ratio, per_round
 
 NO_CHANGE = "none"
@@ -28,6 +29,9 @@ COLUMNS = (
 ``change`` is what was changed on one rank and on all, and ``global_batch_changed`` whether that
 changed how many samples a step has; ``judged`` is the speedup as it may be said (``Judged``), and
 ``refused`` says why there is none."""
+
+DRAWN = (Verdict.SETTLED, Verdict.HIDDEN)
+"""Verdicts on numbers whose interval is drawn."""
 
 
 def sweep_speedups(
@@ -153,6 +157,22 @@ def _speedup(
         "efficiency": judged.estimate / (arm["world_size"] / base["world_size"]),
         "judged": judged,
     }
+
+
+def error_bars(table: pd.DataFrame) -> np.ndarray:
+    """Returns the error bars of speedups, [2, arms]; of no length where nothing may be told yet.
+
+    That is where rounds lack, where the machine was disturbed, and where there is no speedup.
+
+    Args:
+        table: speedup, speedup_low, speedup_high and judged of each arm, as ``sweep_speedups`` has.
+    """
+    may_be_drawn = [
+        isinstance(number, Judged) and number.verdict in DRAWN for number in table["judged"]
+    ]
+    below = (table["speedup"] - table["speedup_low"]).where(may_be_drawn)
+    above = (table["speedup_high"] - table["speedup"]).where(may_be_drawn)
+    return np.nan_to_num(np.clip([below, above], 0, None))
 
 
 def baseline_of(arm: pd.Series, arms: pd.DataFrame) -> pd.Series | None:

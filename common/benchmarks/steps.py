@@ -7,7 +7,7 @@ Its parts are called one at a time: ``forward``, ``backward`` on the loss it ret
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Annotated
@@ -23,7 +23,7 @@ from common.models.replay import ReplayModel
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.kept_memory import settle_heap
 from common.runtime.seeding import seed_everything
-from common.settings import AtLeast, OneOf, Positive, RankOptions, Settings
+from common.settings import AtLeast, OneOf, Positive, RankOptions, Settings, part_of
 from common.training.precision import DTYPES, autocast, grad_scaler
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -100,9 +100,7 @@ class StepRunOptions(RankOptions):
 
     def step_settings(self) -> StepSettings:
         """Returns the part of the settings that says what is trained."""
-        names = {field.name for field in fields(self)}
-        wanted = [field.name for field in fields(StepSettings) if field.name in names]
-        return StepSettings(**{name: getattr(self, name) for name in wanted})
+        return part_of(StepSettings, vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)

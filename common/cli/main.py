@@ -40,14 +40,8 @@ SUBCOMMANDS = Subcommands(
             ),
         },
         "Predict, tune and diagnose": {
-            "predict": (
-                Predict,
-                "the best bucket cap from measurements, or a step on 16,384 GPUs",
-            ),
-            "plan": (
-                Plan,
-                "how to train a model on what you have, by memory and time",
-            ),
+            "predict": (Predict, "the best bucket cap from measurements, or a step on 16,384 GPUs"),
+            "plan": (Plan, "how to train a model on what you have, by memory and time"),
             "tune": (Tune, "the best DDP settings for a model of yours, verified by real steps"),
             "diagnose": (
                 Diagnose,

@@ -20,7 +20,7 @@ STUDIES = {
     "accuracy": ("studies.accuracy.accuracy", "predicted steps on unseen bucketings", 140),
     "exchange": ("studies.exchange.exchange", "T(b) over an exchange of known duration", 12),
     "steps": ("studies.whole_steps", "whole steps of DDP and FSDP between hosts", 20),
-    "traces": ("studies.traces.traces", "changes predicted from traces, then made", 15),
+    "traces": ("studies.traces.traces", "changes predicted from traces, then made", 23),
     "tune": ("studies.tune_check", "recommended caps against exhaustive sweeps", 90),
     "plan": ("studies.plan_truth", "chosen plans against every plan, and their memory", 130),
     "public": ("studies.public.public", "published multi-GPU rows, predicted and scored", 2),

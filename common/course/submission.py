@@ -39,7 +39,7 @@ from common.course.hand_ins.tarball import (
     read_tarball,
 )
 from common.course.tasks import Task
-from common.errors import UserError
+from common.errors import UserError, naming
 from common.runtime.records.run_directory import written_beside
 
 PARTS = {1: (("A1.1", "A1.2", "A1.3"), ("A1.4", "A1.5", "A1.6"))}
@@ -194,10 +194,8 @@ def read_submission(path: Path) -> Submission:
             and of what it is.
     """
     tarball = read_tarball(path)
-    try:
+    with naming(printable(path.name)):
         of = said_in(tarball)
-    except UserError as error:
-        raise UserError(f"{printable(path.name)}: {error}") from None
     if of is None:
         of = of_file_name(path)
     return Submission(of, tarball.files, time_in(tarball))

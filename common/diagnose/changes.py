@@ -19,7 +19,7 @@ from common.analysis.comparable import difference
 from common.analysis.runs import Run, caption_of, complete_runs
 from common.analysis.show import Table, facts, interval_format, show
 from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, figure
-from common.analysis.sweep_speedups import NO_CHANGE, speedups_by_round, sweep_speedups
+from common.analysis.sweep_speedups import NO_CHANGE, error_bars, speedups_by_round, sweep_speedups
 from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
 from common.diagnose.evidence.evidence import choose_run
@@ -277,15 +277,9 @@ def speedup_bars(axes: Axes, table: pd.DataFrame) -> list[str]:
         0.36,
         color=ORANGE,
         label="achieved",
-        xerr=_error_bars(table),
+        xerr=error_bars(table),
         error_kw={"lw": 1, "capsize": 3},
     )
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     return names
-
-
-def _error_bars(table: pd.DataFrame) -> np.ndarray:
-    middle = table["speedup"].to_numpy()
-    low, high = table["speedup_low"].to_numpy(), table["speedup_high"].to_numpy()
-    return np.nan_to_num(np.clip([middle - low, high - middle], 0, None))

@@ -24,7 +24,8 @@ from common.diagnose.evidence.evidence import SURROUNDINGS, Evidence
 from common.diagnose.opened import Opened
 from common.errors import UserError
 from common.judged import DISTURBED, MOST_ROUNDS, NOT_WITNESSED, QUIET, Judged
-from common.samples import LEAST_ROUNDS, welch
+from common.judged import Verdict as Worth
+from common.samples import LEAST_ROUNDS, Interval, welch
 
 PASSED, FAILED, NOT_SETTLED = 0, 1, 3
 """Exit statuses of the gate; 2 is a user's mistake."""
@@ -166,13 +167,15 @@ class Comparison:
     def causes(self) -> list[str]:
         """Returns a sentence for each cause that has come, gone or changed, the largest first."""
         sides = [self._causes_ms(side) for side in (self.before, self.after)]
+        any_settled = any(number.is_settled for number in self.judged.values())
         changes = []
         for cause in dict.fromkeys([*sides[0], *sides[1]]):
             (was, was_ms), (now, now_ms) = (side.get(cause, (None, 0.0)) for side in sides)
             word = "New" if was is None else "Gone" if now is None else "Changed"
             title = (now or was).title
             shares = [percent(v.lost_share) for v in (was, now) if v and v.lost_share]
-            if word == "Changed" and abs(now_ms - was_ms) < 0.01 * self.times[0][WHOLE].mean():
+            is_small = abs(now_ms - was_ms) < 0.01 * self.times[0][WHOLE].mean()
+            if word == "Changed" and (is_small or not any_settled):
                 continue
             takes = f" ({' → '.join(shares)} of the step)" if shares else ""
             changes.append((now_ms - was_ms, f"{word}: {title}{takes}."))
@@ -192,45 +195,61 @@ class Comparison:
             if len(of_runs) > len(side) / 2
         }
 
+    @cached_property
+    def judged(self) -> dict[str, Judged]:
+        """Judges the step, the mean step and each phase, by name; of the steps time over time."""
+        return {row: self.slowdown(row) for row in (WHOLE, MEAN)} | self.phases()
+
     def rows(self) -> list[dict[str, object]]:
-        """Returns numbers of the step and its phases, for JSON: changes are shares."""
-        judged = {row: self.slowdown(row) for row in (WHOLE, MEAN)} | self.phases()
+        """Returns numbers of the step and its phases, for JSON: changes are shares.
+
+        Ends of an interval that is not told are None.
+        """
         before, after = self.times
-        return [
-            {
-                "part": name,
-                "before_ms": float(before[name].mean()),
-                "after_ms": float(after[name].mean()),
-                "change": number.estimate - number.null,
-                "low": number.interval.low - number.null,
-                "high": number.interval.high - number.null,
-                "verdict": str(number.verdict),
-            }
-            for name, number in judged.items()
-        ]
+        rows = []
+        for name, number in self.judged.items():
+            change = _change_of(number)
+            rows.append(
+                {
+                    "part": name,
+                    "before_ms": float(before[name].mean()),
+                    "after_ms": float(after[name].mean()),
+                    "change": change.estimate,
+                    "low": change.low if change.is_told else None,
+                    "high": change.high if change.is_told else None,
+                    "verdict": str(number.verdict),
+                }
+            )
+        return rows
 
     def lines(self, fail_above: float | None = None) -> list[str]:
         """Returns the comparison as text, its first line what came of it."""
-        usual = self.slowdown(WHOLE)
-        first = (
-            f"A step has changed by {_percent_of(usual)}"
-            if usual.is_settled
-            else (f"No difference is settled, {usual.reason} ({_percent_of(usual)} a step)")
-        )
+        first = self._outcome()
         if fail_above is not None:
             first = f"{SAID[self.status(fail_above)].capitalize()} at {fail_above:g} %: {first}"
         first += "."
         if fail_above is not None and (more := self.to_settle(fail_above)):
             first += f" {more}."
         lines = [first, *self.causes(), "", f"{'':20}{'before':>10}{'after':>10}{'change':>10}"]
-        for row in self.rows():
-            change = f"{row['change']:+.1%} ({row['low']:+.1%} to {row['high']:+.1%})"
-            times = "".join(f"{row[key]:>10.3g}" for key in ("before_ms", "after_ms"))
-            lines.append(f"{row['part']:20}{times}  {change}, {row['verdict']}")
+        for name, number in self.judged.items():
+            times = "".join(f"{side[name].mean():>10.3g}" for side in self.times)
+            words = filter(None, (_change_in_words(number), number.said))
+            lines.append(f"{name:20}{times}  {', '.join(words)}")
         lines.append(f"Times in ms; changes are shares of the step before, {self.scope}.")
         if self._untold:
             lines.append(f"Not timed alike by both watches: {', '.join(sorted(self._untold))}.")
         return lines
+
+    def _outcome(self) -> str:
+        """Returns how the usual step has changed, or the mean one, or that nothing is settled."""
+        usual, mean = (self.judged[row] for row in (WHOLE, MEAN))
+        if usual.is_settled:
+            return f"A step has changed by {_change_in_words(usual)}"
+        ends = _change_in_words(usual)
+        why = f"no difference is settled, {usual.reason}" + f" ({ends})" * bool(ends)
+        if mean.is_settled:
+            return f"The mean step has changed by {_change_in_words(mean)}; of the usual one {why}"
+        return f"{why[0].upper()}{why[1:]}"
 
     def as_json(self, fail_above: float | None) -> dict[str, object]:
         """Returns the comparison as JSON can hold it; ``status`` is None without a limit."""
@@ -248,10 +267,22 @@ class Comparison:
         }
 
 
-def _percent_of(judged: Judged) -> str:
-    """Returns a ratio as a change in per cent, with its interval."""
-    change = judged.interval.map(lambda ratio: ratio - 1)
-    return f"{change.estimate:+.1%}, {change.text('{:+.1%}', 'block')}"
+def _change_of(judged: Judged) -> Interval:
+    """Returns how far a number is from where nothing differs, with its interval."""
+    return judged.interval.map(lambda value: value - judged.null)
+
+
+def _change_in_words(judged: Judged) -> str:
+    """Returns a change in per cent as far as its verdict lets it be told.
+
+    A settled one has an estimate, one that is hidden by noise the ends that it lies between, any
+    other neither.
+    """
+    change = _change_of(judged)
+    ends = change.text("{:+.1%}", "block")
+    if judged.is_settled:
+        return f"{change.estimate:+.1%} ({ends})"
+    return ends if judged.verdict is Worth.HIDDEN else ""
 
 
 def compare(paths: tuple[str, str], open_one: Callable[[str], Opened]) -> Comparison:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import plotly.graph_objects as go
 
 from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, RED
 from common.data.text_lengths import LengthDistribution, read_text_lengths
 from common.errors import UserError
 from common.explore.bucket_tab import needs
-from common.explore.controls import Key, Slider, Text, choice, page
-from common.explore.figures import Figure, figure, line
+from common.explore.controls import Key, Slider, Text, choice, on_change, page
+from common.explore.figures import Figure, bar, figure, line
 from common.explore.micro_batches import PLANS, STATIC, BatchSettings, BatchView, divide, rectangles
 
 DATA_SETS = {
@@ -48,20 +47,14 @@ class BatchTab:
         self.caption = Text("ddplab-caption")
         self.headings = {"rectangles": Text(heading=True), "ranks": Text(heading=True, legend=KEY)}
         self.figures = {"rectangles": rectangle_figure(), "ranks": rank_figure()}
-        for dropdown in (self.data_set, self.plan):
-            dropdown.add_class("ddplab-stacked")
+        controls = [self.data_set, self.plan, *self.sliders.values()]
         self.widget = page(
             [self.message.widget],
-            [self.data_set, self.plan, *self.sliders.values()],
+            controls,
             [("timeline", self.headings[name], made) for name, made in self.figures.items()],
             [self.caption.widget],
         )
-        for control, trait in (
-            (self.data_set, "value"),
-            (self.plan, "value"),
-            *((slider, "index") for slider in self.sliders.values()),
-        ):
-            control.observe(lambda _: self.update(), trait)
+        on_change(controls, self.update)
         self.update()
 
     def settings(self) -> BatchSettings:
@@ -130,8 +123,8 @@ def show_rectangles(made: Figure, view: BatchView) -> None:
 def rank_figure() -> Figure:
     """Returns an empty plot of the padded tokens of each rank."""
     return figure(
-        go.Bar(x=[], y=[], name="texts", marker={"color": BLUE}),
-        go.Bar(x=[], y=[], name="padding", marker={"color": ORANGE}),
+        bar("texts", BLUE),
+        bar("padding", ORANGE),
         line("bottleneck", RED, width=5),
         line("static's", BLACK, width=3, dash="dash"),
         line("lower bound", GREEN, width=5, dash="dot"),

@@ -8,10 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from common.analysis.style import BLACK, BLUE, GOOD_EFFICIENCY, GREEN, GREY, ORANGE, RED, SKY
-from common.explore.buckets import BucketSettings, BucketView, cap_curve, lanes
+from common.explore.buckets import BucketSettings, BucketView, cap_curve
 from common.explore.controls import Key
 from common.explore.figures import Figure, clear, figure, line, points
 from common.explore.systems import System
+from common.perfmodel.perfetto_trace import in_flight_lanes
 
 COMPUTATION, LANE_GAP = 1.0, 0.45
 LIGHT_RED = "#f4c9ac"
@@ -76,7 +77,7 @@ def show_timeline(made: Figure, view: BucketView) -> None:
         computed.y = np.full(len(events), COMPUTATION)
         computed.width = np.full(len(events), 0.8)
         computed.marker.color = colours
-        lane = np.array(lanes(timeline))
+        lane = np.array(in_flight_lanes(events))
         most = lane.max() + 1
         reduced.base = start_ms
         reduced.x = np.array([event.end_s * 1e3 for event in events]) - start_ms

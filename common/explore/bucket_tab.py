@@ -49,7 +49,7 @@ class BucketTab:
         self.at_first: BucketSettings | None = None
         self._searched: tuple[BucketSettings, BestCap | None] | None = None
         self._quiet = False
-        self.choice = choice("Start from", list(systems))
+        self.choice = choice("Start from", list(systems), stacked=False)
         self.sliders: dict[str, Slider] = {
             "alpha_us": Slider("latency α", [1.0], 1.0, lambda value: time_text(value / 1e6)),
             "beta_gb_per_s": Slider(

@@ -12,7 +12,7 @@ The model calls what students write. A part that needs a task which is not writt
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
@@ -203,18 +203,6 @@ def cap_curve(best: BestCap) -> tuple[NDArray, NDArray, NDArray]:
     return caps, times_ms, near
 
 
-def lanes(timeline: BackwardTimeline) -> list[int]:
-    """Returns the lane of each bucket's all-reduce, so that no two of one lane overlap."""
-    ends: list[float] = []
-    chosen = []
-    for event in timeline.events:
-        free = [lane for lane, end in enumerate(ends) if end <= event.start_s * (1 + 1e-12)]
-        lane = free[0] if free else len(ends)
-        ends[lane : lane + 1] = [event.end_s]
-        chosen.append(lane)
-    return chosen
-
-
 @dataclass(frozen=True)
 class PredictLine:
     """A command for a shell, and the settings of the explorer that it does not have."""
@@ -247,7 +235,7 @@ def predict_line(system: System, now: BucketSettings, at_first: BucketSettings) 
     if isinstance(system.command, RunCommand):
         flags = _of_run(system, now, moved)
         covered = {"alpha_us"} if "--alpha-us" in flags else set()
-        lacks: Iterable[str] = system.command.lacks
+        lacks = []
     else:
         flags, covered = _of_cluster(system.command, now, moved)
         lacks = ["the bucket cap"]

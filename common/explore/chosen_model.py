@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from common.perfmodel.architectures.architecture import Architecture
-from common.perfmodel.architectures.published_sizes import sized_architecture
+from common.perfmodel.architectures.published_sizes import NAMES, sized_architecture
 
 DEFAULT_MODEL = "gpt2-large"
 MODEL_VARIABLE = "DDPLAB_EXPLORE_MODEL"
@@ -38,9 +38,19 @@ class ChosenModel:
         return ("--model", self.name, *length)
 
 
+def offered_names(chosen: ChosenModel | None) -> list[str]:
+    """Returns names of models to choose from, the command's or the default first."""
+    return list(dict.fromkeys([chosen.name if chosen else DEFAULT_MODEL, *NAMES]))
+
+
 @cache
-def named_model(name: str) -> ChosenModel:
-    """Returns a published size, or a configuration. Raises UserError for what is neither."""
+def named_model(name: str, chosen: ChosenModel | None = None) -> ChosenModel:
+    """Returns the chosen model of this name, a published size, or a configuration.
+
+    Raises UserError for what is none of these.
+    """
+    if chosen and name == chosen.name:
+        return chosen
     return ChosenModel(name, *sized_architecture(name, None))
 
 

@@ -6,7 +6,7 @@ native range input over a list of values, with what each value is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -101,13 +101,27 @@ class Text:
         )
 
 
-def choice(label: str, options: Mapping[str, str] | Sequence[str]) -> ipywidgets.Dropdown:
-    """Returns a list to choose from. A mapping goes from what is shown to the value."""
+def choice(
+    label: str, options: Mapping[str, str] | Sequence[str], value: str = "", stacked: bool = True
+) -> ipywidgets.Dropdown:
+    """Returns a list to choose from, below its label or beside it; the first or ``value`` chosen.
+
+    A mapping goes from what is shown to the value.
+    """
     pairs = list(options.items()) if isinstance(options, Mapping) else list(options)
     dropdown = ipywidgets.Dropdown(description=label, options=pairs)
+    dropdown.value = value or dropdown.value
     dropdown.style.description_width = "auto"
-    dropdown.add_class("ddplab-choice")
+    for name in ("ddplab-choice", *["ddplab-stacked"] * stacked):
+        dropdown.add_class(name)
     return dropdown
+
+
+def on_change(controls: Iterable[ipywidgets.Widget], update: Callable[[], None]) -> None:
+    """Calls ``update`` whenever one of these sliders and lists is moved."""
+    for control in controls:
+        trait = "index" if isinstance(control, Slider) else "value"
+        control.observe(lambda _: update(), trait)
 
 
 def column(children: Sequence[ipywidgets.Widget], *css_classes: str) -> ipywidgets.VBox:

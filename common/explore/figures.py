@@ -102,6 +102,11 @@ def points(name: str, colour: str, *, symbol: str, size: int = 16) -> go.Scatter
     return go.Scatter(x=[], y=[], name=name, mode="markers", marker=marker)
 
 
+def bar(name: str, colour: str) -> go.Bar:
+    """Returns bars that are not placed yet."""
+    return go.Bar(x=[], y=[], name=name, marker={"color": colour})
+
+
 def clear(made: Figure) -> None:
     """Takes all points away."""
     for trace in made.data:

@@ -11,8 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run, open_run
-from common.analysis.buckets.networks import NetworkRun, open_networks
-from common.analysis.buckets.sweep import BucketSweep
+from common.analysis.buckets.networks import NetworkRun, emulated_in, open_networks
 from common.analysis.replay.caps import checked_system
 from common.analysis.replay.job import read_job
 from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
@@ -30,7 +29,6 @@ from common.perfmodel.cluster.pass_time import adamw_s
 from common.perfmodel.cluster.steps import default_caps_mib
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.ddp.step import StepParts
-from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.peaks import known_peak
 from common.perfmodel.published import DATA, UMD_A100, load_recorded
 from common.perfmodel.replay.engine import run
@@ -89,67 +87,50 @@ def _of_run(folder: Path) -> dict[str, Opener]:
     network = read_environment(sweep.parent).get("network", "its network")
     name = f"{whose}: {network}" if is_recorded(folder) else f"{whose} {folder.name}: {network}"
     openers: dict[str, Opener] = {name: partial(over_own_network, name, folder)}
-    for below in sorted(folder.glob("emulated-*")):
-        table = find_table(below, "ddp-times.csv")
-        if table and find_table(below, "allreduce-samples.csv"):
-            network = read_environment(table.parent)["network"]
-            name = f"{whose}: {network}"
-            openers[name] = partial(over_emulated, name, folder, below, network)
+    for below in emulated_in(folder):
+        network = read_environment(find_table(below, "ddp-times.csv").parent)["network"]
+        name = f"{whose}: {network}"
+        openers[name] = partial(over_emulated, name, folder, below, network)
     return openers
 
 
 def over_own_network(name: str, folder: Path) -> System:
     """Opens a run of assignment 2."""
     opened = open_run(folder)
-    return _measured(
-        name=name,
-        run=opened,
-        model=opened.model,
-        caption=opened.caption,
-        sweep=opened.sweep,
-        local=find_table(folder, "local-times.csv", WRITTEN_BY["local-times.csv"]),
-        command=RunCommand(("--run-dir", relative_to_project(folder))),
-    )
+    local = find_table(folder, "local-times.csv", WRITTEN_BY["local-times.csv"])
+    command = RunCommand(("--run-dir", relative_to_project(folder)))
+    return _measured(name, opened, opened, local, command)
 
 
 def over_emulated(name: str, folder: Path, below: Path, network: str) -> System:
     """Opens what a run of assignment 2 measured on emulated hosts, in its folder ``below``."""
     run = open_run(folder)
     runs: dict[str, NetworkRun] = {run.name: run for run in open_networks(folder).runs}
-    emulated = runs[network]
     ready = find_table(folder, "gradient-ready-times.csv", WRITTEN_BY["gradient-ready-times.csv"])
     flags = ("--run-dir", relative_to_project(below), "--ready-times", relative_to_project(ready))
-    has_costs = find_table(below, "overlap-times.csv") is not None
-    return _measured(
-        name=name,
-        run=run,
-        model=emulated.model,
-        caption=emulated.caption,
-        sweep=emulated.sweep,
-        local=find_table(below, "local-times.csv"),
-        command=RunCommand(flags, lacks=() if has_costs else ("DDP's copies",)),
-    )
+    local = find_table(below, "local-times.csv")
+    return _measured(name, run, runs[network], local, RunCommand(flags))
 
 
 def _measured(
     name: str,
     run: Assignment2Run,
-    model: DdpModel,
-    caption: str,
-    sweep: BucketSweep,
+    over: Assignment2Run | NetworkRun,
     local: Path,
     command: RunCommand,
 ) -> System:
-    parts = replace(read_step_parts(local), local_backward_s=model.profile.backward_s)
+    """Returns what a run measured over a network, its own or an emulated one."""
+    parts = replace(read_step_parts(local), local_backward_s=over.model.profile.backward_s)
     whose = "recorded" if run.recorded else "your own"
+    ranks = over.sweep.world_size
     return System(
         name=name,
-        caption=f"{run.settings['model']}, measured, {whose}: {caption}",
-        ranks=sweep.world_size,
-        on=cache(on_a_ring(model, parts, sweep.world_size)),
+        caption=f"{run.settings['model']}, measured, {whose}: {over.caption}",
+        ranks=ranks,
+        on=cache(on_a_ring(over.model, parts, ranks)),
         alone=parts,
         command=command,
-        measured_ms=tuple((cap, time * 1e3) for cap, time in sweep.measured_s().items()),
+        measured_ms=tuple((cap, time * 1e3) for cap, time in over.sweep.measured_s().items()),
     )
 
 

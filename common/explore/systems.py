@@ -21,10 +21,9 @@ CURVE_BYTES = np.geomspace(1024, 2**30, 81)
 
 @dataclass(frozen=True)
 class RunCommand:
-    """``ddplab predict`` of a run: the flags that name its tables, and what these do not hold."""
+    """``ddplab predict`` of a run: the flags that name its tables."""
 
     flags: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,6 @@ class AllReduceSamples:
         return MeasuredAllReduce(self.sizes_bytes, np.nanmin(self.time_s, axis=(1, 2)))
 
 
-MEASURED, CONVERTED, NO_CONTENTION = "measured", "converted", "none"
-"""Ways in which contention is known (``OverlapSamples.contention``)."""
 IN_FLIGHT = {"gloo": 2, "nccl": 1, "emulated": 1}
 """Backend → all-reduces that it has under way at a time."""
 
@@ -180,8 +178,6 @@ class OverlapSamples:
         beside: message size → the pass beside all-reduces of it without pause, ascending.
         launched: message size → the pass that launches all-reduces of it as its gradients become
             ready; empty in runs that have none.
-        paced: message size → the pass beside a few of it, each done before the next. Runs from
-            before 2026-11-23 have these, and ``beside`` of one size only.
         launches_hidden: whether a GPU was held back before the passes beside all-reduces, so that
             what the host takes to launch these is not in their times.
         backend: the process group's backend, which says how many all-reduces can be under way;
@@ -195,7 +191,6 @@ class OverlapSamples:
     per_bucket_s: NDArray | None = None
     beside: Mapping[float, BesideMessages] = field(default_factory=dict)
     launched: Mapping[float, BesideMessages] = field(default_factory=dict)
-    paced: Mapping[float, PacedMessages] = field(default_factory=dict)
     launches_hidden: bool = False
     backend: str | None = None
 
@@ -208,7 +203,7 @@ class OverlapSamples:
         # The rank whose pass is longest has seen the most all-reduces end.
         times = ["backward_time_ms", "all_reduce_time_ms", "messages_done", "copy_out_time_ms"]
         keys = ["arm", "message_bytes", "round"]
-        rows = table.reindex(columns=[*keys, "iteration", *times])  # older runs lack the last two
+        rows = table.reindex(columns=[*keys, "iteration", *times])  # older runs lack the last one
         by_round = slowest_rank(rows, times, by=[*keys, "iteration"]).groupby(keys).median()
         rounds = sorted(set(table["round"]))
 
@@ -243,14 +238,6 @@ class OverlapSamples:
             most = max(passes_s)
             return None if most == 1 else (passes_s[most] - passes_s[1]) / (most - 1)
 
-        paced = {
-            size: PacedMessages(
-                messages=float(messages["paced", size]),
-                backward_s=samples("paced", "backward_time_ms", size) / 1e3,
-            )
-            for arm, size in arms
-            if arm == "paced"
-        }
         return cls(
             bookkeeping_s=samples("bookkeeping", "backward_time_ms") / 1e3 - local_s,
             local_s=local_s,
@@ -263,7 +250,6 @@ class OverlapSamples:
             per_bucket_s=per_bucket_s(),
             beside=beside_pass("continuous"),
             launched=beside_pass("launched"),
-            paced=paced,
             # One bucket is timed by itself where a GPU was held back in the other arms. Over gloo,
             # whose collectives make the host wait, none is.
             launches_hidden=backend not in (None, "gloo")
@@ -275,16 +261,6 @@ class OverlapSamples:
     def rounds(self) -> int:
         """Returns the number of rounds to draw from."""
         return len(self.local_s)
-
-    @property
-    def contention(self) -> str:
-        """Returns the way in which contention is known.
-
-        It is ``measured``, ``converted`` (from paced messages) or ``none``.
-        """
-        if not self.beside:
-            return NO_CONTENTION
-        return CONVERTED if self.paced else MEASURED
 
     def costs(self, rounds: NDArray | None = None) -> DdpCosts:
         """Returns DDP's copies, and contention by message size where it was measured.
@@ -326,10 +302,6 @@ class OverlapSamples:
                 for messages in self.launched.values()
             ]
             lost = (tuple(map(float, self.launched)), tuple(launched_s))
-        if self.paced:
-            paced_s = [messages.lost_s(self.local_s, taken) for messages in self.paced.values()]
-            # A larger message never costs less than a smaller one: that would be noise.
-            lost = (tuple(self.paced), tuple(np.maximum.accumulate(paced_s).tolist()))
         return replace(copies, lost_compute=lost, delays=(sizes, delay_s))
 
 
@@ -377,18 +349,6 @@ class BesideMessages:
         if counted >= self.messages:
             return lost_s, 0.0
         return lost_s, max(0.0, backward_s / count - each_s)
-
-
-@dataclass(frozen=True, eq=False)
-class PacedMessages:
-    """A backward pass beside a few all-reduces of one size, each done before the next, by round."""
-
-    messages: float
-    backward_s: NDArray
-
-    def lost_s(self, local_s: NDArray, taken: NDArray) -> float:
-        """Returns the computation that one of them costs: the seconds it adds to the pass."""
-        return max(0.0, _middle((self.backward_s - local_s)[taken])) / self.messages
 
 
 def _slowest(ready_s: NDArray) -> NDArray:

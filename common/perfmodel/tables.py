@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.csv_tables import numbers, read_table
-from common.errors import UserError
+from common.errors import UserError, naming
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepParts
@@ -50,25 +50,21 @@ def read_all_reduce(path: Path | str) -> AllReduceTable:
     if has_samples(path):
         samples = read_all_reduce_samples(path)
         crowded = crowded_samples(path)
-        try:
+        with naming(path):
             return AllReduceTable(
                 curve=samples.curve(),
                 crowded=crowded.curve() if crowded else None,
                 world_size=samples.world_size,
                 source=str(path),
             )
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
     table = read_table(path, ["world_size", "total_bytes", "average_time"])
     sizes = numbers(table, "total_bytes", path, above=0).to_numpy(float)
     times = numbers(table, "average_time", path, above=0).to_numpy(float)
     sizes_of_world = set(numbers(table, "world_size", path, above=0))
     if len(sizes_of_world) > 1:
         raise UserError(f"{path}: several world sizes {sorted(map(int, sizes_of_world))}")
-    try:
+    with naming(path):
         curve = MeasuredAllReduce(sizes, times)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     return AllReduceTable(curve, None, int(sizes_of_world.pop()), str(path))
 
 
@@ -128,25 +124,22 @@ def read_costs(path: Path | str, backend: str | None = None) -> DdpCosts:
 
 def read_overlap_samples(path: Path | str, backend: str | None = None) -> OverlapSamples:
     """Reads all samples from raw ``overlap-times.csv``, which was measured over ``backend``."""
-    columns = ["arm", "message_bytes", "messages", "round", "iteration", "backward_time_ms"]
-    table = read_table(path, [*columns, "all_reduce_time_ms", "gradient_bytes"])
-    for column in ("message_bytes", "messages", "backward_time_ms", "all_reduce_time_ms"):
+    counts = ["message_bytes", "messages", "messages_done"]
+    columns = [*counts, "backward_time_ms", "all_reduce_time_ms"]
+    table = read_table(path, ["arm", "round", "iteration", *columns, "gradient_bytes"])
+    for column in columns:
         table[column] = numbers(table, column, path, at_least=0)
-    if "messages_done" in table:  # not in older runs
-        table["messages_done"] = numbers(table, "messages_done", path, at_least=0)
     if "copy_out_time_ms" in table:  # not in older runs; empty where DDP recorded nothing
         recorded = table[table["copy_out_time_ms"].notna()]
         table["copy_out_time_ms"] = numbers(recorded, "copy_out_time_ms", path, at_least=0)
     numbers(table, "gradient_bytes", path, above=0)
-    counted = table["arm"].isin(["launched", "continuous", "paced", "buckets"])
+    counted = table["arm"].isin(["launched", "continuous", "buckets"])
     numbers(table[counted], "messages", path, above=0)
     missing = {"local", "bookkeeping"} - set(table["arm"])
     if missing:
         raise UserError(f"{path}: no samples of {', '.join(sorted(missing))}")
-    try:
+    with naming(path):
         return OverlapSamples.of(table, backend)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def read_step_parts(path: Path | str) -> StepParts:

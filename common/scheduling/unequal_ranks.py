@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,29 +50,24 @@ class FastestOf:
     """The cost of the fastest of several ranks, at each micro-batch."""
 
     costs: tuple[Cost, ...]
+    of_costs: ClassVar = np.minimum
+    of_batches: ClassVar = np.maximum
 
     def __call__(self, batch_size: Any, longest: Any) -> Any:
-        """Returns the smallest of the costs."""
-        return np.minimum.reduce([cost(batch_size, longest) for cost in self.costs])
+        """Returns that rank's cost."""
+        return self.of_costs.reduce([cost(batch_size, longest) for cost in self.costs])
 
     def most(self, longest: NDArray, time: float) -> NDArray:
-        """Returns the largest batches [n] that the fastest rank can take within ``time``."""
-        return np.maximum.reduce([_most(cost, longest, time) for cost in self.costs])
+        """Returns the largest batches [n] that the rank can take within ``time``."""
+        return self.of_batches.reduce([_most(cost, longest, time) for cost in self.costs])
 
 
 @dataclass(frozen=True)
-class SlowestOf:
+class SlowestOf(FastestOf):
     """The cost of the slowest of several ranks, at each micro-batch."""
 
-    costs: tuple[Cost, ...]
-
-    def __call__(self, batch_size: Any, longest: Any) -> Any:
-        """Returns the largest of the costs."""
-        return np.maximum.reduce([cost(batch_size, longest) for cost in self.costs])
-
-    def most(self, longest: NDArray, time: float) -> NDArray:
-        """Returns the largest batches [n] that the slowest rank can take within ``time``."""
-        return np.minimum.reduce([_most(cost, longest, time) for cost in self.costs])
+    of_costs: ClassVar = np.maximum
+    of_batches: ClassVar = np.minimum
 
 
 def kinds_of(costs: Sequence[Cost], limits: Sequence[int]) -> list[RankKind]:

@@ -18,11 +18,12 @@ from common.studies.exhaustive_sweep import runoff_regret
 RACE = (1.5, 1.25, 1.15)
 """Bounds on a plan's time, as multiples of the fastest one's, after one, two, and three rounds or
 more."""
-PLAN, SEARCH, FREE = "plan", "search alone", "free gathers"
+PLAN, UNTUNED, SEARCH, FREE = "plan", "plan without tuning", "search alone", "free gathers"
 ALWAYS_DDP, ALWAYS_FULL, LARGEST = "always DDP", "always FULL_SHARD", "largest DDP micro-batch"
-RIVALS = (SEARCH, FREE, ALWAYS_DDP, ALWAYS_FULL, LARGEST)
-"""Who chooses besides plan: its search without verification, the same search with collectives of
-FSDP at no cost, and one micro-batch without checkpointing under a strategy."""
+RIVALS = (UNTUNED, SEARCH, FREE, ALWAYS_DDP, ALWAYS_FULL, LARGEST)
+"""Who chooses besides plan: plan before it tried other buckets or units, its search without
+verification, the same search with collectives of FSDP at no cost, and one micro-batch without
+checkpointing under a strategy."""
 
 
 def peak_of_plans(peaks: pd.DataFrame) -> pd.Series:

@@ -29,7 +29,7 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import RankStream, Recorder, record_run
 from common.runtime.script import run_script
 from common.samples import per_round
-from common.settings import OneOf, Positive, RankOptions
+from common.settings import AtLeast, OneOf, Positive, RankOptions
 from common.studies.plan_models import MODELS, sized_model
 from common.studies.plan_regrets import (
     ALWAYS_DDP,
@@ -38,6 +38,7 @@ from common.studies.plan_regrets import (
     LARGEST,
     PLAN,
     SEARCH,
+    UNTUNED,
     peak_of_plans,
     racing,
     with_regrets,
@@ -83,6 +84,8 @@ class PlanSweep(RankOptions):
     """Most rounds of the run-off."""
     within: Annotated[float, Positive] = 0.02
     """Relative half-width at which the run-off ends."""
+    tune_seconds: Annotated[float, AtLeast(0)] = PlanSettings.tune_seconds
+    """Seconds in which plan tries other settings of its choice."""
     continues: str = ""
     """Run directory of a sweep of this model that was cut."""
     seed: int = 42
@@ -176,6 +179,7 @@ def _plan(
         device=settings.device,
         backend=settings.backend,
         seed=settings.seed,
+        tune_seconds=settings.tune_seconds,
         output_dir=settings.output_dir,
         run_id=f"plan-{budget}",
     )
@@ -183,18 +187,19 @@ def _plan(
     began = time.perf_counter()
     question = question_of(model, worker, plan_settings)
     with record_run(plan_settings, "plan", worker) as recorder:
-        planned = plan_model(model, question, recorder)
+        planned = plan_model(model, question, recorder, tune_seconds=settings.tune_seconds)
     return planned, time.perf_counter() - began
 
 
 def choices_in(planned: Planned) -> dict[str, Plan]:
-    """Returns what plan chose, and what it would have without verification and gathers' cost."""
+    """Returns what plan chose, and what it would have without tuning, trials and gathers' cost."""
     question, inputs = planned.searched.question, planned.inputs
     free = dict.fromkeys(inputs.collectives, AlphaBeta(0.0, math.inf))
     without = search(question, MeasuredTimes(question, replace(inputs, collectives=free)))
     of_rank = question.global_batch // question.ranks
     return {
         PLAN: planned.best.plan,
+        UNTUNED: (planned.tuned.base if planned.tuned else planned.best).plan,
         SEARCH: planned.searched.best.plan,
         FREE: without.best.plan,
         ALWAYS_DDP: Plan("DDP", of_rank),

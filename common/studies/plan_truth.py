@@ -4,8 +4,9 @@ Four models, over loopback and between two emulated hosts, under two memory budg
 all plans keep, and one that excludes the plan that was chosen there (``TIGHT``). A model on a
 network is measured once for both (``plan_sweep``). What counts is how much slower plan's choice is
 than the fastest plan within the budget, in rounds of their own that chose neither, and the peak
-that its steps took. Beside it stand its own search alone, the same search with free gathers, and
-what many would do: one micro-batch under DDP or FULL_SHARD, or the largest that fits under DDP.
+that its steps took. Beside it stand plan without its tuning, its search alone, the same search with
+free gathers, and what many would do: one micro-batch under DDP or FULL_SHARD, or the largest that
+fits under DDP.
 
 Half of the cases are held out: they are on a list that was made before any case had run, and what
 was adjusted by the others is judged by them. ``cases.csv`` has a row per case, ``choices.csv`` one
@@ -17,7 +18,7 @@ one that was cut what was planned and whole rounds.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -27,16 +28,19 @@ import pandas as pd
 
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.errors import UserError, unknown_name
+from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
+from common.machine_state import WITNESS, judge_machine
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.runtime.wording import counted
 from common.samples import per_round
-from common.settings import NonEmpty, OneOf, Positive, Settings
+from common.settings import AtLeast, NonEmpty, OneOf, Positive, Settings
 from common.studies.plan_models import MODELS
 from common.studies.plan_regrets import PLAN, RIVALS, peak_of_plans, with_regrets
 from common.tuning.launched import run_job
+from common.tuning.plans.plan_settings import PlanSettings
 from common.tuning.plans.plan_visits import STEPS
 from common.tuning.visits import WARMUP_STEPS
 
@@ -81,6 +85,8 @@ class PlanStudy(Settings):
     """Rounds that a run-off adds at a time, until the regrets are known."""
     most_runoff_rounds: Annotated[int, Positive] = 24
     """Most rounds of the run-off."""
+    tune_seconds: Annotated[float, AtLeast(0)] = PlanSettings.tune_seconds
+    """Seconds in which plan tries other settings of its choice."""
     only: tuple[str, ...] = ()
     """Cases to run under both budgets, such as llama-loopback; by default all."""
     continues: str = ""
@@ -166,6 +172,7 @@ def measure(
         "rounds": study.rounds,
         "runoff_rounds": study.runoff_rounds,
         "most_runoff_rounds": study.most_runoff_rounds,
+        "tune_seconds": study.tune_seconds,
         "device": "cpu",
         "output_dir": folder,
         "run_id": "sweep",
@@ -203,8 +210,18 @@ def compare(sweep: Path, rounds: int) -> dict[str, pd.DataFrame]:
         row |= {"spread": fitting.max() / fitting.min(), "peak_bytes": tops[chosen["plan"]]}
         row |= {"over_budget": tops[chosen["plan"]] > budget.memory_bytes}
         row |= {"planning_s": budget.planning_s, "exhaustive_s": exhaustive_s}
-        rows.append(row | {"share": budget.planning_s / exhaustive_s})
+        row |= {"share": budget.planning_s / exhaustive_s}
+        measured_in = (sweep, sweep.with_name(f"plan-{budget.budget}"))
+        rows.append(row | {"machine": worst_state(measured_in)})
     return {CASES: pd.DataFrame(rows), CHOICES: choices, PEAKS: peaks.reset_index()}
+
+
+def worst_state(folders: Iterable[Path]) -> str:
+    """Returns the worst state of the machine in runs; NOT_WITNESSED if no one of them tells."""
+    tables = (folder / WITNESS for folder in folders)
+    states = {judge_machine(pd.read_csv(table)).state for table in tables if table.is_file()}
+    order = (DISTURBED, DRIFTING, QUIET)
+    return next((state for state in order if state in states), NOT_WITNESSED)
 
 
 def peaks_by_model(peaks: pd.DataFrame) -> pd.DataFrame:
@@ -260,10 +277,12 @@ def closing_line(path: Path) -> str:
     """Returns the study's result in a line."""
     cases, peaks = pd.read_csv(path / CASES), pd.read_csv(path / PEAKS)
     good = (cases["regret"] <= WITHIN).sum()
+    disturbed = (cases["machine"] == DISTURBED).sum()
     near = (peaks["error"].abs() <= PEAK_WITHIN).sum()
     share = cases["share"]
     return (
-        f"regret ≤ {_percent(WITHIN)} in {good} of {len(cases)} cases, "
+        f"regret ≤ {_percent(WITHIN)} in {good} of {len(cases)} cases "
+        f"({disturbed} of them disturbed), "
         f"peaks within {_percent(PEAK_WITHIN)} in {near} of {len(peaks)}, "
         f"over budget {cases['over_budget'].sum()}, "
         f"planning {_percent(share.median())} of exhaustive (at most {_percent(share.max())})"

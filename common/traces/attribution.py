@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pandas as pd
 
 from common.errors import UserError
+from common.traces.operation_names import STEP
 from common.traces.operator_categories import IDLE
 from common.traces.profiler_trace import Event
 from common.traces.trace_work import (
@@ -29,8 +30,6 @@ from common.traces.trace_work import (
     device_work,
     host_pieces,
 )
-
-STEP = "ProfilerStep#"
 
 COLUMNS = ("step", "phase", "category", "operator", "shapes", "calls", "time_us")
 

@@ -1,4 +1,4 @@
-"""The names that a replay knows operators, ranges and calls of the runtime by.
+"""The names that operators, ranges and calls of the runtime are known by in a trace.
 
 They are those of torch 2.0 to 2.15 with NCCL, RCCL and gloo. A name that is missing here is one
 line more.
@@ -7,6 +7,7 @@ line more.
 from __future__ import annotations
 
 import re
+from math import prod
 
 COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -71,3 +72,12 @@ def item_bytes(kind: str) -> int:
     """Returns the bytes of an element of a type; 0 of one that is not known."""
     plain = kind.lower().removeprefix("c10::").removesuffix(" int")
     return ITEM_BYTES.get(plain, 0)
+
+
+def count_elements(dimensions: object) -> int:
+    """Counts the elements of a tensor by its sizes, or of a list of tensors."""
+    if not isinstance(dimensions, list) or not dimensions:
+        return 0
+    if all(isinstance(size, int) for size in dimensions):
+        return prod(dimensions)
+    return sum(map(count_elements, dimensions))

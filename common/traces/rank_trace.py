@@ -10,7 +10,6 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -210,13 +209,4 @@ def _describe(span: Span, arguments: dict) -> None:
     dimensions = arguments.get("Input Dims") or ()
     types = arguments.get("Input type") or arguments.get("Input Type") or ()
     span.item_bytes = next(filter(None, (names.item_bytes(str(kind)) for kind in types)), 0)
-    span.size_bytes = float(max(map(_elements, dimensions), default=0) * span.item_bytes)
-
-
-def _elements(dimensions: object) -> int:
-    """Counts the elements of a tensor by its sizes, or of a list of tensors."""
-    if not isinstance(dimensions, list) or not dimensions:
-        return 0
-    if all(isinstance(size, int) for size in dimensions):
-        return prod(dimensions)
-    return sum(map(_elements, dimensions))
+    span.size_bytes = float(max(map(names.count_elements, dimensions), default=0) * span.item_bytes)

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from common.tables import TRACE_OPERATION_COLUMNS
+from common.traces.operation_names import GLOO
 from common.traces.profiler_trace import Event
-from common.traces.step_overlap import GLOO, INTERVALS, Activity, StepWindow, kernel_kind
+from common.traces.step_overlap import INTERVALS, Activity, StepWindow, kernel_kind
 
-COLUMNS = ("step", "operation", "calls", "communication_ms", "exposed_ms")
+COLUMNS = TRACE_OPERATION_COLUMNS[1:]
 GATHER, SCATTER, ADD = "all_gather", "reduce_scatter", "all_reduce"
 NAMES = {"allgather": GATHER, "reducescatter": SCATTER, "allreduce": ADD, "broadcast": "broadcast"}
 """Operations by what is in the name of a kernel or a range, without underscores."""

@@ -23,61 +23,27 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.errors import UserError
+from common.errors import UserError, naming
+from common.tables import TRACE_STEP_COLUMNS
 from common.traces.coarse_intervals import arithmetic
+from common.traces.operation_names import GLOO, STEP, collective, count_elements, item_bytes
 from common.traces.operator_categories import operator_category
 from common.traces.profiler_trace import Event, read_records, read_trace
 
 INTERVALS = arithmetic()
-STEP = "ProfilerStep#"
-GLOO = "gloo:"
-TIMES = (
-    "step_ms",
-    "computation_ms",
-    "communication_ms",
-    "overlap_ms",
-    "exposed_communication_ms",
-    "idle_ms",
-)
-COLUMNS = ("step", *TIMES, "copy_ms")
+COLUMNS = TRACE_STEP_COLUMNS[1:-1]
+TIMES = COLUMNS[1:-1]
 
 COLLECTIVES = ("c10d::", "c10d_functional::", "_c10d_functional::", "record_param_comms")
 """Operators that hand a collective over or wait for one."""
 FRAMES = ("autograd::", "torch::autograd::")
 """Operators that only call others, and hooks, which may wait."""
-
-OPERATIONS = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-}
-"""Names of collectives by how torch's begin, without underscores: c10d's ``_allgather_base_``
-gathers, and so does ProcessGroupNCCL2's ``allGatherSingleImpl``."""
-ITEM_BYTES = {
-    # as operators name them
-    "float": 4,
-    "double": 8,
-    "c10::BFloat16": 2,
-    "c10::Half": 2,
-    "long int": 8,
-    "int": 4,
-    # as NCCL's records name them
-    "Float": 4,
-    "Double": 8,
-    "BFloat16": 2,
-    "Half": 2,
-    "Long": 8,
-    "Int": 4,
-}
-"""Sizes of the element types."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +78,8 @@ def read_step_overlap(path: Path) -> pd.DataFrame:
     Raises UserError for a file that is no trace, has no steps, or a step without kernels.
     """
     events = read_trace(Path(path))
-    try:
+    with naming(path):
         windows = step_windows(events)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     return step_overlap(windows, activity(events))
 
 
@@ -146,9 +110,9 @@ def collectives_of(path: Path) -> pd.DataFrame:
     calls = [r for r in records if r.get("args", {}).get("In msg nelems", 0) > 0]
     calls = [r for r in calls if r["name"] == "record_param_comms"]
     calls = calls or [r for r in records if r["name"].startswith("c10d::")]
-    item_bytes = _item_bytes_by_length(records)
+    by_length = _item_bytes_by_length(records)
     rows = [
-        (step, _operation(call), _message_bytes(call, item_bytes))
+        (step, _operation(call), _message_bytes(call, by_length))
         for step, start, end in steps
         for call in calls
         if start <= call["ts"] < end
@@ -161,23 +125,19 @@ def collectives_of(path: Path) -> pd.DataFrame:
 def _operation(record: dict) -> str:
     """Returns the operation of a call, such as ``all_gather``."""
     name = record.get("args", {}).get("Collective name", record["name"])
-    name = name.removeprefix("c10d::").strip("_").lower()
-    plain = name.replace("_", "")
-    return next(
-        (operation for prefix, operation in OPERATIONS.items() if plain.startswith(prefix)), name
-    )
+    return collective(name) or name.removeprefix("c10d::").strip("_").lower()
 
 
-def _message_bytes(record: dict, item_bytes: dict[int, int]) -> int | None:
+def _message_bytes(record: dict, by_length: dict[int, int]) -> int | None:
     """Returns the larger of input and output, each of which may be a list of tensors."""
     arguments = record.get("args", {})
     if "In msg nelems" in arguments:
         elements = max(arguments["In msg nelems"], arguments.get("Out msg nelems", 0))
         kind = arguments.get("dtype")
     else:
-        elements = max(map(_elements, arguments.get("Input Dims", ())), default=0)
+        elements = max(map(count_elements, arguments.get("Input Dims", ())), default=0)
         kind = next(iter(arguments.get("Input type", ())), None)
-    size = ITEM_BYTES.get(kind) or item_bytes.get(elements)
+    size = item_bytes(str(kind)) or by_length.get(elements)
     return elements * size if elements and size else None
 
 
@@ -190,19 +150,10 @@ def _item_bytes_by_length(records: Iterable[dict]) -> dict[int, int]:
     for record in records:
         arguments = record.get("args", {})
         if record["name"].startswith(GLOO) and arguments.get("Input type"):
-            size = ITEM_BYTES.get(arguments["Input type"][0])
+            size = item_bytes(arguments["Input type"][0])
             if size:
-                sizes[_elements(arguments["Input Dims"])] = size
+                sizes[count_elements(arguments["Input Dims"])] = size
     return sizes
-
-
-def _elements(dimensions: Sequence) -> int:
-    """Returns the elements of a tensor by its sizes, or of a list of tensors."""
-    if not dimensions or isinstance(dimensions, str):
-        return 0
-    if all(isinstance(size, int) for size in dimensions):
-        return prod(dimensions)
-    return sum(map(_elements, dimensions))
 
 
 def step_ranges(events: Iterable[Event]) -> list[Event]:

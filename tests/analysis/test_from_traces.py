@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from common.explore.known_systems import known_systems
 from common.perfmodel.replay.engine import run
 from common.perfmodel.replay.gate import gate_of
 from common.perfmodel.replay.waits import LAST_RANK, waits
+from common.traces import trace_stream
 from common.traces.operation_names import collective
+from common.traces.rank_trace import read_rank_trace
 
 SHARED = ROOT.parent / "shared" / "measured" / "traces" / "ddp-2-gpus-rank0.json.gz"
 FLOATS = 2**18
@@ -125,6 +128,29 @@ def test_a_cut_trace_is_read_up_to_the_cut_and_strangers_are_named(folder: Path)
     assert 1 <= len(job.program.steps) // 2 < STEPS
     assert [sum(name in note for note in job.notes) for name in strangers] == [1] * 6
     assert abs(gate_of(run(job.program)).error) < 0.02
+
+
+def test_a_trace_takes_little_memory_however_long_it_is(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(trace_stream, "CHUNK", 2**18)
+
+    def size_and_peak(count: int) -> tuple[int, int]:
+        content = trace(0)
+        record = content["traceEvents"][0] | {"dur": 0.25}
+        record["args"] = {"Input Dims": [[64, 64]] * 4, "Input type": ["float"] * 4, "Ev Idx": 7}
+        content["traceEvents"] += [record | {"ts": 1 + n / 4} for n in range(count)]
+        path = tmp_path / f"rank0-of-{count}.json"
+        path.write_text(json.dumps(content))
+        tracemalloc.start()
+        read = read_rank_trace(path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(read.busy) >= count
+        return path.stat().st_size, peak
+
+    (short, low), (long, high) = size_and_peak(2_000), size_and_peak(14_000)
+    # An operator leaves its beginning, end and thread: 24 of more than 200 bytes, sorted in a copy.
+    assert long - short > 2.5e6
+    assert high - low < (long - short) / 2
 
 
 def test_traces_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:

@@ -63,14 +63,8 @@ def test_predict_gives_the_interval_that_the_studys_errors_and_chance_make() -> 
     assert expected == pytest.approx([predicted / (1 + wide), predicted / (1 - wide)], abs=0.2)
 
 
-def test_predict_says_where_contention_was_measured_in_an_earlier_way(tmp_path: Path) -> None:
+def test_predict_says_that_contention_was_not_measured(tmp_path: Path) -> None:
     table = pd.read_csv(RECORDED / "overlap_benchmark" / "overlap-times.csv")
-    beside = table[table["arm"] == "continuous"]
-    # Before 2026-11-23 messages were not counted, and some were sent with pauses between them.
-    earlier = pd.concat([table, beside.assign(arm="paced")]).drop(columns="messages_done")
-    earlier.to_csv(tmp_path / "earlier.csv", index=False)
-    said = answered("predict", "--run-dir", RECORDED, "--overlap", tmp_path / "earlier.csv")
-    assert "contention is converted from a run from before" in said
     without = table[table["arm"].isin(["local", "bookkeeping"])]
     without.to_csv(tmp_path / "without.csv", index=False)
     said = answered("predict", "--run-dir", RECORDED, "--overlap", tmp_path / "without.csv")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 FILE = "ProcessGroupNCCL.cpp"
 
@@ -171,9 +171,18 @@ def py_spy(pid: int, rank: int, *frames: str) -> str:
 
 def nccl_tests(gpu: str, hosts: Sequence[str], gpus: int, busbw: float) -> str:
     """Returns what all_reduce_perf prints, 1 MiB to 8 GiB, of 40 µs and a bus bandwidth in GB/s."""
+    rates = {}
+    for size in (2**power for power in range(20, 34)):
+        moved = size * 2 * (len(hosts) * gpus - 1) / (len(hosts) * gpus)
+        rates[size] = moved / (40 + moved / busbw / 1e3) / 1e3
+    return nccl_table(gpu, hosts, gpus, rates)
+
+
+def nccl_table(gpu: str, hosts: Sequence[str], gpus: int, rates: Mapping[int, float]) -> str:
+    """Returns what all_reduce_perf prints of bus bandwidths in GB/s, by size in bytes."""
     ranks = [(host, device) for host in hosts for device in range(gpus)]
     lines = [
-        f"# nThread 1 nGpus {gpus} minBytes 1048576 maxBytes 8589934592",
+        f"# nThread 1 nGpus {gpus} minBytes {min(rates)} maxBytes {max(rates)}",
         "#",
         "# Using devices",
     ]
@@ -186,11 +195,11 @@ def nccl_tests(gpu: str, hosts: Sequence[str], gpus: int, busbw: float) -> str:
         "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)",
     ]
     share = 2 * (len(ranks) - 1) / len(ranks)
-    for size in (2**power for power in range(20, 34)):
-        time_us = 40 + size * share / busbw / 1e3
-        algbw = size / time_us / 1e3
-        row = f"float sum -1 {time_us:.2f} {algbw:.2f} {algbw * share:.2f} 0"
+    for size, busbw in rates.items():
+        algbw = busbw / share
+        row = f"float sum -1 {size / algbw / 1e3:.2f} {algbw:.2f} {busbw:.2f} 0"
         lines.append(f"{size:12d} {size // 4:12d} {row}")
+    mean = sum(rates.values()) / len(rates)
     return "\n".join(
-        [*lines, "# Out of bounds values : 0 OK", f"# Avg bus bandwidth    : {busbw}", ""]
+        [*lines, "# Out of bounds values : 0 OK", f"# Avg bus bandwidth    : {mean:.4f}", ""]
     )

@@ -13,7 +13,7 @@ from bundle_support import step_row, with_steps, write_bundle
 from common.diagnose.causes.ranks import slow_rank, unequal_lengths
 from common.diagnose.causes.validity import mixed_configurations
 from common.diagnose.diagnosis import examine_case
-from common.diagnose.evidence.bundle import is_bundle, read_bundle
+from common.diagnose.evidence.bundle import Bundle, is_bundle, read_bundle
 from common.diagnose.evidence.bundle_tables import tables_of, write_run
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import NotJudged, open_evidence
@@ -65,6 +65,39 @@ def test_a_line_that_was_cut_off_is_noted_and_left_out(tmp_path: Path) -> None:
 def test_ranks_without_a_record_are_named(tmp_path: Path) -> None:
     bundle = read_bundle(write_bundle(tmp_path / "b", world_size=4))
     assert any("no record of 2, 3" in note for note in bundle.notes)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_resumed_job_is_judged_by_its_first_start_with_a_step(
+    tmp_path: Path, is_packed: bool
+) -> None:
+    path = folder = write_bundle(tmp_path / "b", world_size=3)  # so many ranks tell it apart
+    write_bundle(folder / "restart-1", world_size=2)
+    write_bundle(folder / "restart-10", world_size=5)
+    for rank in (0, 1):  # both were killed
+        file = folder / f"rank{rank}.jsonl"
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+
+    def read() -> Bundle:
+        if is_packed:
+            with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
+                archive.add(folder, "b")
+        return read_bundle(tmp_path / "b.tar.gz" if is_packed else path)
+
+    first = read()
+    assert first.world_size == 3
+    notes = " ".join(first.notes)
+    assert "the record in b, not in restart-1, restart-10." in notes
+    assert "it was killed; the job was resumed." in notes
+    for file in folder.glob("rank*.jsonl"):  # it had not come to a step
+        file.write_text(file.read_text().splitlines(keepends=True)[0])
+    second = read()
+    assert second.world_size == 2
+    assert any("the record in restart-1, not in b, restart-10." in note for note in second.notes)
+    for file in folder.glob("rank*.jsonl"):  # nor to an update
+        file.unlink()
+    assert read().world_size == 2
+    assert is_bundle(folder)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ one card of several, TCP. Published tables of healthy hardware must not be accus
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import job_texts as texts
@@ -67,14 +68,50 @@ def test_what_is_slow_is_named_and_what_is_not_is_left_alone(
     assert sum("GiB" in line and last.verdict in line for line in postmortem.lines()) >= 3
 
 
-def test_a_log_beside_the_table_decides_between_faults(tmp_path: Path) -> None:
-    # 10 GB/s may be the host's memory or the processors' interconnect; the log says which.
-    text = texts.nccl_tests(A100, ["n0"], 8, 10)
+@pytest.mark.parametrize(
+    ("hosts", "said", "fault"),
+    [
+        (1, "NCCL_P2P_DISABLE set by environment to 1.", NO_P2P),
+        (2, "Using network Socket", SOCKETS),
+        (2, "NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", ONE_CARD),
+        (2, "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>", None),
+    ],
+)
+def test_a_log_beside_the_table_decides_between_faults(
+    tmp_path: Path, hosts: int, said: str, fault: str | None
+) -> None:
+    # 10 GB/s may be the host's memory or the processors' interconnect, TCP or one of eight cards.
+    text = texts.nccl_tests(A100, [f"n{host}" for host in range(hosts)], 8, 10)
     [alone] = judged_tables(opened(tmp_path, text).job)
     assert len(alone.faults) == 2
-    log = "n0:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n"
-    [judged] = judged_tables(opened(tmp_path, log + text).job)
-    assert judged.faults == (NO_P2P,)
+    [judged] = judged_tables(opened(tmp_path, f"n0:1:2 [0] NCCL INFO {said}\n{text}").job)
+    assert judged.faults == ((fault,) if fault else alone.faults)
+
+
+def published_tables() -> Iterator[object]:
+    """Yields all-reduces that others have published: GPU, hosts, GPUs of each, fault, bandwidths.
+
+    Figures are nccl-tests' bus bandwidths out of place; a range or an average that a source has
+    stands at the ends of its sizes.
+    """
+    rows = pd.read_csv(Path(__file__).with_name("published_tables.csv"), keep_default_na=False)
+    for (source, *about), part in rows.groupby(
+        ["source", "gpu", "hosts", "gpus", "fault"], sort=False
+    ):
+        rates = dict(zip(part["size_mib"] * 2**20, part["busbw_gb_per_s"], strict=True))
+        yield pytest.param(*about, rates, id=source)
+
+
+@pytest.mark.parametrize(("gpu", "hosts", "gpus", "fault", "rates"), published_tables())
+def test_published_faults_are_named_and_healthy_hardware_is_not_accused(
+    tmp_path: Path, gpu: str, hosts: int, gpus: int, fault: str, rates: dict[int, float]
+) -> None:
+    text = texts.nccl_table(gpu, [f"n{host}" for host in range(hosts)], gpus, rates)
+    postmortem = opened(tmp_path, text)
+    [judged] = judged_tables(postmortem.job)
+    titles = [v.title for v in postmortem.diagnosis.verdicts if v.cause == "slow-collectives"]
+    assert judged.clusters
+    assert [fault in title for title in titles] == [True] * bool(fault)
 
 
 def test_the_bench_and_the_inspector_are_read_and_judged(tmp_path: Path) -> None:

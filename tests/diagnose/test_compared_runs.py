@@ -66,6 +66,23 @@ def test_a_gate_has_a_status_for_each_outcome(
     assert by_part["step"]["change"] == pytest.approx(step_ms / 101 - 1, abs=0.02)
     assert by_part["forward"]["change"] == pytest.approx(30 * (slower - 1) / 101, abs=0.02)
     assert by_part["step"]["low"] < by_part["step"]["change"] < by_part["step"]["high"]
+    percent = f"{by_part['step']['change']:+.1%}"
+    assert (percent in done.stdout) == (by_part["step"]["verdict"] == "settled")
+
+
+def test_what_too_few_steps_have_shown_is_told_by_no_number(tmp_path: Path) -> None:
+    def brief(row: dict) -> dict | None:
+        return None if row.get("step", 0) >= 15 else row  # three blocks
+
+    before, after = (
+        bundle(tmp_path / name, slower, change=brief) for name, slower in (("a", 1), ("b", 1.2))
+    )
+    result = tmp_path / "out.json"
+    done = ddplab("diagnose", "--compare", before, after, "--json", result)
+    assert done.stdout.startswith("No difference is settled, ")
+    assert "%" not in done.stdout
+    assert done.stdout.count("not settled: ") == len(json.loads(result.read_text())["rows"])
+    assert {row["low"] for row in json.loads(result.read_text())["rows"]} == {None}
 
 
 def test_a_pause_now_and_then_is_seen_in_the_mean(tmp_path: Path) -> None:
@@ -73,7 +90,10 @@ def test_a_pause_now_and_then_is_seen_in_the_mean(tmp_path: Path) -> None:
         return row | {"between_time_ms": 100.0} if row.get("step", 1) % 5 == 0 else row
 
     before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b", change=pausing)
-    assert ddplab("diagnose", "--compare", before, after, "--fail-above", 5).status == 1
+    done = ddplab("diagnose", "--compare", before, after, "--fail-above", 5)
+    assert done.status == 1
+    assert done.stdout.startswith("Failed at 5 %: The mean step has changed by ")
+    assert "of the usual one no difference is settled, within noise" in done.stdout.splitlines()[0]
 
 
 def test_four_runs_on_each_side_are_the_rounds(tmp_path: Path) -> None:

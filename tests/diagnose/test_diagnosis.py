@@ -191,6 +191,18 @@ def test_a_watch_chose_its_own_window_so_its_first_step_comes_last(tmp_path, lab
     assert "warm-up-counted" in causes
 
 
+def test_a_window_after_a_change_has_no_warm_up(tmp_path):
+    folder = MadeUp(early={0: 12.0, 1: 4.0}).write(tmp_path / "run")
+    environment = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(environment | {"label": "watch"}))
+    causes = []
+    for began_at in (0, 500):
+        steps = pd.read_csv(folder / "steps.csv")
+        steps.assign(step=steps["step"] + began_at).to_csv(folder / "steps.csv", index=False)
+        causes.append([each.cause for each in diagnose_folder(folder).verdicts])
+    assert causes == [["warm-up-counted"], []]
+
+
 def test_speedup_and_its_prediction_follow_from_the_baseline(tmp_path):
     # One rank: 0.2 + 10 + 20 + 1 = 31.2 ms for 32 samples; two with a rank 1.5 times as slow.
     base = open_evidence(MadeUp(ranks=1, noise=0.0).write(tmp_path / "one"))

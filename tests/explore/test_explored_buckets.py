@@ -20,11 +20,11 @@ from common.explore.buckets import (
     explore,
     falls_below,
     first_settings,
-    lanes,
     placed,
     with_contention,
 )
 from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.perfetto_trace import in_flight_lanes
 
 CONTENTION = DdpCosts(
     copy_in_s_per_byte=1e-10,
@@ -136,7 +136,7 @@ def test_all_reduces_of_one_lane_do_not_overlap() -> None:
     system = small_system()
     model = replace(system.start.model, in_flight=2)
     timeline = model.at_cap(1.0)
-    found = lanes(timeline)
+    found = in_flight_lanes(timeline.events)
     assert set(found) == {0, 1}
     for lane in (0, 1):
         own = [event for event, where in zip(timeline.events, found, strict=True) if where == lane]

@@ -12,6 +12,7 @@ from command_line import ROOT
 from common.errors import UserError
 from common.perfmodel.replay.changes import (
     NotJudged,
+    equal_work,
     in_bf16,
     loader_hidden,
     network_times,
@@ -108,11 +109,26 @@ def test_changes_move_the_step_as_computed_by_hand(change, step_s) -> None:
     assert answer.gain.estimate == pytest.approx(1 - step_s / 5.5)
 
 
+def test_work_that_ranks_have_by_turns_is_shared() -> None:
+    program = job(steps=4)
+    for step in program.steps:
+        if step.number % 2:
+            program.work_s[step.first] = 4.0 - program.work_s[step.first]
+    answer = predicted("change", equal_work, run(program))
+    # One rank has 3 s of work and the other 1 s; with 2 s each a step takes 2 + 2 + 0.5 s.
+    assert answer.step_s.estimate == pytest.approx(4.5)
+    with pytest.raises(NotJudged, match="no rank is slower"):
+        no_slow_rank(program)
+    with pytest.raises(NotJudged, match="see what no slow rank gains"):
+        equal_work(job())
+
+
 def test_what_a_trace_does_not_hold_is_not_judged() -> None:
     equal, alone = job((1.0, 1.0)), job((1.0,))
     for change, program in (
         (no_slow_rank, equal),
         (no_slow_rank, alone),
+        (equal_work, alone),
         (loader_hidden, equal),
         (no_launches, equal),
     ):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from perfmodel_support import refused
 
-from common.perfmodel.samples import CONVERTED, MEASURED, NO_CONTENTION
 from common.perfmodel.tables import (
     read_all_reduce,
     read_costs,
@@ -176,28 +175,9 @@ def test_all_reduces_launched_in_the_pass_are_read_with_the_time_that_as_many_ta
     assert costs.delays == ((64,), (pytest.approx(0.004),))
 
 
-def test_a_table_from_before_messages_were_counted_is_converted(tmp_path):
-    # 10 messages of 16 bytes add 20, 30 and 25 ms, 2.5 ms each; 4 of 32 add 8, 0 and 9 ms, which
-    # is less for a larger message, and noise.
-    paced = [
-        *arm("paced", 16, 10, {0: [(120, 1)], 1: [(140, 1)], 2: [(155, 1)]}),
-        *arm("paced", 32, 4, {0: [(1, 108)], 1: [(1, 110)], 2: [(1, 139)]}),
-    ]
-    header = OVERLAP_HEADER.replace("messages_done,", "")
-    rows = [(*row[:8], row[9]) for row in [*LOCAL, *BOOKKEEPING, *paced, *SMALL]]
-    costs = read_costs(write(tmp_path, "overlap-times.csv", header, rows))
-    assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
-    assert costs.lost_compute == ((16, 32), (pytest.approx(0.0025), pytest.approx(0.0025)))
-    assert costs.delays == ((64,), (pytest.approx(0.004),))
-    assert read_overlap_samples(tmp_path / "overlap-times.csv").contention == CONVERTED
-
-
-def test_a_table_without_messages_has_copies_only_and_says_so(tmp_path):
+def test_a_table_without_messages_has_copies_only(tmp_path):
     path = write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, [*LOCAL, *BOOKKEEPING])
-    assert read_overlap_samples(path).contention == NO_CONTENTION
-    path = write(tmp_path, "measured.csv", OVERLAP_HEADER, OVERLAP)
-    assert read_overlap_samples(path).contention == MEASURED
-    costs = read_costs(tmp_path / "overlap-times.csv")
+    costs = read_costs(path)
     assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
     assert (costs.lost_compute, costs.delays) == (None, None)
 

@@ -80,7 +80,7 @@ def test_promises_are_counted_case_by_case(tmp_path: Path) -> None:
             {**keys, "budget": "generous", "regret": 0.01, "over_budget": False, "share": 0.1},
             {**keys, "budget": "tight", "regret": 0.08, "over_budget": False, "share": 0.3},
         ]
-    )
+    ).assign(machine=["quiet", "disturbed"])
     choices = pd.DataFrame(
         [
             {**keys, "budget": budget, "who": who, "regret": regret}
@@ -107,15 +107,17 @@ def test_promises_are_counted_case_by_case(tmp_path: Path) -> None:
     assert not kept.filter(like="share of").any()
     for name, table in (("cases.csv", cases), ("peaks.csv", peaks)):
         table.to_csv(tmp_path / name, index=False)
-    line = "regret ≤ 5 % in 1 of 2 cases, peaks within 3 % in 3 of 4, over budget 0, planning 20 %"
-    assert closing_line(tmp_path).startswith(line)
+    assert closing_line(tmp_path).startswith(
+        "regret ≤ 5 % in 1 of 2 cases (1 of them disturbed), peaks within 3 % in 3 of 4, "
+        "over budget 0, planning 20 %"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_tiny_case_runs_whole_and_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     settings = {"models": ("tiny",), "rates": (), "rounds": 2}
-    settings |= {"runoff_rounds": 2, "most_runoff_rounds": 2}
+    settings |= {"runoff_rounds": 2, "most_runoff_rounds": 2, "tune_seconds": 3.0}
     path = run_study(PlanStudy(**settings), str(tmp_path), StageProgress())
     sweep = path / "tiny-loopback" / "sweep"
     plans, cases = pd.read_csv(sweep / "plans.csv"), pd.read_csv(path / "cases.csv")

@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from common.analysis.buckets.ablation import ADDED, LEFT_OUT
 from common.analysis.buckets.sweep import BucketSweep
-from common.analysis.style import BLACK, BLUE, CYCLE, GREY, PLAIN, cap_axis, figure
+from common.analysis.style import BLUE, CYCLE, GREY, MEASURED, cap_axis, figure, log_axis
 
 MARKERS = "os^Dv"
 BESIDE = 0.16
@@ -54,10 +53,7 @@ def plot_terms(table: pd.DataFrame, caption: str) -> Figure:
         left.plot([], [], ":", color=GREY, linewidth=1.2, label="noise floor")
         left.plot([], [], color=GREY, linewidth=1, label="full model")
         for axes in (left, right):
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.xaxis.set_major_formatter(PLAIN)
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            log_axis(axes, "x", (1, 2, 5))
             axes.set_xlabel("median error (%)")
         fig.legend(loc="outside upper center", ncols=len(networks) + 2, fontsize=8)
     return fig
@@ -101,17 +97,8 @@ def plot_bands(table: pd.DataFrame, caption: str, sweep: BucketSweep | None = No
             measured = sweep.summary().dropna(subset="bucket_cap_mib")
             middle = measured["median_ms"]
             bars = np.array([middle - measured["q25_ms"], measured["q75_ms"] - middle])
-            axes.errorbar(
-                measured["bucket_cap_mib"],
-                middle,
-                yerr=bars,
-                fmt="o",
-                color=BLACK,
-                markersize=5,
-                capsize=3,
-                lw=1,
-                label="measured (median, quartiles)",
-            )
+            caps, label = measured["bucket_cap_mib"], "measured (median, quartiles)"
+            axes.errorbar(caps, middle, yerr=bars, label=label, **MEASURED)
         cap_axis(axes, "bucket cap b (MiB)")
         axes.set_ylabel("backward pass T(b) (ms)")
         axes.legend(fontsize=8)

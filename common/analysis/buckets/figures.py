@@ -16,6 +16,7 @@ from common.analysis.style import (
     BLUE,
     GREEN,
     GREY,
+    MEASURED,
     ORANGE,
     RED,
     SMALLEST_CAP_MIB,
@@ -104,21 +105,11 @@ def measured_points(
     """
     table = sweep.distinct().summary()
     bars = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]
-    axes.errorbar(
-        table["bucket_cap_mib"],
-        table["median_ms"],
-        yerr=bars,
-        fmt="o",
-        color=colour,
-        markersize=4.5,
-        capsize=2.5,
-        lw=1,
-        zorder=4,
-        label=label,
-    )
+    caps, look = table["bucket_cap_mib"], MEASURED | {"color": colour}
+    axes.errorbar(caps, table["median_ms"], yerr=bars, label=label, **look)
     widths = sweep.widths()
-    ends = [widths[cap] for cap in table["bucket_cap_mib"]]
-    axes.hlines(table["median_ms"], table["bucket_cap_mib"], ends, color=colour, lw=1, zorder=4)
+    ends = [widths[cap] for cap in caps]
+    axes.hlines(table["median_ms"], caps, ends, color=colour, lw=1, zorder=4)
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,11 @@ from common.analysis.comparable import Measured, require_same, require_same_sett
 from common.analysis.runs import Run, choose_folder, is_recorded, origin
 from common.errors import UserError
 from common.judged import Judged
-from common.perfmodel.calibration import Calibration, calibrated_model, read_calibration
+from common.perfmodel.calibration import Calibration, read_calibration
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.model import DdpModel
-from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
+from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_ready_times
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table
 from common.samples import paired_ratio, student
@@ -40,6 +41,7 @@ WRITTEN_BY = {
     "ddp-overlap-times.csv": "ddp_benchmark",
 }
 """The label of the run that a table is taken from: other assignments write some of them too."""
+CALIBRATED_BY = ("gradient-ready-times.csv", "allreduce-samples.csv", "overlap-times.csv")
 TRAINING = ("model", "batch_size", "max_seq_len", "dtype", "compile")
 REPLAYED = ("replay", "replay_factor", "replay_time_factor", "added_latency_ms")
 COMPARED = (*TRAINING, *REPLAYED, BUCKET_VIEW, "backend", "device")
@@ -57,7 +59,6 @@ class Assignment2Run:
             not in older runs), backend and device.
         profile: gradients of the backward pass, without communication.
         all_reduce: the measured curve, calls one after another.
-        costs: DDP's bookkeeping and contention.
         sweep: DDP over bucket caps.
         local_s: the backward pass without DDP, measured among the rounds of the sweep.
         exposed_ms: exposed communication by cap from DDP's own record.
@@ -70,7 +71,6 @@ class Assignment2Run:
     settings: dict
     profile: BackwardProfile
     all_reduce: AllReduceTable
-    costs: DdpCosts
     sweep: BucketSweep
     local_s: float
     exposed_ms: pd.Series
@@ -85,30 +85,21 @@ class Assignment2Run:
         )
         return origin(f"{self.caption}. {what}", self.recorded, COMMAND)
 
-    @property
+    @cached_property
     def model(self) -> DdpModel:
         """Returns what predicts this run's backward passes and steps."""
-        return calibrated_model(
-            self.profile,
-            self.all_reduce.curve,
-            self.costs,
-            crowded=self.all_reduce.crowded,
-            backend=self.settings.get("backend"),
-            added_latency_s=added_latency_s(self.settings),
-            gradient_as_bucket_view=bool(self.settings.get(BUCKET_VIEW)),
-        )
+        return self.calibration.model()
 
-    @property
+    @cached_property
     def calibration(self) -> Calibration:
         """Returns all samples that the model is made of."""
-        return read_calibration(
-            _path_of(self.run_dir, "gradient-ready-times.csv"),
-            self.all_reduce.source,
-            _path_of(self.run_dir, "overlap-times.csv"),
-            backend=self.settings.get("backend"),
-            added_latency_s=added_latency_s(self.settings),
-            gradient_as_bucket_view=bool(self.settings.get(BUCKET_VIEW)),
-        )
+        paths = (_path_of(self.run_dir, name) for name in CALIBRATED_BY)
+        return calibration_of(self.settings, *paths)
+
+    @property
+    def costs(self) -> DdpCosts:
+        """Returns DDP's bookkeeping and contention."""
+        return self.calibration.overlap.costs()
 
     @property
     def copies(self) -> Judged:
@@ -167,12 +158,23 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
         settings=settings,
         profile=profile,
         all_reduce=all_reduce,
-        costs=read_costs(paths["overlap-times.csv"], settings.get("backend")),
         sweep=sweep,
         local_s=local_backward_s(paths["local-times.csv"]),
         exposed_ms=exposed_record(paths["ddp-overlap-times.csv"]),
         all_reduce_samples=pd.read_csv(paths["allreduce-samples.csv"]),
         chunk_samples=pd.read_csv(paths["allreduce-chunk-samples.csv"]),
+    )
+
+
+def calibration_of(settings: Mapping, ready: Path, all_reduces: Path, overlap: Path) -> Calibration:
+    """Reads the samples of a prediction from tables of runs with these settings."""
+    return read_calibration(
+        ready,
+        all_reduces,
+        overlap,
+        backend=settings.get("backend"),
+        added_latency_s=added_latency_s(settings),
+        gradient_as_bucket_view=bool(settings.get(BUCKET_VIEW)),
     )
 
 

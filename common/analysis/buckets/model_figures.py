@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
 from common.analysis.style import (
     BLACK,
@@ -16,14 +15,15 @@ from common.analysis.style import (
     CYCLE,
     GREEN,
     GREY,
+    MEASURED,
     ORANGE,
-    PLAIN,
     RED,
     SKY,
     SMALLEST_CAP_MIB,
     byte_axis,
     cap_axis,
     figure,
+    log_axis,
     ms_axis,
 )
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
@@ -136,18 +136,7 @@ def all_reduce_curve(
             bars = np.maximum(0, [y - low, high - y])
         elif spread_s is not None:
             bars = np.minimum(np.asarray(spread_s) * 1e3, y * 0.95)
-        axes.errorbar(
-            x,
-            y,
-            yerr=bars,
-            fmt="o",
-            markersize=4.5,
-            color=BLACK,
-            capsize=2,
-            lw=1,
-            label="measured",
-            zorder=3,
-        )
+        axes.errorbar(x, y, yerr=bars, label="measured", **MEASURED)
         sizes = np.geomspace(x[0], x[-1], 200)
         for name, model in models.items():
             axes.plot(sizes, model.time_s(sizes) * 1e3, label=name)
@@ -208,9 +197,7 @@ def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
                 color=RED,
                 label="by hand: b*, without the\nlimit of the tensors' sizes",
             )
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(PLAIN)
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            log_axis(axes)
             cap_axis(axes, f"{quantity}, factor")
         for axes in grid.flat[len(quantities) :]:
             axes.set_axis_off()

@@ -11,7 +11,7 @@ from common.analysis.buckets.choice import cap_or_ties, gain_text, ratio_or_verd
 from common.analysis.buckets.measurements import (
     COMMAND,
     Assignment2Run,
-    added_latency_s,
+    calibration_of,
     check_comparable,
     open_run,
 )
@@ -21,19 +21,16 @@ from common.analysis.runs import DOCTOR, Run, origin, recorded_assignment
 from common.errors import UserError
 from common.judged import Judged
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.bucketings import profile_buckets
-from common.perfmodel.ddp.profile import DdpCosts
-from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.model import DdpModel
-from common.perfmodel.samples import NO_CONTENTION
-from common.perfmodel.tables import read_all_reduce, read_overlap_samples
 from common.runtime.group.network import OVER_LOOPBACK
 from common.runtime.group.socket_bytes import PAYLOAD_SHARE
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table
 from common.runtime.wording import counted
 
+TABLES = ("allreduce-samples.csv", "ddp-times.csv", "overlap-times.csv")
+"""Tables of an emulated network."""
 LINK_RATES = ("link (Mbit/s)", "TCP out (Mbit/s)", "TCP in (Mbit/s)")
 REACHED = "of the payload"
 TIMES = ("best T (ms)", "worst T (ms)")
@@ -52,7 +49,6 @@ class NetworkRun:
         caption: hardware, network, date and source.
         trained: name of the model that was trained.
         model: predicts backward passes over this network.
-        contention: how contention is known (``OverlapSamples.contention``).
         links: per host what a TCP stream reached, in Mbit/s; empty where none is emulated.
         rate_bit_per_s: rate of the slowest link; infinite where none is emulated.
     """
@@ -62,7 +58,6 @@ class NetworkRun:
     caption: str
     trained: str
     model: DdpModel
-    contention: str
     sweep: BucketSweep
     links: pd.DataFrame
     rate_bit_per_s: float
@@ -135,14 +130,14 @@ def measured_networks(run: Assignment2Run) -> tuple[NetworkRun, ...]:
 
     Only those that this very run measured.
     """
-    tables = ("allreduce-samples.csv", "ddp-times.csv")
-    emulated = [
-        folder
-        for folder in sorted(run.run_dir.glob("emulated-*"))
-        if all(find_table(folder, name) for name in tables)
-    ]
-    runs = [_not_emulated(run), *(_emulated(run, folder) for folder in emulated)]
+    runs = [_not_emulated(run), *(_emulated(run, folder) for folder in emulated_in(run.run_dir))]
     return tuple(sorted(runs, key=lambda network: network.rate_bit_per_s))
+
+
+def emulated_in(run_dir: Path) -> list[Path]:
+    """Returns the folders of a run's emulated networks that have all tables."""
+    folders = sorted(run_dir.glob("emulated-*"))
+    return [folder for folder in folders if all(find_table(folder, name) for name in TABLES)]
 
 
 def _not_emulated(run: Assignment2Run) -> NetworkRun:
@@ -154,7 +149,6 @@ def _not_emulated(run: Assignment2Run) -> NetworkRun:
         caption=run.caption,
         trained=trained(run.settings),
         model=run.model,
-        contention=run.calibration.overlap.contention,
         sweep=run.sweep,
         links=pd.DataFrame(),
         rate_bit_per_s=float("inf"),
@@ -162,21 +156,12 @@ def _not_emulated(run: Assignment2Run) -> NetworkRun:
 
 
 def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
-    tables = {
-        name: find_table(folder, name)
-        for name in ("allreduce-samples.csv", "ddp-times.csv", "overlap-times.csv")
-    }
-    paths = {name: path for name, path in tables.items() if path}
+    all_reduces, times, overlap = (find_table(folder, name) for name in TABLES)
     ready = find_table(run.run_dir, "gradient-ready-times.csv")
-    settings = check_comparable([ready, *paths.values()])
-    opened = Run(paths["ddp-times.csv"].parent, run.run_dir)
+    settings = check_comparable([ready, all_reduces, times, overlap])
+    opened = Run(times.parent, run.run_dir)
     network = opened.environment["interconnect"]["emulated"]
-    overlap = None
-    if "overlap-times.csv" in paths:  # not in older runs
-        overlap = read_overlap_samples(paths["overlap-times.csv"], settings.get("backend"))
-    costs = overlap.costs() if overlap else copies(run.costs)
-    all_reduce = read_all_reduce(paths["allreduce-samples.csv"])
-    sweep = read_sweep(paths["ddp-times.csv"])
+    sweep = read_sweep(times)
     sweep.check_buckets(run.profile)
     links = pd.DataFrame(network["probe"]).assign(rate=network["rates_bit_per_s"])
     links[["up", "down", "rate"]] = links[["up", "down", "rate"]].astype(float) / 1e6
@@ -185,16 +170,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
         folder=opened.folder,
         caption=opened.caption,
         trained=trained(run.settings),
-        model=calibrated_model(
-            run.profile,
-            all_reduce.curve,
-            costs,
-            crowded=all_reduce.crowded,
-            backend=settings.get("backend"),
-            added_latency_s=added_latency_s(settings),
-            gradient_as_bucket_view=bool(settings.get(BUCKET_VIEW)),
-        ),
-        contention=overlap.contention if overlap else NO_CONTENTION,
+        model=calibration_of(settings, ready, all_reduces, overlap).model(),
         sweep=sweep,
         links=links,
         rate_bit_per_s=min(network["rates_bit_per_s"]),
@@ -204,11 +180,6 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
 def trained(settings: dict) -> str:
     """Returns the name of the model that a run's settings have."""
     return str(settings.get("model", "a model"))
-
-
-def copies(costs: DdpCosts) -> DdpCosts:
-    """Returns DDP's copies alone: they do not depend on the network, contention does."""
-    return DdpCosts(costs.copy_in_s_per_byte, costs.copy_out_s_per_byte)
 
 
 def summary(networks: Networks) -> pd.DataFrame:
@@ -234,7 +205,6 @@ def summary(networks: Networks) -> pd.DataFrame:
                 "noise floor": accuracy.noise_floor,
                 "regret": accuracy.regret.estimate,
                 GAIN: gain_text(run.gain_over_default(accuracy.predicted_best_mib)),
-                "contention": run.contention,
                 "error told from noise": accuracy.error.said,
                 "regret told from noise": accuracy.regret.said,
             }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from common.analysis.style import (
     BLACK,
@@ -15,12 +15,12 @@ from common.analysis.style import (
     GREEN,
     GREY,
     ORANGE,
-    PLAIN,
     PURPLE,
     RED,
     SKY,
     cap_axis,
     figure,
+    log_axis,
 )
 from common.perfmodel.cluster.published_sweep import SweepExplained
 from common.perfmodel.cluster.scale_out import SCALINGS, STRATEGIES, ScaleOut
@@ -98,9 +98,7 @@ def best_caps(predictions: Mapping[str, ScaleOut], scaling: str = "weak") -> Fig
                 label="25 MiB, DDP's cap",
                 zorder=0,
             )
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(PLAIN)
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            log_axis(axes)
             _gpu_axis(axes, rows["gpus"].tolist())
             axes.set_title(name, loc="left", fontsize=9)
         for axes in g[:, 0]:

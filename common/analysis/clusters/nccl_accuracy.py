@@ -47,21 +47,16 @@ def published_all_reduces() -> tuple[PublishedAllReduce, ...]:
     folder = DATA / NCCL_TESTS
     source = yaml.safe_load((folder / "source.yaml").read_text(encoding="utf-8"))
     caption = f"{source['hardware']}; date {source['date']}; recorded: {source['source']}"
-    a100 = PublishedAllReduce(
-        name="a100-8",
-        title="8 × A100, one node",
-        caption=caption,
-        curve=_curve("a100-8"),
-        std_s=None,
-        note="the analytic model's ramp was fitted to this table",
-    )
-    h100 = PublishedAllReduce(
-        name="h100-2x8",
-        title="2 × 8 H100, TCPXO",
-        caption=caption,
-        curve=_curve("h100-2x8"),
-        std_s=None,
-        note="the analytic model has the network's latency from this table's smallest message",
+    a100, h100 = (
+        PublishedAllReduce(name, title, caption, _curve(name), std_s=None, note=note)
+        for name, title, note in (
+            ("a100-8", "8 × A100, one node", "the analytic model's ramp was fitted to this table"),
+            (
+                "h100-2x8",
+                "2 × 8 H100, TCPXO",
+                "the analytic model has the network's latency from this table's smallest message",
+            ),
+        )
     )
     recorded = load_recorded(UMD_A100)
     umd = PublishedAllReduce(

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
 from common.analysis.clusters.nccl_accuracy import (
     ALPHA_BETA,
@@ -19,7 +18,17 @@ from common.analysis.clusters.nccl_accuracy import (
     predictions,
     published_all_reduces,
 )
-from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PLAIN, SKY, byte_axis, figure
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    SKY,
+    byte_axis,
+    figure,
+    log_axis,
+)
 from common.perfmodel.collectives import algorithm_bandwidth
 
 STYLES = {
@@ -70,9 +79,7 @@ def _bandwidths(axes: Axes, table: PublishedAllReduce) -> None:
         line = fitted[(fitted["table"] == table.name) & (fitted["model"] == model)]
         bandwidth = algorithm_bandwidth(line["size_bytes"], line["time_s"]) / 1e9
         axes.plot(line["size_bytes"], bandwidth, label=model, **style)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(PLAIN)
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    log_axis(axes)
     axes.set_xlim(left=max(sizes[0], 2**14))
     visible = measured[sizes >= 2**14]
     axes.set_ylim(visible.min() / 2, visible.max() * 2)

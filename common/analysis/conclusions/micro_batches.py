@@ -73,17 +73,11 @@ def _waits(run_dir: str) -> Seen:
 
 
 def _above_promise(run_dir: str) -> Seen:
-    row = _row(run_dir, DYNAMIC)
-    judged = _step(_comparison(run_dir), DYNAMIC)
-    outcome = above(replace(judged, null=row["padded_ratio"]))
-    return Seen(outcome.status, f"{outcome.number}; {row['padded_ratio']:.2f} promised")
-
-
-def _row(run_dir: str, mode: str) -> pd.Series:
     comparison = _comparison(run_dir)
-    if mode not in comparison.modes:
-        raise UserError(f"mode {mode} was not measured")
-    return comparison.summary.loc[mode]
+    judged = _step(comparison, DYNAMIC)
+    promised = comparison.dynamic["padded_ratio"]
+    outcome = above(replace(judged, null=promised))
+    return Seen(outcome.status, f"{outcome.number}; {promised:.2f} promised")
 
 
 def _worse_plan(run_dir: str) -> Seen:

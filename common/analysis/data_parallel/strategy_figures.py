@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies
 from common.analysis.data_parallel.strategy_times import StrategyTimes
-from common.analysis.data_parallel.training_figures import COLOURS
+from common.analysis.data_parallel.training_figures import COLOURS, DIAMONDS
 from common.analysis.data_parallel.training_runs import strategy_name
-from common.analysis.style import BLACK, BLUE, GREY, ORANGE, SKY, THOUSANDS, figure
+from common.analysis.style import BLUE, GREY, MEASURED, ORANGE, SKY, THOUSANDS, figure
 from common.runtime.wording import counted
 
 
@@ -74,15 +74,7 @@ def bytes_sent(strategies: StrategyTimes) -> Figure:
             places = np.arange(len(rows))[::-1]
             predicted = rows["predicted_bytes"] / unit
             axes.barh(places, predicted, height=0.6, color=SKY, label="predicted")
-            axes.plot(
-                rows["measured_bytes"] / unit,
-                places,
-                label="measured",
-                color=BLACK,
-                marker="D",
-                markersize=5.5,
-                linestyle="none",
-            )
+            axes.plot(rows["measured_bytes"] / unit, places, label="measured", **DIAMONDS)
             for y, row in zip(places, rows.itertuples(), strict=True):
                 if pd.notna(row.ratio_to_ddp):
                     end = row.predicted_bytes / unit + 0.035 * longest
@@ -121,17 +113,9 @@ def emulated_steps(run: EmulatedStrategies) -> Figure:
             label="predicted: exposed communication",
         )
         middle = table["measured_ms"]
-        axes.errorbar(
-            middle,
-            places,
-            xerr=[middle - table["q25_ms"], table["q75_ms"] - middle],
-            fmt="o",
-            color=BLACK,
-            markersize=5.5,
-            capsize=3,
-            lw=1.2,
-            label="measured (median, quartiles)",
-        )
+        bars = [middle - table["q25_ms"], table["q75_ms"] - middle]
+        label = "measured (median, quartiles)"
+        axes.errorbar(middle, places, xerr=bars, label=label, **MEASURED)
         for y, row in zip(places, table.itertuples(), strict=True):
             axes.text(
                 max(row.predicted_ms, row.q75_ms) + 0.02 * table["predicted_ms"].max(),

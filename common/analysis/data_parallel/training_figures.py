@@ -39,6 +39,8 @@ COLOURS = {
     "MY_FSDP": BROWN,
 }
 """One colour per strategy, in every figure."""
+DIAMONDS = {"color": BLACK, "marker": "D", "markersize": 5.5, "linestyle": "none"}
+"""The look of what was measured beside bars of what was predicted."""
 DASHES = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 3)))
 """Curves that lie on top of each other show through each other's gaps."""
 PART_COLOURS = dict(zip(PARTS, (BLUE, SKY, GREEN, ORANGE, PALE), strict=True))
@@ -167,16 +169,8 @@ def memory_bars(table: pd.DataFrame, caption: str) -> Figure:
             least = table["least_bytes"].to_numpy() / unit
             most = table["measured_bytes"].to_numpy() / unit
             axes.hlines(places, least, most, color=BLACK, linewidth=1.2)
-            axes.plot(
-                most,
-                places,
-                label="measured: the ranks with most and least",
-                color=BLACK,
-                marker="D",
-                markersize=5.5,
-                linestyle="none",
-            )
-            axes.plot(least, places, color=BLACK, marker="D", markersize=5.5, linestyle="none")
+            axes.plot(most, places, label="measured: the ranks with most and least", **DIAMONDS)
+            axes.plot(least, places, **DIAMONDS)
         axes.set_yticks(places, table["name"])
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"memory of a rank at its predicted peak ({name})")

@@ -202,7 +202,7 @@ def open_training(run_dir: str | Path | None = None) -> Training:
 
 
 def open_learning(run_dir: str | Path | None = None) -> Training:
-    """Opens the same where it has a run that learned for long, else the recorded measurements.
+    """Opens a run directory in which one run learned for long, else the recorded measurements.
 
     Raises UserError as ``open_training`` does, and where no such run is recorded either.
     """

@@ -21,26 +21,9 @@ from common.errors import UserError
 from common.judged import FIRST_PAGE_ROUNDS, Fastest, Judged, compared, fastest
 from common.runtime.paths import relative_to_project
 from common.samples import DRAWS, Interval, mean_ratio, slowest_rank, student_quantile
+from common.tables import CALIBRATION_COLUMNS, MODE_COLUMNS
 
 MODE_TIMES, CALIBRATION, SLOW_RANK = "mode-times.csv", "calibration.csv", "slow-rank.csv"
-COLUMNS = (
-    "mode",
-    "same_batch",
-    "step",
-    "rank",
-    "local_batch",
-    "max_seq_len_in_batch",
-    "padded_tokens",
-    "tokens",
-    "global_batch",
-    "step_time_ms",
-    "compute_time_ms",
-    "waiting_time_ms",
-    "communication_time_ms",
-    "planning_time_ms",
-)
-"""Columns of ``mode-times.csv`` that are read."""
-CALIBRATION_COLUMNS = ("rank", "batch_size", "longest", "time_ms")
 SLOW_RANK_COLUMNS = (
     "mode",
     "step",
@@ -351,7 +334,7 @@ def read_comparison(run: Run) -> ModeComparison:
     path = run.folder / MODE_TIMES
     name = relative_to_project(path)
     run.require(MODE_TIMES)
-    times = read_table(path, COLUMNS)
+    times = read_table(path, MODE_COLUMNS)
     for column in ("step_time_ms", "global_batch"):
         times[column] = numbers(times, column, name, above=0)
     times["same_batch"] = flags(times["same_batch"])

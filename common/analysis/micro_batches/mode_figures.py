@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from common.analysis.micro_batches.calibration import NOT_TOLD, TOLD, relative_factors, slow_steps
 from common.analysis.micro_batches.length_figures import RANK_MARKERS
@@ -17,7 +17,18 @@ from common.analysis.micro_batches.mode_comparison import CONTROL, STATIC, ModeC
 from common.analysis.micro_batches.simulation import Simulation
 from common.analysis.micro_batches.training_figures import COLOURS
 from common.analysis.micro_batches.training_runs import mode_name
-from common.analysis.style import BLACK, BLUE, CYCLE, GREY, PLAIN, PLATE, RED, THOUSANDS, figure
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    GREY,
+    PLAIN,
+    PLATE,
+    RED,
+    THOUSANDS,
+    figure,
+    log_axis,
+)
 
 
 def mode_ratios(comparison: ModeComparison) -> Figure:
@@ -143,11 +154,8 @@ def calibration(predicted: pd.DataFrame, caption: str) -> Figure:
                 markersize=5,
                 label=f"rank {rank:.0f}",
             )
-        axes.set(xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(PLAIN)
-            axis.set_minor_formatter(NullFormatter())
+        for which in "xy":
+            log_axis(axes, which, (1, 2, 5))
         axes.set_xlabel("measured time of a forward and backward pass (ms)")
         axes.set_ylabel("predicted (ms)")
         axes.legend(fontsize=8, loc="upper left")

@@ -99,7 +99,7 @@ class ThroughputRun(OneDeviceRun):
 
     @cached_property
     def ended(self) -> pd.DataFrame:
-        """Returns the rows that have none."""
+        """Returns the rows of batches without a rate."""
         return self.batches[self.batches["status"] != "measured"]
 
     @property

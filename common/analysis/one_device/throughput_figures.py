@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from common.analysis.one_device.options import ALL, OptionsRun
 from common.analysis.one_device.throughput import ThroughputRun
-from common.analysis.style import BLACK, BLUE, GREY, ORANGE, RED, THOUSANDS, figure
+from common.analysis.style import BLACK, BLUE, GREY, MEASURED, ORANGE, RED, THOUSANDS, figure
 
 WIDE_TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)
 NARROW_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4)
@@ -21,18 +21,8 @@ def batch_sweep(run: ThroughputRun) -> Figure:
     with figure(run.opened.caption) as (fig, axes):
         table = run.measured
         low, middle, high = (table[f"tokens_per_s{q}"] for q in ("_q25", "", "_q75"))
-        axes.errorbar(
-            table["batch_size"],
-            middle,
-            yerr=[middle - low, high - middle],
-            fmt="o",
-            color=BLACK,
-            markersize=5,
-            capsize=3,
-            lw=1,
-            zorder=4,
-            label="measured (median, quartiles)",
-        )
+        bars, label = [middle - low, high - middle], "measured (median, quartiles)"
+        axes.errorbar(table["batch_size"], middle, yerr=bars, label=label, **MEASURED)
         _saturation_line(axes, run)
         _points_that_ended(axes, run)
         _batch_axis(axes, run.batches["batch_size"])

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from common.analysis.scaling.sweep_run import ARM, Series, SweepRun, arm_name
 from common.analysis.scaling.training_run import WEAK
@@ -20,13 +20,16 @@ from common.analysis.style import (
     GOOD_EFFICIENCY,
     GREEN,
     GREY,
+    MEASURED,
     ORANGE,
     PLAIN,
     PURPLE,
     RED,
     SKY,
     figure,
+    log_axis,
 )
+from common.analysis.sweep_speedups import error_bars
 from common.exercises.scaling_fit import USL
 from common.perfmodel.scaling.published_mlp import LARGEST_SLOWDOWN, MEAN_SLOWDOWN, Explanation
 
@@ -47,10 +50,7 @@ def throughput(run: SweepRun) -> Figure:
             for index, series in enumerate(drawn):
                 _throughput_line(axes, series, index)
             _rank_axis(axes, drawn[0].table["world_size"])
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(PLAIN)
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            log_axis(axes, subs=(1, 2, 5))
             axes.set_title(f"{regime} scaling", loc="left", fontsize=9.5)
             axes.legend(fontsize=8)
         grid[0][0].set_ylabel("throughput (samples/s)")
@@ -69,20 +69,13 @@ def _throughput_line(axes: Axes, series: Series, index: int) -> None:
     axes.errorbar(
         ranks,
         rate,
-        yerr=_bars(table, alone),
+        yerr=error_bars(table) * alone,
         marker=MARKERS[index % len(MARKERS)],
         markersize=5,
         capsize=3,
         color=CYCLE[index % len(CYCLE)],
         label=series.label,
     )
-
-
-def _bars(table: pd.DataFrame, scale: float = 1.0) -> np.ndarray:
-    """Returns the error bars of speedups, [2, arms]; of no length where there is no interval."""
-    below = (table["speedup"] - table["speedup_low"]).clip(lower=0).fillna(0)
-    above = (table["speedup_high"] - table["speedup"]).clip(lower=0).fillna(0)
-    return np.stack([below, above]) * scale
 
 
 def _rank_axis(axes: Axes, ranks: Sequence[float]) -> None:
@@ -198,18 +191,8 @@ def laws(series: Series, caption: str) -> Figure:
                 height = float(law.predict(peak))
                 axes.plot(peak, height, "*", markersize=14, color=colour, zorder=5)
                 axes.text(peak, height, f"  peak: {peak:.0f} ranks\n", fontsize=8.5, color=colour)
-        axes.errorbar(
-            table["world_size"],
-            table["speedup"],
-            yerr=_bars(table),
-            fmt="o",
-            markersize=5.5,
-            capsize=3,
-            lw=1,
-            color=BLACK,
-            zorder=6,
-            label="measured, 95 %",
-        )
+        measured, look = (table["world_size"], table["speedup"]), MEASURED | {"zorder": 6}
+        axes.errorbar(*measured, yerr=error_bars(table), label="measured, 95 %", **look)
         axes.axvspan(most, reach, color=GREY, alpha=0.07, linewidth=0)
         top = max(table["speedup"].max(), *(float(law.predict(ranks).max()) for law in fitted), 1)
         axes.set(ylim=(0, 1.35 * top), xlim=(1, reach))
@@ -248,11 +231,8 @@ def published_steps(explanation: Explanation, caption: str) -> Figure:
             several.keys(), several.values(), "o", color=BLACK, label="2 GPUs, published", zorder=4
         )
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
         axes.xaxis.set_major_formatter(PLAIN)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(PLAIN)
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        log_axis(axes, subs=(1, 2, 5))
         axes.set(xlabel="batch per GPU (samples)", ylabel="time of a step (ms)")
         axes.legend(fontsize=8, loc="upper left")
     return fig

@@ -14,9 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
-    LogLocator,
     MaxNLocator,
-    NullLocator,
     PercentFormatter,
     StrMethodFormatter,
 )
@@ -31,11 +29,11 @@ from common.analysis.style import (
     GOOD_EFFICIENCY,
     GREEN,
     GREY,
-    PLAIN,
     PLATE,
     RED,
     SKY,
     figure,
+    log_axis,
 )
 
 ONE_RANK, COUNTED, PRINTED, PER_SAMPLE = "one rank", "counted", "printed", "per sample"
@@ -318,10 +316,7 @@ def losses(alone: Compared, several: Compared, caption: str, by: str = "passes")
                 left.plot(epochs, loss, label=label, **style)
                 right.plot(epochs * work, loss, **style)
         for axes, label in ((left, "epoch as printed"), (right, name)):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(PLAIN)
-            axes.yaxis.set_minor_locator(NullLocator())
+            log_axis(axes, subs=(1, 2, 5))
             axes.set_xlabel(label)
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         left.set_ylabel("training loss (nats)")

@@ -30,6 +30,7 @@ from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.rank_speeds import RankCosts
 from common.settings import NonNegative, Positive
+from common.tables import MODE_COLUMNS, MODE_RANK_COLUMNS
 from common.training.micro_batches.config import TextSettings, slow_factor_of
 from common.training.micro_batches.log import split_exchange, step_columns
 from common.training.scaling.cost_calibration import calibrate, exchange_ratios
@@ -50,37 +51,9 @@ ARMS = {
 CONTROL = "control"
 NOT_TOLD, CALIBRATED, TOLD = "not_told", "dynamic_calibrated", "told"
 """Ways to plan with a slowed rank: as if it were not slow, by calibration as it runs, or told."""
-RANK_COLUMNS = (
-    "local_batch",
-    "max_seq_len_in_batch",
-    "padded_tokens",
-    "tokens",
-    "step_time_ms",
-    "compute_time_ms",
-    "waiting_time_ms",
-    "communication_time_ms",
-    "planning_time_ms",
-    "planning_work_ms",
-)
-"""A rank's micro-batch in one step and the parts of the step, in both tables."""
-MODE_COLUMNS = (
-    "mode",
-    "same_batch",
-    "step",
-    "rank",
-    "order",
-    "global_batch",
-    *RANK_COLUMNS,
-    "loss",
-)
 SLOW_COLUMNS = (
-    "mode",
-    "step",
-    "rank",
-    "slow_factor",
-    "estimated_factor",
-    "expected_ms",
-    *RANK_COLUMNS,
+    *("mode", "step", "rank", "slow_factor", "estimated_factor", "expected_ms"),
+    *MODE_RANK_COLUMNS,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import numpy as np
@@ -37,7 +37,7 @@ from common.runtime.processes.child import run_child
 from common.runtime.records.recorder import record_run, single_device
 from common.runtime.records.run_directory import RunDirectory
 from common.samples import student
-from common.settings import AtLeast, DeviceOptions, NonEmpty, NonNegative, Positive
+from common.settings import AtLeast, DeviceOptions, NonEmpty, NonNegative, Positive, part_of
 from common.training.precision import check_precision
 from common.training.step import check_compiler
 
@@ -96,12 +96,7 @@ class ThroughputBenchmark(DeviceOptions, Workload):
 
     def point(self, batch_size: int, **how: object) -> ThroughputPoint:
         """Returns the settings of one point. Raises UserError where such a batch cannot be."""
-        workload = {field.name: getattr(self, field.name) for field in fields(Workload)}
-        shared = {
-            name: getattr(self, name)
-            for name in ("num_steps", "warmup_steps", "keep_memory", "seed")
-        }
-        return ThroughputPoint(**workload | shared | {"batch_size": batch_size} | how)
+        return part_of(ThroughputPoint, vars(self) | {"batch_size": batch_size}, **how)
 
 
 def main(settings: ThroughputBenchmark) -> None:

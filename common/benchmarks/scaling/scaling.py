@@ -34,7 +34,16 @@ from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import relative_to_project
 from common.runtime.records.recorder import Recorder, record_run
-from common.settings import AtLeast, NonNegative, OneOf, Positive, RankOptions, RoundOptions, SomeOf
+from common.settings import (
+    AtLeast,
+    NonNegative,
+    OneOf,
+    Positive,
+    RankOptions,
+    RoundOptions,
+    SomeOf,
+    part_of,
+)
 from common.training.precision import set_tf32
 from common.training.recording.tracing import traced_steps
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
@@ -162,15 +171,7 @@ class ScalingBenchmark(RoundOptions, RankOptions):
 
     def options(self) -> StepOptions:
         """Returns the options of a step: accumulation, precision, compression and DDP's own."""
-        return StepOptions(
-            accumulation=self.accumulation,
-            precision=self.precision,
-            compression=self.compression,
-            bucket_cap_mb=self.bucket_cap_mb,
-            static_graph=self.static_graph,
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
-            sync_buffers=self.broadcast_buffers,
-        )
+        return part_of(StepOptions, vars(self), sync_buffers=self.broadcast_buffers)
 
     def open_workload(self, device: torch.device) -> Workload:
         """Makes the workload that is trained, on ``device``."""

@@ -22,7 +22,7 @@ from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.expected_error import expectation
 from common.perfmodel.layer_tables import profile_from_layers, read_layer_tables
-from common.perfmodel.samples import CONVERTED, NO_CONTENTION, OverlapSamples
+from common.perfmodel.samples import OverlapSamples
 from common.perfmodel.tables import (
     has_samples,
     read_all_reduce,
@@ -237,15 +237,10 @@ def contention_notes(overlap: OverlapSamples | None) -> list[str]:
             "assumed: DDP's copies are free and communication does not slow computation "
             "(no --overlap table)"
         ]
-    if overlap.contention == NO_CONTENTION:
+    if not overlap.beside:
         return [
             "assumed: computation and communication do not slow each other (the overlap table has "
             "no backward pass beside all-reduces)"
-        ]
-    if overlap.contention == CONVERTED:
-        return [
-            "contention is converted from a run from before 2026-11-23: what all-reduces take from "
-            "computation was measured one by one, how much longer they take beside it at one size"
         ]
     return []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -20,6 +20,8 @@ from common.errors import UserError
 
 FORMAT = 1
 """The newest format that is known here (``ddplab_watch.record.FORMAT``)."""
+AGAIN = "restart-"
+"""Begins the names of folders in a bundle that ranks have written which were started anew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +57,18 @@ class Bundle:
 
 def is_bundle(path: Path) -> bool:
     """Returns True for a folder with a rank's file in it, or a packed one."""
-    return path.name.endswith(".tar.gz") or bool(files_of_ranks(path))
+    return path.name.endswith(".tar.gz") or bool(starts_of(path))
+
+
+def starts_of(folder: Path) -> list[Path]:
+    """Returns the folders of a job's records, one of each start of its ranks, in their order.
+
+    A launcher that starts the ranks anew, as torchrun does with ``--max-restarts``, lets them write
+    into ``restart-1`` and so on. A start that ended before the first step has left none.
+    """
+    numbers = {path.name.removeprefix(AGAIN): path for path in folder.glob(f"{AGAIN}*")}
+    again = sorted((int(number), path) for number, path in numbers.items() if number.isdecimal())
+    return [path for path in (folder, *(path for _, path in again)) if files_of_ranks(path)]
 
 
 def files_of_ranks(folder: Path) -> dict[int, Path]:
@@ -67,13 +80,40 @@ def files_of_ranks(folder: Path) -> dict[int, Path]:
 def read_bundle(path: Path | str) -> Bundle:
     """Reads a bundle: a folder, or one that was packed as ``.tar.gz``.
 
+    Where the ranks were started anew, it is the first start that got as far as a step.
+
     Raises:
         UserError: it is none, it is from a later version, or no rank has written a step.
     """
     folder = _unpacked(Path(path)) if str(path).endswith(".tar.gz") else Path(path)
-    files = files_of_ranks(folder)
-    if not files:
+    starts = starts_of(folder)
+    if not starts:
         raise UserError(f"{path}: no bundle; it has no rank0.jsonl")
+    refused: list[UserError] = []
+    for start in starts:
+        try:
+            bundle = _read_start(start, path if start == folder else start, start != starts[-1])
+        except UserError as error:
+            refused.append(error)
+            continue
+        further = ", ".join(other.name for other in starts if other != start)
+        note = f"The ranks were started anew: this is the record in {start.name}, not in {further}."
+        return replace(bundle, notes=(*bundle.notes, *[note] * bool(further)))
+    raise refused[0]
+
+
+def _read_start(folder: Path, path: Path | str, is_resumed: bool) -> Bundle:
+    """Reads what the ranks wrote from one of their starts on.
+
+    Args:
+        folder: folder of their files.
+        path: what messages call it.
+        is_resumed: the ranks were started anew after that.
+
+    Raises:
+        UserError: as ``read_bundle``.
+    """
+    files = files_of_ranks(folder)
     notes: list[str] = []
     by_table: dict[str, list[dict]] = {}
     for rank, file in files.items():
@@ -93,7 +133,7 @@ def read_bundle(path: Path | str) -> Bundle:
     traces = read_traces(sorted(folder.glob("rank*-trace.json.gz")))
     rows |= {"trace-steps": traces.steps, "trace-operations": traces.operations}
     bundle = Bundle(folder, about, rows, ())
-    return Bundle(folder, about, rows, (*notes, *traces.notes, *_notes(bundle)))
+    return Bundle(folder, about, rows, (*notes, *traces.notes, *_notes(bundle, is_resumed)))
 
 
 def _unpacked(path: Path) -> Path:
@@ -105,8 +145,9 @@ def _unpacked(path: Path) -> Path:
         # tarfile tells, line by line, of each way that it tried.
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: cannot be unpacked ({why})") from None
-    file = next(into.rglob("rank*.jsonl"), None)
-    return file.parent if file else into
+    records = sorted(into.rglob("rank*.jsonl"), key=lambda file: len(file.parts))
+    folder = records[0].parent if records else into
+    return folder.parent if folder.name.startswith(AGAIN) else folder
 
 
 def _lines(file: Path, notes: list[str]) -> list[dict]:
@@ -132,7 +173,7 @@ def _why_none(rows: Mapping[str, pd.DataFrame]) -> str:
     return "the script ended, or is still in its first steps"
 
 
-def _notes(bundle: Bundle) -> list[str]:
+def _notes(bundle: Bundle, is_resumed: bool) -> list[str]:
     """Returns what is missing: ranks, what could not be seen, and how the watch ended."""
     notes = []
     ranks = set(bundle.about["rank"])
@@ -147,7 +188,8 @@ def _notes(bundle: Bundle) -> list[str]:
             notes.append(f"Not seen on {_ranks(rows['rank'])}: {what} ({why}).")
     ended = set(bundle.of("end")["rank"])
     if cut := sorted(ranks - ended):
-        notes.append(f"The record of {_ranks(cut)} breaks off: it was killed, or it still runs.")
+        why = ", its disk was full, or it still runs" if not is_resumed else "; the job was resumed"
+        notes.append(f"The record of {_ranks(cut)} breaks off: it was killed{why}.")
     elif (bundle.of("end")["status"] == "ended").any():
         notes.append("The script ended before the watch did: fewer steps than asked for.")
     elif (bundle.of("end")["status"] == "interrupted").any():

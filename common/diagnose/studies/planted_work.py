@@ -49,11 +49,6 @@ def profiler(_: float) -> None:
     register_optimizer_step_post_hook(lambda *_: running)  # lives as long as the script
 
 
-def debug_detail(_: float) -> None:
-    """Sets the level at which ranks compare what they are about to exchange."""
-    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-
-
 def recomputation(_: float) -> None:
     """Computes the activations of transformer layers a second time in the backward pass."""
     plain = nn.TransformerEncoderLayer.forward
@@ -164,7 +159,6 @@ def lone_memory(mebibytes: float) -> None:
 WORK_FAULTS = {
     "tracker": (tracker, 64.0),
     "profiler": (profiler, 0.0),
-    "debug-detail": (debug_detail, 0.0),
     "recomputation": (recomputation, 0.0),
     "dense-embedding": (dense_embedding, 40.0),
     "new-workers": (new_workers, 200.0),

@@ -405,9 +405,9 @@ CASES = (
     _fifth(HEALTHY, "accelerated", batch_size=48),
     _fifth(HEALTHY, "streaming", batch_size=16),
     _fifth(HEALTHY, "sharded", width=448),
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL ends torch 2.15's DDP over gloo by a signal, so none plants it.
     _sixth("left-on", "streaming", "tracker"),
     _sixth("left-on", "accelerated", "profiler"),
-    _sixth("nccl-settings", "trainer", "debug-detail", batch_size=4),
     _sixth("needless-recomputation", "streaming", "recomputation"),
     _sixth("sparse-embedding", "streaming", "dense-embedding"),
     _sixth("epoch-start", "plain", "new-workers"),

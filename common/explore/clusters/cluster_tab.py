@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-
-import plotly.graph_objects as go
 
 from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 from common.errors import NotYetWritten, UserError
 from common.explore.bucket_tab import needs
-from common.explore.chosen_model import DEFAULT_MODEL, ChosenModel, named_model
+from common.explore.chosen_model import ChosenModel, named_model, offered_names
 from common.explore.clusters.cluster_job import (
     MEMORY_PARTS,
     STEP_PARTS,
@@ -20,9 +19,17 @@ from common.explore.clusters.cluster_job import (
     numbers_of_gpus,
     view_job,
 )
-from common.explore.controls import Command, Key, Slider, Text, choice, page, time_text
-from common.explore.figures import Figure, clear, figure, line, points
-from common.perfmodel.architectures.published_sizes import NAMES
+from common.explore.controls import (
+    Command,
+    Key,
+    Slider,
+    Text,
+    choice,
+    on_change,
+    page,
+    time_text,
+)
+from common.explore.figures import Figure, bar, clear, figure, line, points
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
 from common.perfmodel.cluster.job import RECOMPUTED
 from common.perfmodel.cluster.scale_out import OTHERS, STRATEGIES
@@ -47,17 +54,13 @@ class ClusterTab:
         self.chosen = chosen
         self._stepped: tuple[JobSettings, str, JobView] | None = None
         self._quiet = False
-        first = chosen.name if chosen else DEFAULT_MODEL
-        self.model = choice("Model", list(dict.fromkeys([first, *NAMES])))
+        self.model = choice("Model", offered_names(chosen))
         self.choices = {
-            "cluster": choice("Cluster", known_clusters()),
-            "strategy": choice("Strategy", [*STRATEGIES, *OTHERS]),
+            "cluster": choice("Cluster", known_clusters(), CLUSTER),
+            "strategy": choice("Strategy", [*STRATEGIES, *OTHERS], STRATEGY),
             "checkpointing": choice("Computed again", list(RECOMPUTED)),
-            "precision": choice("Precision", list(CHOICES["precision"])),
+            "precision": choice("Precision", list(CHOICES["precision"]), "bfloat16"),
         }
-        at_first = {"cluster": CLUSTER, "strategy": STRATEGY, "precision": "bfloat16"}
-        for name, value in at_first.items():
-            self.choices[name].value = value
         self.sliders: dict[str, Slider] = {
             "gpus": Slider("GPUs", numbers_of_gpus(load_cluster(CLUSTER)), GPUS, "{:,}".format),
             "batch_size": Slider("samples of a micro-batch", POWERS, 1),
@@ -67,28 +70,19 @@ class ClusterTab:
         self.message = Text("ddplab-message")
         self.caption = Text("ddplab-caption")
         self.headings = {
-            "step": Text(
-                heading=True, legend=_keys(STEP_COLOURS) | {"efficiency": Key(BLACK, "line")}
-            ),
-            "memory": Text(
-                heading=True, legend=_keys(MEMORY_COLOURS) | {"room": Key(BLACK, "dashes")}
-            ),
+            "step": _heading(STEP_COLOURS, efficiency=Key(BLACK, "line")),
+            "memory": _heading(MEMORY_COLOURS, room=Key(BLACK, "dashes")),
         }
         self.figures = {"step": step_figure(), "memory": memory_figure()}
-        dropdowns = [self.model, *self.choices.values()]
-        for dropdown in dropdowns:
-            dropdown.add_class("ddplab-stacked")
+        controls = [self.model, *self.choices.values(), *self.sliders.values()]
         self.widget = page(
             [self.message.widget],
-            [*dropdowns, *self.sliders.values()],
+            controls,
             [(name, self.headings[name], made) for name, made in self.figures.items()],
             [self.command, self.caption.widget],
         )
-        self.choices["cluster"].observe(lambda _: self._offer_gpus(), "value")
-        for control in (self.model, *self.choices.values()):
-            control.observe(lambda _: self.update(), "value")
-        for slider in self.sliders.values():
-            slider.observe(lambda _: self.update(), "index")
+        on_change([self.choices["cluster"]], self._offer_gpus)
+        on_change(controls, self.update)
         self.update()
 
     def settings(self) -> JobSettings:
@@ -102,7 +96,7 @@ class ClusterTab:
             return
         now = self.settings()
         try:
-            model = self._model()
+            model = named_model(self.model.value, self.chosen)
             view = self._view(model, now)
         except NotYetWritten as error:
             self._refuse(needs(error.task))
@@ -117,10 +111,6 @@ class ClusterTab:
         with self.command.hold_sync():
             self.command.line = job_line(model, now)
             self.command.note = "Without --cluster it prints the memory, part by part."
-
-    def _model(self) -> ChosenModel:
-        name = self.model.value
-        return self.chosen if self.chosen and name == self.chosen.name else named_model(name)
 
     def _view(self, model: ChosenModel, now: JobSettings) -> JobView:
         """Computes a view; steps of all numbers of GPUs are kept while that number alone moves."""
@@ -179,20 +169,15 @@ class ClusterTab:
         )
 
 
-def _keys(colours: dict[str, str]) -> dict[str, Key]:
-    return {name: Key(colour, "block") for name, colour in colours.items()}
-
-
-def _bars(colours: dict[str, str]) -> list[go.Bar]:
-    return [
-        go.Bar(x=[], y=[], name=name, marker={"color": colour}) for name, colour in colours.items()
-    ]
+def _heading(colours: dict[str, str], **lines: Key) -> Text:
+    keys = {name: Key(colour, "block") for name, colour in colours.items()}
+    return Text(heading=True, legend=keys | lines)
 
 
 def step_figure() -> Figure:
     """Returns an empty plot of the parts of a step, and of efficiency, over numbers of GPUs."""
     made = figure(
-        *_bars(STEP_COLOURS),
+        *itertools.starmap(bar, STEP_COLOURS.items()),
         line("efficiency", BLACK, width=3),
         points("chosen", BLACK, symbol="circle", size=12),
         x_title="GPUs",
@@ -228,7 +213,7 @@ def show_steps(made: Figure, view: JobView, gpus: int) -> None:
 def memory_figure() -> Figure:
     """Returns an empty plot of memory by part, moment by moment."""
     made = figure(
-        *_bars(MEMORY_COLOURS),
+        *itertools.starmap(bar, MEMORY_COLOURS.items()),
         line("room", BLACK, width=3, dash="dash"),
         x_title="moment of a step",
         y_title="memory (GB)",

@@ -5,25 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import ipywidgets
-
 from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 from common.errors import UserError
-from common.explore.chosen_model import DEFAULT_MODEL, ChosenModel, named_model
+from common.explore.chosen_model import ChosenModel, named_model, offered_names
 from common.explore.clusters.cluster_job import numbers_of_gpus
 from common.explore.controls import (
     Command,
     Key,
     Slider,
     Text,
-    box,
     choice,
-    column,
+    on_change,
+    page,
     steps_between,
     time_text,
 )
 from common.explore.figures import Figure, clear, figure, line, points
-from common.perfmodel.architectures.published_sizes import NAMES
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
 from common.planning.answer import losers, nothing_fits
 from common.planning.cluster_times import peak_of, search_cluster
@@ -91,13 +88,11 @@ class PlanTab:
 
     def __init__(self, chosen: ChosenModel | None = None) -> None:
         self.chosen = chosen
-        first = chosen.name if chosen else DEFAULT_MODEL
-        self.model = choice("Model", list(dict.fromkeys([first, *NAMES])))
+        self.model = choice("Model", offered_names(chosen))
         self.choices = {
-            "cluster": choice("Cluster", known_clusters()),
-            "precision": choice("Precision", list(PRECISIONS)),
+            "cluster": choice("Cluster", known_clusters(), CLUSTER),
+            "precision": choice("Precision", list(PRECISIONS), "bfloat16"),
         }
-        self.choices["cluster"].value, self.choices["precision"].value = CLUSTER, "bfloat16"
         numbers = [n for n in numbers_of_gpus(load_cluster(CLUSTER)) if n > 1]
         self.sliders: dict[str, Slider] = {
             "gpus": Slider("GPUs", numbers, GPUS, "{:,}".format),
@@ -109,22 +104,23 @@ class PlanTab:
         legend = {name: Key(colour, "block") for name, colour in COLOURS.items()}
         self.heading = Text(heading=True, legend=legend | {"memory": Key(RED, "dashes")})
         self.figure = plans_figure()
-        self.widget = self._laid_out()
-        for control in (self.model, *self.choices.values()):
-            control.observe(lambda _: self.update(), "value")
-        for slider in self.sliders.values():
-            slider.observe(lambda _: self.update(), "index")
-        self.memory.observe(lambda _: self._show(), "index")
+        controls = [self.model, *self.choices.values(), *self.sliders.values()]
+        self.widget = page(
+            [self.message.widget],
+            [*controls, self.memory],
+            [("plans", self.heading, self.figure)],
+            [self.command, self.caption.widget],
+        )
+        on_change(controls, self.update)
+        on_change([self.memory], self._show)
         self._searched: Searched | None = None
 
     def update(self) -> None:
         """Searches the plans that the controls ask for, and shows them."""
         values = {name: control.value for name, control in (self.choices | self.sliders).items()}
-        name = self.model.value
         self._searched = None
         try:
-            is_chosen = self.chosen and name == self.chosen.name
-            model = self.chosen if is_chosen else named_model(name)
+            model = named_model(self.model.value, self.chosen)
             self._searched = searched_for(model, Asked(**values))
         except UserError as error:
             clear(self.figure)
@@ -160,23 +156,6 @@ class PlanTab:
         flags += ["--gpus", f"{question.ranks}", "--global-batch", f"{question.global_batch}"]
         flags += ["--memory", f"{self.memory.value:g}GB", "--precision", question.precisions[0]]
         self.command.line = f"uv run ddplab plan {' '.join(flags)}"
-
-    def _laid_out(self) -> ipywidgets.Widget:
-        dropdowns = [self.model, *self.choices.values()]
-        for dropdown in dropdowns:
-            dropdown.add_class("ddplab-stacked")
-        for widget in (self.message.widget, self.command, self.caption.widget):
-            widget.add_class("ddplab-wide")
-        panel = column([self.heading.widget, self.figure], "ddplab-panel", "ddplab-plans")
-        controls = [*dropdowns, *self.sliders.values(), self.memory]
-        return box(
-            self.message.widget,
-            column(controls, "ddplab-controls"),
-            box(panel, css_class="ddplab-plots"),
-            self.command,
-            self.caption.widget,
-            css_class="ddplab-explore",
-        )
 
 
 def plans_figure() -> Figure:

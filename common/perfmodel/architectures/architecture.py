@@ -45,8 +45,6 @@ class Layer:
         count: number of such layers.
         is_block: whether FSDP gathers each layer by itself and checkpointing computes it again.
             What is no block is one unit of FSDP, the root.
-        idle_elements: elements of one layer that a token does not use, as those of the experts that
-            it is not sent to.
         forward_modules: names of the tensors' modules in the order of the forward pass; empty where
             they are registered in it.
         observed: places of ``tensors`` in the order in which their gradients were seen to be ready.
@@ -59,7 +57,6 @@ class Layer:
     forward_flops: float = 0
     count: int = 1
     is_block: bool = False
-    idle_elements: int = 0
     forward_modules: tuple[str, ...] = ()
     observed: tuple[int, ...] = ()
     activations: Activations = NO_ACTIVATIONS
@@ -128,12 +125,6 @@ class Architecture:
     def num_parameters(self) -> int:
         """Returns the number of parameters, each shared weight once."""
         return sum(layer.count * layer.elements for layer in self.layers)
-
-    @property
-    def active_parameters(self) -> int:
-        """Returns the number of parameters that a token uses: all, but for idle experts."""
-        idle = sum(layer.count * layer.idle_elements for layer in self.layers)
-        return self.num_parameters - idle
 
     @property
     def forward_flops(self) -> float:

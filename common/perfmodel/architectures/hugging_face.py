@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, naming, unknown_name
 from common.perfmodel.architectures import decoders
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.configuration import Sizes
@@ -244,13 +244,11 @@ def model_of(values: Mapping[str, object], name: str) -> Model:
             sizes that contradict each other, or an extension that is not modelled.
     """
     family = values.get("model_type")
-    try:
+    with naming(name):
         if str(family) not in FAMILIES:
             wrong = "model_type is missing" if family is None else f"unknown model_type {family!r}"
             raise UserError(f"{wrong}; known: {', '.join(FAMILIES)}")
         return FAMILIES[family](Sizes(values, name))
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
 
 
 def read_values(path: Path | str) -> dict[str, object]:

@@ -227,11 +227,6 @@ class Experts(Settings):
             *(shared.tensors(width, f"{name}.shared") if shared else []),
         ]
 
-    def idle_elements(self, width: int) -> int:
-        """Returns the elements of the experts that a token is not sent to."""
-        elements = sum(tensor.elements for tensor in self._expert_tensors(width, ""))
-        return elements // self.total * (self.total - self.active)
-
     def expert_flops(self, width: int, tokens: int) -> int:
         """Returns the operations of the active experts; router and shared part are linear layers.
 

@@ -187,7 +187,6 @@ class Transformer(Settings):
             forward_flops=flops + (experts.expert_flops(self.width, seq_len) if experts else 0),
             is_block=True,
             attention_flops=scores,
-            idle_elements=experts.idle_elements(self.width) if experts else 0,
             activations=activations,
         )
         return registered(block, self.registration)

@@ -47,7 +47,6 @@ def _adapted(layer: Layer, rank: int, tokens: int) -> Layer:
         layer,
         tensors=tuple(adapters),
         forward_flops=layer.forward_flops - saved + linear_flops(adapters, tokens),
-        idle_elements=0,
         forward_modules=(),
         observed=(),
     )
@@ -102,7 +101,6 @@ def _joined(layer: Layer, blocks: int) -> Layer:
         ),
         forward_flops=blocks * layer.forward_flops,
         attention_flops=blocks * layer.attention_flops,
-        idle_elements=blocks * layer.idle_elements,
         forward_modules=(),
         observed=(),
         activations=replace(layer.activations, kept=kept),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, naming, unknown_name
 from common.perfmodel.one_device.peaks import GPUS, known_peak
 from common.perfmodel.published import DATA
 
@@ -171,10 +171,8 @@ def _read(path: Path) -> Cluster:
     if not isinstance(stated, list) or not all(isinstance(sentence, str) for sentence in stated):
         raise UserError(f"{path}: assumptions is a list of sentences")
     values["assumptions"] = tuple(stated)
-    try:
+    with naming(path):
         return Cluster(**values)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def _whole(value: object) -> bool:

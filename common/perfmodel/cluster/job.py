@@ -9,6 +9,7 @@ from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.one_device.training_memory import Passes
 from common.perfmodel.one_device.workload import CHOICES, Workload
+from common.settings import part_of
 
 RECOMPUTED = {"none": 0.0, "selective": 0.5, "block": 1.0}
 """Kind of activation checkpointing → share of a block's forward pass that is computed again.
@@ -96,14 +97,7 @@ class Job:
     @property
     def passes(self) -> Passes:
         """Returns the passes whose memory ``predict_training_memory`` predicts."""
-        return Passes(
-            architecture=self.architecture,
-            batch_size=self.batch_size,
-            numerics=self.types or self.usual_types,
-            checkpointing=self.checkpointing,
-            accumulation=self.accumulation,
-            reduces_each=self.reduces_each,
-        )
+        return part_of(Passes, vars(self), numerics=self.types or self.usual_types)
 
     def recomputed(self, layer: Layer) -> float:
         """Returns the share of a layer's forward pass that its backward pass repeats."""

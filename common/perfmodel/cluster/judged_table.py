@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -35,7 +36,9 @@ MARGIN_MIDDLE, MARGIN_NO_LONG = 2.5, 8.0
 """The same for the best row of a table over several nodes that has no long message: with one of
 ``MIDDLE_BYTES``, where these tables, cut there, took up to 1.91 times; and with none (5.02)."""
 SOCKETS_GB_PER_S = 12.5
-"""100 Gbit/s, which TCP streams of NCCL hardly exceed."""
+"""100 Gbit/s of a node, which TCP streams of NCCL hardly exceed."""
+FAULT_BYTES = 2**30
+"""Size of the message by which faults between nodes are told."""
 NO_P2P, SOCKETS, ONE_CARD, NO_SHARED_MEMORY, ACROSS_SOCKETS = (
     "no P2P between GPUs (they exchange through host memory, SHM)",
     "sockets (TCP) in place of InfiniBand or RoCE",
@@ -113,19 +116,25 @@ class JudgedTable:
 def clusters_of(gpu: str, nodes: int) -> list[Cluster]:
     """Returns the known clusters that hosts with such a GPU may be.
 
-    Virtual machines whose GPUs do not reach each other are none: that is a fault.
+    Virtual machines whose GPUs do not reach each other are none: that is a fault. A GPU does not
+    tell the network between nodes: it may be any that nodes have which are the same inside.
     """
     name = gpu.removeprefix("NVIDIA ").removeprefix("Tesla ")
-    clusters = [load_cluster(title) for title in known_clusters()]
-    clusters = [c for c in clusters if c.gpu == name and not c.name.endswith("-vm")]
-    if nodes > 1:
-        return [cluster for cluster in clusters if cluster.network != "none"]
-    # Of one node the network does not matter: nodes that are alike otherwise are one.
-    return list({_node(cluster): cluster for cluster in clusters}.values())
+    inside = {_node(c): c for c in _known() if c.gpu == name and not c.name.endswith("-vm")}
+    if nodes == 1:
+        return list(inside.values())
+    return [c for c in _known() if c.network != "none" and _node(c) in inside]
+
+
+@cache
+def _known() -> tuple[Cluster, ...]:
+    return tuple(load_cluster(title) for title in known_clusters())
 
 
 def _node(cluster: Cluster) -> tuple:
-    return cluster.interconnect, cluster.gpus_per_node, cluster.channels, cluster.channel_gb_per_s
+    """Returns what a node is inside, whatever its GPUs' memory and its network are."""
+    rings = cluster.channels, cluster.channel_gb_per_s
+    return cluster.generation, cluster.interconnect, cluster.gpus_per_node, *rings
 
 
 def judge_rows(
@@ -140,7 +149,7 @@ def judge_rows(
         table: the table.
         hardware: cluster that it is from; by default what its GPU's name says.
         gpu: name of the GPUs, where the table does not tell.
-        seen: faults that other evidence shows, such as NCCL's log.
+        faults: faults that other evidence shows, such as NCCL's log.
     """
     table = replace(table, gpu=table.gpu or gpu)
     nodes = _nodes(table, hardware)
@@ -149,7 +158,7 @@ def judge_rows(
     reason = _why_not(table, nodes)
     for cluster in clusters:
         try:
-            models.append((cluster, expected(cluster, table, nodes)))
+            models += [(cluster, model) for model in expected(cluster, table, nodes)]
         except UserError as error:
             reason = str(error)
     busbw = table.busbw_gb_per_s()
@@ -161,12 +170,12 @@ def judge_rows(
             zip(table.sizes_bytes, table.times_s, busbw, strict=True)
         )
     )
-    names = tuple(cluster.name for cluster, _ in models)
-    judged = JudgedTable(table, names, nodes, rows, "" if models else reason)
+    fits = {cluster.name: cluster for cluster, _ in models}
+    judged = JudgedTable(table, tuple(fits), nodes, rows, "" if models else reason)
     if not (models and judged.is_low):
         return judged
-    fits = _left_by([cluster for cluster, _ in models], nodes)
-    return replace(judged, faults=faults_of(judged, fits, faults))
+    shares = _left_by(list(fits.values()), table, nodes)
+    return replace(judged, faults=faults_of(judged, shares, faults))
 
 
 def _nodes(table: PrintedCollective, hardware: Cluster | None) -> int:
@@ -185,25 +194,36 @@ def _why_not(table: PrintedCollective, nodes: int) -> str:
     return f"no cluster {where} {table.gpu} is known"
 
 
-def expected(cluster: Cluster, table: PrintedCollective, nodes: int) -> Collective:
-    """Returns the model of a table's collective, on as many nodes as it ran on.
+def expected(cluster: Cluster, table: PrintedCollective, nodes: int) -> list[Collective]:
+    """Returns models of a table's collective, on as many nodes as it ran on.
 
-    A node of which a part of the GPUs took part has a card of the network for each of these.
+    Over two nodes there is a second model, of a ring: a tree sends each byte over the network once
+    there, and a ring twice, which is chosen where the network is looked at (NCCL_ALGO=RING).
+
     Raises UserError where the cluster cannot hold the ranks.
     """
-    per_node = table.ranks // nodes
-    if nodes > 1 and per_node * nodes == table.ranks and per_node < cluster.gpus_per_node:
-        share = per_node / cluster.gpus_per_node
-        without = {"nvls_channels": 0, "nvls_channel_gb_per_s": 0.0}
-        cluster = replace(
-            cluster,
-            gpus_per_node=per_node,
-            network_gb_per_s=cluster.network_gb_per_s * share,
-            **without if per_node < 2 else {},
-        )
-    if table.collective == "all_reduce":
-        return NcclAllReduce(cluster, table.ranks)
-    return NcclRing(cluster, table.ranks, table.collective)
+    cluster = _part_of(cluster, table.ranks, nodes)
+    if table.collective != "all_reduce":
+        return [NcclRing(cluster, table.ranks, table.collective)]
+    rings = [NcclAllReduce(cluster, table.ranks, algorithms=("Ring",))] if nodes == 2 else []
+    return [NcclAllReduce(cluster, table.ranks), *rings]
+
+
+def _part_of(cluster: Cluster, ranks: int, nodes: int) -> Cluster:
+    """Returns the cluster of the GPUs that took part.
+
+    A node of which a part of the GPUs took part has a card of the network for each of these.
+    """
+    per_node = ranks // nodes
+    if nodes == 1 or per_node * nodes != ranks or per_node >= cluster.gpus_per_node:
+        return cluster
+    without = {"nvls_channels": 0, "nvls_channel_gb_per_s": 0.0}
+    return replace(
+        cluster,
+        gpus_per_node=per_node,
+        network_gb_per_s=cluster.network_gb_per_s * per_node / cluster.gpus_per_node,
+        **without if per_node < 2 else {},
+    )
 
 
 def _row(measured: tuple[float, float, float], times_s: np.ndarray, margin: float) -> JudgedRow:
@@ -236,8 +256,8 @@ def faults_of(
 
     Args:
         judged: the table.
-        left: fault → bus bandwidths that it may leave.
-        seen: faults that other evidence shows.
+        shares: fault → bus bandwidths that it may leave.
+        faults: faults that other evidence shows.
     """
     if in_log := tuple(fault for fault in shares if fault in faults):
         return in_log
@@ -247,17 +267,24 @@ def faults_of(
     )
 
 
-def _left_by(clusters: Collection[Cluster], nodes: int) -> dict[str, list[tuple[float, float]]]:
+def _left_by(
+    clusters: Collection[Cluster], table: PrintedCollective, nodes: int
+) -> dict[str, list[tuple[float, float]]]:
     """Returns the bus bandwidths, in GB/s, that faults leave of long messages, on any cluster."""
     if nodes > 1:
-        cards = [
-            cluster.network_gb_per_s / cluster.gpus_per_node
-            for cluster in clusters
-            if cluster.gpus_per_node > 1
-        ]
+        parts = [_part_of(cluster, table.ranks, nodes) for cluster in clusters]
+        cards = {
+            part: part.network_gb_per_s / part.gpus_per_node
+            for part in parts
+            if part.gpus_per_node > 1
+        }
+        sockets = max(_reached(part, table, nodes, SOCKETS_GB_PER_S) for part in parts)
         return {
-            SOCKETS: [(0.0, SOCKETS_GB_PER_S)],
-            ONE_CARD: [(0.5 * card, 1.15 * card) for card in cards],
+            SOCKETS: [(0.0, sockets)],
+            ONE_CARD: [
+                (0.5 * card, 1.15 * _reached(part, table, nodes, card))
+                for part, card in cards.items()
+            ],
         }
     bus = [PCIE_GB_PER_S[cluster.generation] for cluster in clusters]
     return {
@@ -265,3 +292,12 @@ def _left_by(clusters: Collection[Cluster], nodes: int) -> dict[str, list[tuple[
         NO_P2P: [(2.0, 0.45 * rate) for rate in bus],
         ACROSS_SOCKETS: [(0.25 * rate, 0.75 * rate) for rate in bus],
     }
+
+
+def _reached(
+    cluster: Cluster, table: PrintedCollective, nodes: int, network_gb_per_s: float
+) -> float:
+    """Computes the bus bandwidth, in GB/s, where a node's network is as slow as that."""
+    slow = replace(cluster, network_gb_per_s=min(network_gb_per_s, cluster.network_gb_per_s))
+    times_s = (float(expected(slow, table, nodes)[0].time_s(FAULT_BYTES)),)
+    return float(replace(table, sizes_bytes=(FAULT_BYTES,), times_s=times_s).busbw_gb_per_s()[0])

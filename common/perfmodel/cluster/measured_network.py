@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.errors import UserError
+from common.errors import UserError, naming
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.tables import AllReduceTable
@@ -21,10 +21,8 @@ def with_measured(cluster: Cluster, table: AllReduceTable) -> Cluster:
     ranks = table.world_size
     if ranks is None or ranks < 2:
         raise UserError(f"{table.source}: {ranks or 'no'} ranks: a network is between two or more")
-    try:
+    with naming(table.source):
         model = NcclAllReduce(cluster, ranks)
-    except UserError as error:
-        raise UserError(f"{table.source}: {error}") from None
     sizes, times = table.curve.sizes_bytes, table.curve.times_s
     factors = times / model.time_s(sizes)
     return replace(

@@ -38,17 +38,6 @@ def training_flops_per_token(config: GPT2Config, seq_len: int) -> int:
     return step_flops.training_flops(config.n_layer, config.n_embd, config.vocab_size, seq_len)
 
 
-def recomputed_flops_per_token(config: GPT2Config, seq_len: int) -> int:
-    """Counts operations per token that checkpointing repeats: the blocks', but not the head's.
-
-    With these on top a device's own utilisation (HFU) is higher than MFU. PyTorch stops a block's
-    second pass when all it needs is there, which leaves out the block's last product.
-    """
-    last_product = config.n_layer * 4 * config.n_embd**2
-    weights = config.n_layer * config.matrix_parameters_per_layer() - last_product
-    return 2 * weights + step_flops.attention_flops(config.n_layer, config.n_embd, seq_len)
-
-
 def mfu(tokens_per_s: float, config: GPT2Config, seq_len: int, peak_flops_per_s: float) -> float:
     """Computes model FLOPs utilisation: operations that training needs, over the peak's."""
     per_token = training_flops_per_token(config, seq_len)

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
-
 
 @dataclass(frozen=True)
 class DevicePeak:
@@ -24,8 +22,8 @@ class DevicePeak:
 
     Attributes:
         device: name of the device.
-        flops_per_s: precision (of ``PRECISIONS``) → rate; a precision that the hardware lacks is
-            absent.
+        flops_per_s: precision (float32, tf32, bfloat16 or float16) → rate; a precision that the
+            hardware lacks is absent.
         memory_bytes_per_s: bandwidth of its memory, reading and writing together.
         source: origin of the figures, for a caption.
         memory_bytes: size of its memory; None of a device whose rates were measured.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.one_device.architecture import CONFIGS, TITLES, GPT2Config
-from common.settings import AtLeast, Settings
+from common.settings import AtLeast, Settings, part_of
 
 CHOICES = {
     "precision": ("float32", "bfloat16", "float16"),
@@ -80,9 +80,7 @@ class Workload(Settings):
     @classmethod
     def of(cls, settings: Mapping[str, object], **other: object) -> Workload:
         """Returns the step among a run's settings, with ``other`` in place of its own."""
-        names = {field.name for field in fields(Workload)}
-        step_settings = {name: value for name, value in settings.items() if name in names}
-        return Workload(**step_settings | other)
+        return part_of(Workload, settings, **other)
 
     @property
     def unpadded(self) -> GPT2Config:

@@ -120,6 +120,24 @@ def no_slow_rank(program: Program) -> Changed:
     )
 
 
+def equal_work(program: Program) -> Changed:
+    """Gives all ranks the same work in each step, operation by operation (their mean)."""
+    if len(program.ranks) < 2:
+        raise NotJudged("a trace of one rank has no other to share work with")
+    if slow_rank(rank_work(program)) is not None:
+        raise NotJudged("one rank has the most work in most steps: see what no slow rank gains")
+    lanes = _alike(program, program.ranks[0])
+    if len({tuple(len(operations) for operations in rank) for rank in lanes}) > 1:
+        raise NotJudged("ranks do not do the same operations")
+    work_s = list(program.work_s)
+    for same_lane in zip(*lanes, strict=True):
+        for operations in zip(*same_lane, strict=True):
+            mean_s = sum(program.work_s[o] for o in operations) / len(operations)
+            for operation in operations:
+                work_s[operation] = mean_s
+    return program.changed(work_s=work_s), ("ranks share each step's work, whose sum stays",)
+
+
 def _alike(program: Program, rank: int) -> list[list[list[int]]]:
     """Returns the operations of a rank's lanes, and then those of each other rank."""
     lanes = {
@@ -253,6 +271,7 @@ def no_launches(program: Program) -> Changed:
 
 CHANGES: dict[str, Callable[[Program], Changed]] = {
     "no slow rank": no_slow_rank,
+    "equal work": equal_work,
     "network × 2": network_times(2),
     "network × 10": network_times(10),
     "all-reduces in bf16": in_bf16,

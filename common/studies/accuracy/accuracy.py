@@ -156,9 +156,7 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
     with study_run("accuracy", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()  # ranks start in another folder
         scratch.mkdir()
-        streams = open_tables(run)
-        for name, rows in earlier.items():
-            streams[name].write(rows)
+        streams = open_tables(run, earlier)
         for job in study.jobs():
             folders = [scratch / f"{job.name}-{network}" for network in job.networks]
             if finished.issuperset(folder.name for folder in folders):

@@ -6,7 +6,7 @@ is raw.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,8 @@ import pandas as pd
 import yaml
 
 from common.analysis.buckets.sweep import slowest_steps
+from common.benchmarks.buckets.ddp import STEP_COLUMNS, TIMES
+from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS
 from common.errors import UserError
 from common.perfmodel.tables import read_ready_times
 from common.runtime.records.run_directory import RunDirectory, SampleStream, read_environment
@@ -52,7 +54,12 @@ NETWORK_FACTS = (
 )
 FACTS = ("model", "batch_size", *NETWORK_FACTS)
 """Columns of ``cases.csv`` that come from the settings of a case."""
-TIMES = ("forward_time_ms", "backward_time_ms", "step_time_ms")
+
+
+def _without_rank(columns: Sequence[str]) -> list[str]:
+    return [column for column in columns if column != "rank"]
+
+
 TABLES = {
     "cases.csv": (
         "case",
@@ -67,17 +74,7 @@ TABLES = {
         "start_time",
     ),
     "predictions.csv": ("case", *PREDICTION_COLUMNS),
-    "steps.csv": (
-        "case",
-        "role",
-        "bucket_cap_mib",
-        "num_buckets",
-        "first_bucket_bytes",
-        "last_bucket_bytes",
-        "round",
-        "iteration",
-        *TIMES,
-    ),
+    "steps.csv": ("case", "role", *_without_rank(STEP_COLUMNS)),
     "gradients.csv": (
         "case",
         "ready_index",
@@ -87,19 +84,7 @@ TABLES = {
         "ready_time_ms",
     ),
     "all-reduces.csv": ("case", "mode", "total_bytes", "round", "iteration", "time_ms"),
-    "overlap.csv": (
-        "case",
-        "arm",
-        "message_bytes",
-        "messages",
-        "round",
-        "iteration",
-        "backward_time_ms",
-        "all_reduce_time_ms",
-        "messages_done",
-        "copy_out_time_ms",
-        "gradient_bytes",
-    ),
+    "overlap.csv": ("case", *_without_rank(OVERLAP_TIME_COLUMNS)),
 }
 """Table → columns.
 
@@ -156,9 +141,12 @@ def _table_or_its_part(path: Path) -> Path:
     return path if path.exists() else path.with_name(f"{path.name}.partial")
 
 
-def open_tables(run: RunDirectory) -> dict[str, SampleStream]:
-    """Opens the joined tables of a study's run directory."""
-    return {name: run.stream(name, columns) for name, columns in TABLES.items()}
+def open_tables(run: RunDirectory, earlier: Mapping[str, list[dict]]) -> dict[str, SampleStream]:
+    """Opens the joined tables of a study's run directory, with rows of ``earlier_cases``."""
+    streams = {name: run.stream(name, columns) for name, columns in TABLES.items()}
+    for name, rows in earlier.items():
+        streams[name].write(rows)
+    return streams
 
 
 def join_case(streams: dict[str, SampleStream], folder: Path) -> None:

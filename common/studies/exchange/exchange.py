@@ -160,9 +160,7 @@ def run_study(study: ExchangeStudy, output_dir: str, progress: StageProgress) ->
     with study_run("exchange", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()
         scratch.mkdir()
-        streams = open_tables(run)
-        for name, rows in earlier.items():
-            streams[name].write(rows)
+        streams = open_tables(run, earlier)
         for model, cases in study.wanted(finished):
             with progress.stage(f"{model.name}, {len(cases)} exchanges") as update:
                 log = scratch / f"{model.name}.log"

@@ -18,6 +18,7 @@ from common.runtime.group.process_group import process_group
 from common.runtime.machine.device import choose_device
 from common.runtime.records.recorder import record_run
 from common.runtime.script import run_script
+from common.settings import part_of
 from common.studies.accuracy.rounds import CaseRounds, RoundSettings, computation_s, take_turns
 from common.studies.exchange.emulated_group import EMULATED, Exchange, connect, register
 
@@ -93,14 +94,7 @@ class ExchangeJob(RoundSettings):
 
     def step_settings(self) -> StepSettings:
         """Returns the step, whose weights stand still."""
-        return StepSettings(
-            model=self.model,
-            batch_size=self.batch_size,
-            max_seq_len=self.max_seq_len,
-            dtype=self.dtype,
-            optimizer="sgd",
-            lr=0.0,
-        )
+        return part_of(StepSettings, vars(self), optimizer="sgd", lr=0.0)
 
 
 def main(settings: ExchangeJob) -> None:

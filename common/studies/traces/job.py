@@ -2,8 +2,9 @@
 
     job.py FOLDER MODEL ROUNDS STEPS ARM…
 
-Writes FOLDER/round-R/ARM/rank-N.json. Layers are small and sleep in each pass, as do a slow rank
-and a slow loader: that takes the same on a busy machine, and links have the processor.
+Writes FOLDER/round-R/ARM/rank-N.json. Layers are small and sleep in each pass, as do a slow rank, a
+slow loader and ranks with uneven work: that takes the same on a busy machine, and links have the
+processor.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from torch.utils.data import DataLoader, Dataset
 from common.samples import rotated
 
 BASE, SLOW, LOADER, BF16, CAP = "base", "slow", "loader", "bf16", "cap-"
+UNEVEN, EVEN = "uneven", "even"
 SLOW_S, LOAD_S, LAYER_S, WARM_UP = 0.08, 0.08, 0.01, 4
 """Seconds of a slow rank and loader in each step, and of a layer's backward pass; its forward pass
-takes half as long."""
+takes half as long. Work beside the layers takes a rank ``SLOW_S`` a step in the arms ``EVEN`` and
+``UNEVEN``: in the latter one rank has that of all, by turns."""
 BATCH, WIDTH = 8, 256
 
 
@@ -76,9 +79,16 @@ def model_of(name: str) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def pause_s(variant: str, rank: int, ranks: int, step: int) -> float:
+    """Returns how long a rank sleeps between the passes of a step."""
+    if variant == UNEVEN:
+        return SLOW_S * ranks if step % ranks == rank else 0.0
+    return SLOW_S if variant == EVEN or (variant == SLOW and rank == ranks - 1) else 0.0
+
+
 def run_arm(variant: str, name: str, steps: int, folder: Path) -> None:
     """Trains a fresh instance, and writes the trace of its last steps."""
-    rank = dist.get_rank()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     cap = float(variant.removeprefix(CAP)) if variant.startswith(CAP) else None
     ddp = DistributedDataParallel(model_of(name), bucket_cap_mb=cap)
     if variant == BF16:
@@ -93,11 +103,11 @@ def run_arm(variant: str, name: str, steps: int, folder: Path) -> None:
         record_shapes=True,
         on_trace_ready=lambda p: p.export_chrome_trace(str(folder / f"rank-{rank}.json")),
     ) as profiler:
-        for batch in DataLoader(batches, batch_size=None):
+        for step, batch in enumerate(DataLoader(batches, batch_size=None)):
             optimizer.zero_grad()
             loss = ddp(batch).square().mean()
-            if variant == SLOW and rank == dist.get_world_size() - 1:
-                time.sleep(SLOW_S)
+            if pause := pause_s(variant, rank, ranks, step):
+                time.sleep(pause)
             loss.backward()
             optimizer.step()
             profiler.step()

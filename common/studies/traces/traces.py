@@ -24,6 +24,7 @@ from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.replay.changes import (
     Predicted,
+    equal_work,
     in_bf16,
     loader_hidden,
     network_times,
@@ -38,12 +39,12 @@ from common.runtime.records.study import earlier_table, study_run
 from common.runtime.stage_progress import StageProgress
 from common.samples import Interval
 from common.settings import Positive, Settings
-from common.studies.traces.job import BASE, BF16, CAP, LOADER, SLOW
+from common.studies.traces.job import BASE, BF16, CAP, EVEN, LOADER, SLOW, UNEVEN
 
 SCRIPT = project_root() / "common" / "studies" / "traces" / "job.py"
 HOSTS = 2
 CAPS = ("0.3", "0.6", "100")
-ARMS = (BASE, SLOW, LOADER, BF16, *(CAP + cap for cap in CAPS))
+ARMS = (BASE, SLOW, LOADER, UNEVEN, EVEN, BF16, *(CAP + cap for cap in CAPS))
 JOB = ["model", "rate"]
 MOVES, NEAR = 0.1, 0.1
 """Share of the step by which a change counts, and share of the change within which it is near."""
@@ -179,6 +180,8 @@ def answers(
         yield "slow rank", rate, BASE, predicted("no slow rank", no_slow_rank, base)
     elif variant == LOADER:
         yield "loader", rate, BASE, predicted("loader hidden", loader_hidden, base)
+    elif variant == UNEVEN:
+        yield "uneven work", rate, EVEN, predicted("equal work", equal_work, base)
     elif variant.startswith(CAP):
         yield "cap", rate, BASE, at_cap(job, gate, None)
 

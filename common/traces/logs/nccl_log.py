@@ -19,6 +19,7 @@ CHANNEL = re.compile(
     r"NCCL INFO Channel \S+ : (\d+)\[(\w+)\] -> (\d+)\[(\w+)\](?: \[(?:send|receive)\])? via (\S+)"
 )
 NETWORK = re.compile(r"NCCL INFO (?:Using network (\S+)|NET/(\w+) ?: Using )")
+ADAPTER = re.compile(r"\[\d+\] ?([\w.-]+:\d+)/(?:IB|RoCE)")
 NO_INFINIBAND = re.compile(r"NCCL INFO NET/IB : No device found")
 NOT_OPENED = re.compile(r"NCCL WARN NET/IB : Unable to (?:open|query) device (\S+)")
 VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)")
@@ -80,6 +81,7 @@ class NcclLog:
 
     Attributes:
         networks: networks that NCCL said it uses.
+        adapters: InfiniBand and RoCE adapters that it said it uses, on any host.
         version: version of NCCL.
         settings: variable → (value, place of the line), set by the environment.
         no_infiniband: place where NCCL said that it found no InfiniBand; empty where it did not.
@@ -91,6 +93,7 @@ class NcclLog:
     """
 
     networks: set[str] = field(default_factory=set)
+    adapters: set[str] = field(default_factory=set)
     version: str = ""
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
     no_infiniband: str = ""
@@ -153,6 +156,7 @@ class NcclLog:
         text = line.text
         if match := NETWORK.search(text):
             self.networks.add(match[1] or match[2])
+            self.adapters.update(ADAPTER.findall(text))
         elif match := SETTING.search(text):
             self.settings.setdefault(match[1], (match[2], line.where))
         elif match := NO_DIRECT.search(text):

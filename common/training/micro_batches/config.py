@@ -12,7 +12,16 @@ from common.errors import UserError
 from common.exercises.loss_scale import LOSS_MEANS
 from common.runtime.group.process_group import Worker
 from common.scheduling.modes import MODES
-from common.settings import AtLeast, Fraction, NonNegative, OneOf, Positive, RankOptions, is_changed
+from common.settings import (
+    AtLeast,
+    Fraction,
+    NonNegative,
+    OneOf,
+    Positive,
+    RankOptions,
+    is_changed,
+    part_of,
+)
 from common.training.precision import PRECISION_NAMES, resolved_precision
 
 COST_TYPES = ("tokens", "tokens_sq", "calibrated")
@@ -71,15 +80,8 @@ class TextSettings(RankOptions):
 
     def texts(self, eval_samples: int) -> TextOptions:
         """Returns which texts a run takes, ``eval_samples`` of the validation split."""
-        return TextOptions(
-            dataset=self.dataset,
-            dataset_dir=self.dataset_dir,
-            synthetic_like=self.synthetic_like,
-            vocab_size=self.vocab_size,
-            max_length=self.max_length,
-            train_samples=self.max_train_samples,
-            eval_samples=eval_samples,
-            seed=self.seed,
+        return part_of(
+            TextOptions, vars(self), train_samples=self.max_train_samples, eval_samples=eval_samples
         )
 
     def without_effect(self) -> list[str]:

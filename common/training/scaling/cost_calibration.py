@@ -14,6 +14,7 @@ from common.scheduling.cost import CalibratedCost
 from common.scheduling.loader import MicroBatch
 from common.scheduling.modes import StepPlan
 from common.scheduling.rank_speeds import RankCosts
+from common.tables import CALIBRATION_COLUMNS
 from common.training.micro_batches.config import TextSettings
 from common.training.micro_batches.micro_batch_step import MicroBatchStep
 from common.training.texts.task import Task
@@ -21,7 +22,6 @@ from common.training.texts.task import Task
 LENGTHS = 4
 REPEATS = 3
 """Timed passes of each size, in rotated order, after one for warm-up."""
-CALIBRATION_COLUMNS = ("rank", "batch_size", "longest", "repeat", "time_ms")
 
 
 def calibration_sizes(

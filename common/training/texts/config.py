@@ -14,7 +14,7 @@ from common.data.text_splits import TextOptions, ignored_data_settings
 from common.errors import UserError
 from common.models.text_classifier import TextClassifierConfig
 from common.runtime.group.process_group import Worker
-from common.settings import Fraction, NonNegative, OneOf, Positive, RankOptions
+from common.settings import Fraction, NonNegative, OneOf, Positive, RankOptions, part_of
 from common.training.ddp import COMPRESSIONS
 from common.training.precision import PRECISION_NAMES, resolved_precision
 from common.training.scaling.data_parallel_step import StepOptions
@@ -128,53 +128,28 @@ class TextScalingConfig(RankOptions):
 
     def texts(self) -> TextOptions:
         """Returns which texts the run takes."""
-        return TextOptions(
-            dataset=self.dataset,
-            dataset_dir=self.dataset_dir,
-            synthetic_like=self.synthetic_like,
-            vocab_size=self.vocab_size,
-            max_length=self.max_length,
-            train_samples=self.max_train_samples,
-            eval_samples=self.eval_samples,
-            seed=self.data_seed,
+        return part_of(
+            TextOptions, vars(self), train_samples=self.max_train_samples, seed=self.data_seed
         )
 
     def loading(self) -> LoaderOptions:
         """Returns how texts become this rank's micro-batches."""
-        return LoaderOptions(
-            batch_size=self.batch_size,
-            accumulation=self.accumulation,
-            width=self.max_length if self.pad == "max_length" else 0,
-            workers=self.workers,
-            persistent_workers=self.persistent_workers,
-            seed=self.seed,
-        )
+        width = self.max_length if self.pad == "max_length" else 0
+        return part_of(LoaderOptions, vars(self), width=width)
 
     def classifier(self, num_labels: int) -> TextClassifierConfig:
         """Returns the sizes of the model."""
-        return TextClassifierConfig(
-            vocab_size=self.vocab_size,
-            num_labels=num_labels,
-            max_length=self.max_length,
-            d_model=self.d_model,
-            n_head=self.n_head,
-            n_layer=self.n_layer,
-            d_ff=self.d_ff,
-            dropout=self.dropout,
-        )
+        return part_of(TextClassifierConfig, vars(self), num_labels=num_labels)
 
     def step_options(self) -> StepOptions:
         """Returns the options of a step.
 
         Under float64 the weights have that type, and no autocast is needed: the option is float32.
         """
-        return StepOptions(
-            accumulation=self.accumulation,
+        return part_of(
+            StepOptions,
+            vars(self),
             precision="float32" if self.precision == "float64" else self.precision,
-            compression=self.compression,
-            bucket_cap_mb=self.bucket_cap_mb,
-            static_graph=self.static_graph,
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
             max_gradient_norm=self.max_gradient_norm or None,
         )
 

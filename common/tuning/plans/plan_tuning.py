@@ -19,7 +19,7 @@ from common.planning.space import Plan, fits, sized, variations
 from common.planning.tuned import TriedPlan, Tuned
 from common.runtime.progress import Progress
 from common.tuning.candidates import MOST_CANDIDATES, spread_settings, time_class
-from common.tuning.plans.plan_visits import PlanVisits
+from common.tuning.plans.plan_visits import FIRST, PlanVisits
 from common.tuning.same_graph import on_main
 from common.tuning.visit_plan import (
     FEWEST_FINAL,
@@ -32,8 +32,6 @@ from common.tuning.visit_plan import (
 
 CAUTION = 0.8
 """The part of the allowed time that visits are planned for: what one takes is an estimate."""
-FIRST = 1
-"""The first round: in round 0 peaks are measured, and here that of the best one only."""
 
 
 def settings_to_try(base: TimedPlan, times: MeasuredTimes) -> list[TimedPlan]:

@@ -21,6 +21,8 @@ from common.tuning.visits import WARMUP_STEPS
 
 STEPS = 3
 """Steps of a visit after those that warm up."""
+FIRST = 1
+"""First round whose times are judged: in round 0 peaks are measured, and nothing is warm yet."""
 VISIT_COLUMNS = ("plan", "round", "iteration", "rank", "step_time_ms")
 PEAK_COLUMNS = ("plan", "rank", "peak_bytes")
 

@@ -12,9 +12,12 @@ from common.planning.answer import VerifiedPlan
 from common.planning.space import Plan
 from common.runtime.progress import Progress
 from common.samples import student
-from common.tuning.plans.plan_visits import PlanVisits
+from common.tuning.plans.plan_visits import FIRST, PlanVisits
 from common.tuning.same_graph import on_main
-from common.tuning.visit_plan import FEWEST_FINAL, ROUNDS_PER_LEVEL, halved
+from common.tuning.visit_plan import FEWEST_FINAL, halved
+
+CHOICE_ROUNDS = 3
+"""Rounds of all plans, by which two are chosen."""
 
 
 def verify(
@@ -22,9 +25,9 @@ def verify(
 ) -> tuple[VerifiedPlan, ...]:
     """Runs plans in rotated rounds, each visit a fresh instance; returns them, the best first.
 
-    Two rounds of all leave two plans, and two of these decide their order, as in ``tune``. Further
-    rounds of them, and of ``mine``, had no part in it, and judge which is the best. The refused one
-    is run once, after all others.
+    In round 0 the peak of each is measured, and its times, from when nothing was warm, are not
+    judged. Rounds of all leave two plans; further rounds of them, and of ``mine``, had no part in
+    that, and judge which is the best. The refused one is run once, after all others.
 
     Args:
         visits: visits plans; its progress is set to what is visited here.
@@ -32,13 +35,14 @@ def verify(
         refused: one that does not fit.
         mine: the one of them that somebody named.
     """
-    levels = [len(plans), 2][: len(plans) - 1]
-    chosen_in = ROUNDS_PER_LEVEL * len(levels)
-    most = ROUNDS_PER_LEVEL * sum(levels) + FEWEST_FINAL * min(len(plans), 2 + (mine in plans))
+    levels = [len(plans)] if len(plans) > 2 else []
+    chosen_in = FIRST + CHOICE_ROUNDS * len(levels)
+    most = len(plans) * chosen_in + FEWEST_FINAL * min(len(plans), 2 + (mine in plans))
     visits.progress = Progress(most + (refused is not None), visits.worker.is_main)
+    visits.rounds("peak", plans, 1)
 
-    def times_after(level: int, arms: list[Plan]) -> pd.DataFrame:
-        return visits.rounds("choice", arms, ROUNDS_PER_LEVEL, ROUNDS_PER_LEVEL * level)
+    def times_after(_: int, arms: list[Plan]) -> pd.DataFrame:
+        return visits.rounds("choice", arms, CHOICE_ROUNDS, FIRST).loc[FIRST:]
 
     ranked = halved(plans, levels, times_after, lambda plan: plan.name)
     alive = [plan for plan in ranked if plan not in visits.died]
@@ -60,7 +64,8 @@ def verify(
         if plan in visits.died:
             verified.append(VerifiedPlan(plan, None, None, visits.died[plan], **known))
             continue
-        of_plan = times[plan.name].loc[chosen_in if plan in finalists else 0 :]
+        begun = chosen_in if plan in finalists else 0 if plan == refused else FIRST
+        of_plan = times[plan.name].loc[begun:]
         step = student(of_plan)
         positive = replace(step, low=max(step.low, 0.0))  # NaN of a single round stays
         judged = over.get(plan.name)

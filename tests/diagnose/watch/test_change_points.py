@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -275,15 +277,56 @@ def test_a_rank_that_becomes_slow_is_found_in_a_run_and_its_cause_after(loop_run
     assert opened.as_json()["changes"][0]["rank"] == 1
 
 
-def test_a_job_that_is_resumed_has_a_record_of_its_own(rank_server, tmp_path: Path) -> None:
+def test_a_job_that_is_resumed_has_one_record_of_all_its_ranks(rank_server, tmp_path) -> None:
+    # Rank 1 ended before it had written anything.
     variables = {"TORCHELASTIC_RESTART_COUNT": "1"}
-    (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle" / "rank0.jsonl").write_text("of the first start\n")
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "rank0.jsonl").write_text("of the first start\n")
     main = Path(long_watch.__file__).with_name("__main__.py")
     words = (Path(__file__).parent / "scripts" / "loop.py", tmp_path / "out", "--steps", 4)
-    done = rank_server.run(main, f"folder={tmp_path}/bundle", *words, variables=variables)
-    assert done.exit_codes == [0]
-    assert done.stderr[0].count("\n") == 1
-    assert "the job was resumed; its record" in done.stderr[0]
-    assert (tmp_path / "bundle" / "rank0.jsonl").read_text() == "of the first start\n"
-    assert '"steps"' in (tmp_path / "bundle" / "restart-1" / "rank0.jsonl").read_text()
+    done = rank_server.run(main, f"folder={bundle}", *words, ranks=2, variables=variables)
+    assert done.exit_codes == [0, 0]
+    [line] = "".join(done.stderr).splitlines()
+    assert "the job was resumed; its record" in line
+    assert [path.name for path in bundle.glob("*.jsonl")] == ["rank0.jsonl"]
+    assert (bundle / "rank0.jsonl").read_text() == "of the first start\n"
+    for rank in (0, 1):
+        assert '"steps"' in (bundle / "restart-1" / f"rank{rank}.jsonl").read_text()
+
+
+DYING = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(30):
+    if step == 20 and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os._exit(1)
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow  # torchrun itself starts the ranks, twice
+def test_each_start_of_torchruns_ranks_has_one_record(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DYING)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    watch = ("--max-restarts=1", "-m", "ddplab_watch", "window=10", "bucket_steps=2", "train.py")
+    command = [sys.executable, *torchrun, *watch]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.count("the job was resumed") == 1
+    [folder] = (tmp_path / "ddplab-watch").iterdir()
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*.jsonl")} == {
+        *("rank0.jsonl", "rank1.jsonl", "restart-1/rank0.jsonl", "restart-1/rank1.jsonl")
+    }
+    opened = {start: open_diagnosis(start) for start in (folder, folder / "restart-1")}
+    assert any("restart-1" in note for note in opened[folder].notes)
+    for one in opened.values():
+        assert one.case.run.world_size == 2

@@ -58,6 +58,18 @@ def test_a_folder_that_was_used_is_not_used_again(store, tmp_path: Path) -> None
     assert team.same_folder(used, store, 1, "rank1.jsonl") == first
 
 
+def test_ranks_that_were_started_anew_take_no_folder_of_the_start_before(
+    store, tmp_path: Path, monkeypatch
+) -> None:
+    # torchrun's store outlives them.
+    monkeypatch.setattr(team, "HERE", timedelta(seconds=0.1))
+    team.same_folder(tmp_path / "0", store, 0, "rank0.jsonl")
+    mine = tmp_path / "1"
+    assert team.same_folder(mine, store, 1, "rank1.jsonl", "1") == mine
+    chosen = team.same_folder(tmp_path / "2", store, 0, "rank0.jsonl", "1")
+    assert team.same_folder(mine, store, 1, "rank1.jsonl", "1") == chosen == tmp_path / "2"
+
+
 class OtherOptimizer:
     """Steps, and is none of torch's: wrappers of optimizers are such."""
 

@@ -46,8 +46,11 @@ def _seen(job: LeftBehind) -> Iterator[str]:
         yield NO_P2P
     if log.largest.pairs("NET", one_host=True):
         yield NO_SHARED_MEMORY
-    if log.largest.pairs("NET/Socket", one_host=False) or set_to.get("NCCL_IB_DISABLE") == "1":
+    on_sockets = log.networks == {"Socket"} or log.largest.pairs("NET/Socket", one_host=False)
+    if on_sockets or set_to.get("NCCL_IB_DISABLE") == "1":
         yield SOCKETS
+    if len(log.adapters) == 1:
+        yield ONE_CARD
 
 
 def slow_collectives(job: LeftBehind) -> Verdict | None:
@@ -87,7 +90,7 @@ def _sentence(judged: JudgedTable) -> str:
     return (
         f"{table.collective} over {counted(table.ranks, 'rank')} reaches {row.busbw_gb_per_s:.3g} "
         f"GB/s of bus bandwidth at {size_text(row.size_bytes)}, where {', '.join(judged.clusters)} "
-        f"should give {should:.3g} {table.where}."
+        f"should give at least {should:.3g} {table.where}."
     )
 
 

@@ -82,14 +82,14 @@ class Session:
             FileExistsError: an earlier run has used it.
         """
         folder, name = Path(self.options.folder).absolute(), f"rank{self.rank}.jsonl"
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if again != "0":  # the launcher has started all ranks anew: no rank looks who had written
+            folder = folder / f"restart-{again}"
         if not self.options.named:
             store = private.job_store() if in_group and self.ranks > 1 else None
-            folder = same_folder(folder, store, self.rank, name)
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        if (folder / name).exists() and again != "0":  # the launcher has started all ranks anew
-            folder = folder / f"restart-{again}"
-            if self.rank == 0:
-                print(f"ddplab-watch: the job was resumed; its record: {folder}", file=sys.stderr)
+            folder = same_folder(folder, store, self.rank, name, again)
+        if again != "0" and self.rank == 0:
+            print(f"ddplab-watch: the job was resumed; its record: {folder}", file=sys.stderr)
         if (folder / name).exists():
             raise FileExistsError(f"{folder / name} exists; give each run a folder of its own")
         return folder / name

@@ -18,7 +18,7 @@ HERE = timedelta(seconds=20)
 """Rank 0 waits so long for the other ranks' watches, which come after the same update."""
 GO_ON, LEAVE_OUT = "go on", "leave out"
 FOLDER = "ddplab-watch/folder"
-"""Key of the job's store under which rank 0 names the bundle."""
+"""Where rank 0 names the bundle in the job's store, for each start of the ranks."""
 
 
 class Team:
@@ -103,7 +103,9 @@ def all_are_here(store: dist.Store | None, job: str, rank: int, ranks: int) -> b
     return store.get(decided) == GO_ON.encode()
 
 
-def same_folder(folder: Path, store: dist.Store | None, rank: int, record: str) -> Path:
+def same_folder(
+    folder: Path, store: dist.Store | None, rank: int, record: str, again: str = "0"
+) -> Path:
     """Returns the folder that rank 0 chooses for the bundle of all ranks.
 
     Ranks on several hosts have launchers of their own, and name a folder after them.
@@ -113,16 +115,18 @@ def same_folder(folder: Path, store: dist.Store | None, rank: int, record: str) 
         store: store of the job; None leaves each rank its own.
         rank: rank of this process.
         record: name of this rank's file in it.
+        again: how often the launcher has started the ranks anew; torchrun's store outlives them.
     """
     if (folder / record).exists():
         folder = folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     if store is None:
         return folder
+    key = f"{FOLDER}/{again}"
     if rank == 0:
-        store.set(FOLDER, str(folder))
+        store.set(key, str(folder))
         return folder
     try:
-        store.wait([FOLDER], HERE)
+        store.wait([key], HERE)
     except RuntimeError:  # rank 0 is not watched
         return folder
-    return Path(store.get(FOLDER).decode())
+    return Path(store.get(key).decode())
