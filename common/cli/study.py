@@ -12,7 +12,7 @@ from common.cli.help import Subcommands
 from common.errors import UserError
 
 STUDIES = {
-    "memory": ("studies.memory", "predicted against tracked", 12),
+    "memory": ("studies.memory", "predicted against tracked", 25),
     "models": ("studies.model_steps", "steps of transformers' models on one device", 2),
     "survival": ("studies.survival", "killed runs, damaged checkpoints", 15),
     "diagnosis": ("diagnose.studies.planted", "planted faults and what is named", 30),

@@ -263,10 +263,15 @@ def judge(cases: pd.DataFrame, choices: pd.DataFrame, peaks: pd.DataFrame) -> pd
     keys = ["model", "network", "budget"]
     wide = choices.pivot_table(index=keys, columns="who", values="regret", dropna=False)
     for rival in RIVALS:
-        of_rival = wide[rival] if rival in wide else pd.Series(float("nan"), wide.index)
-        ratio = (1 + of_rival) / (1 + wide[PLAN])
-        won = (ratio > 1 + ALIKE) | (of_rival.isna() & wide[PLAN].notna())
-        lost = (ratio < 1 / (1 + ALIKE)) | (wide[PLAN].isna() & of_rival.notna())
+        asked = choices.loc[choices["who"] == rival, keys]
+        if asked.empty:  # a study that was cut may have begun without it
+            continue
+        of_plan, of_rival = (
+            wide.loc[pd.MultiIndex.from_frame(asked), who] for who in (PLAN, rival)
+        )
+        ratio = (1 + of_rival) / (1 + of_plan)
+        won = (ratio > 1 + ALIKE) | (of_rival.isna() & of_plan.notna())
+        lost = (ratio < 1 / (1 + ALIKE)) | (of_plan.isna() & of_rival.notna())
         name = f"cases that plan wins against {rival}, less those that it loses"
         rows.append((name, 1, None, won.sum() - lost.sum()))
     columns = ["promise", "at_least", "at_most", "found"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.one_device.origin import OneDeviceRun, step_text
-from common.analysis.runs import RECORDING_MACHINE, Run, complete_runs, gpu_folder, open_run_with
+from common.analysis.runs import Run, complete_runs, gpu_folder, open_run_with
 from common.analysis.show import mib
 from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.sharding import Sharding
@@ -165,7 +165,7 @@ def open_memory_run(run_dir: str | Path | None = None) -> MemoryRun:
 
 def open_study() -> tuple[pd.DataFrame, Run]:
     """Opens the recorded study of predictions: a row per case, with its relative ``error``."""
-    folder = project_root() / "data" / RECORDING_MACHINE / "study-memory"
+    folder = project_root() / "data" / "xeon-2-cores" / "study-memory"
     opened = open_run_with(folder, "study", "memory-tracked.csv")
     table = opened.table("memory-tracked.csv")
     return table.assign(error=table["predicted_bytes"] / table["measured_bytes"] - 1), opened
