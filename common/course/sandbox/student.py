@@ -221,8 +221,8 @@ def idle_bytes(processes: Sandbox, below: str) -> int:
     nbytes = processes.private_bytes() - before
     started = [process for process in processes.processes() if process not in others]
     peer.connection.close()
-    _, left = psutil.wait_procs(started, timeout=LONGEST_END_S)
-    if left:
+    _, alive = psutil.wait_procs(started, timeout=LONGEST_END_S)
+    if alive:
         raise Ended(f"a process is still there {LONGEST_END_S} s after its end")
     return nbytes
 
