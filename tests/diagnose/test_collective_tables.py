@@ -69,7 +69,7 @@ def test_what_is_slow_is_named_and_what_is_not_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("hosts", "said", "fault"),
+    ("hosts", "line", "fault"),
     [
         (1, "NCCL_P2P_DISABLE set by environment to 1.", NO_P2P),
         (2, "Using network Socket", SOCKETS),
@@ -78,13 +78,13 @@ def test_what_is_slow_is_named_and_what_is_not_is_left_alone(
     ],
 )
 def test_a_log_beside_the_table_decides_between_faults(
-    tmp_path: Path, hosts: int, said: str, fault: str | None
+    tmp_path: Path, hosts: int, line: str, fault: str | None
 ) -> None:
     # 10 GB/s may be the host's memory or the processors' interconnect, TCP or one of eight cards.
     text = texts.nccl_tests(A100, [f"n{host}" for host in range(hosts)], 8, 10)
     [alone] = judged_tables(opened(tmp_path, text).job)
     assert len(alone.faults) == 2
-    [judged] = judged_tables(opened(tmp_path, f"n0:1:2 [0] NCCL INFO {said}\n{text}").job)
+    [judged] = judged_tables(opened(tmp_path, f"n0:1:2 [0] NCCL INFO {line}\n{text}").job)
     assert judged.faults == ((fault,) if fault else alone.faults)
 
 
@@ -102,7 +102,7 @@ def published_tables() -> Iterator[object]:
         yield pytest.param(*about, rates, id=source)
 
 
-@pytest.mark.parametrize(("gpu", "hosts", "gpus", "fault", "rates"), published_tables())
+@pytest.mark.parametrize(("gpu", "hosts", "gpus", "fault", "rates"), [*published_tables()])
 def test_published_faults_are_named_and_healthy_hardware_is_not_accused(
     tmp_path: Path, gpu: str, hosts: int, gpus: int, fault: str, rates: dict[int, float]
 ) -> None:
