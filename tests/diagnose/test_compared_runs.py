@@ -78,10 +78,10 @@ def test_what_too_few_steps_have_shown_is_told_by_no_number(tmp_path: Path) -> N
         bundle(tmp_path / name, slower, change=brief) for name, slower in (("a", 1), ("b", 1.2))
     )
     result = tmp_path / "out.json"
-    done = ddplab("diagnose", "--compare", before, after, "--json", result)
-    assert done.stdout.startswith("No difference is settled, ")
-    assert "%" not in done.stdout
-    assert done.stdout.count("not settled: ") == len(json.loads(result.read_text())["rows"])
+    compared = ddplab("diagnose", "--compare", before, after, "--json", result)
+    assert compared.stdout.startswith("No difference is settled, ")
+    assert "%" not in compared.stdout
+    assert compared.stdout.count("not settled: ") == len(json.loads(result.read_text())["rows"])
     assert {row["low"] for row in json.loads(result.read_text())["rows"]} == {None}
 
 
@@ -90,10 +90,12 @@ def test_a_pause_now_and_then_is_seen_in_the_mean(tmp_path: Path) -> None:
         return row | {"between_time_ms": 100.0} if row.get("step", 1) % 5 == 0 else row
 
     before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b", change=pausing)
-    done = ddplab("diagnose", "--compare", before, after, "--fail-above", 5)
-    assert done.status == 1
-    assert done.stdout.startswith("Failed at 5 %: The mean step has changed by ")
-    assert "of the usual one no difference is settled, within noise" in done.stdout.splitlines()[0]
+    compared = ddplab("diagnose", "--compare", before, after, "--fail-above", 5)
+    assert compared.status == 1
+    assert compared.stdout.startswith("Failed at 5 %: The mean step has changed by ")
+    assert (
+        "of the usual one no difference is settled, within noise" in compared.stdout.splitlines()[0]
+    )
 
 
 def test_four_runs_on_each_side_are_the_rounds(tmp_path: Path) -> None:

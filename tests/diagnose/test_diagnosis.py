@@ -199,7 +199,7 @@ def test_a_window_after_a_change_has_no_warm_up(tmp_path):
     for began_at in (0, 500):
         steps = pd.read_csv(folder / "steps.csv")
         steps.assign(step=steps["step"] + began_at).to_csv(folder / "steps.csv", index=False)
-        causes.append([each.cause for each in diagnose_folder(folder).verdicts])
+        causes.append([verdict.cause for verdict in diagnose_folder(folder).verdicts])
     assert causes == [["warm-up-counted"], []]
 
 

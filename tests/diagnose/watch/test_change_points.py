@@ -324,8 +324,8 @@ def test_each_start_of_torchruns_ranks_has_one_record(tmp_path: Path) -> None:
     # Of torch 2.15, which gives gloo addresses of dead ranks where starts share a store.
     variables = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     options = {"capture_output": True, "text": True, "check": True}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, **options)
-    assert done.stderr.count("the job was resumed") == 1
+    finished = subprocess.run(command, cwd=tmp_path, env=variables, **options)
+    assert finished.stderr.count("the job was resumed") == 1
     [folder] = (tmp_path / "ddplab-watch").iterdir()
     assert {str(path.relative_to(folder)) for path in folder.rglob("*.jsonl")} == {
         *("rank0.jsonl", "rank1.jsonl", "restart-1/rank0.jsonl", "restart-1/rank1.jsonl")
