@@ -26,10 +26,10 @@ from typing import Annotated
 
 import pandas as pd
 
+from common.analysis.runs import Run
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.errors import UserError, unknown_name
 from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
-from common.machine_state import WITNESS, judge_machine
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import study_run, with_verdicts
@@ -218,8 +218,7 @@ def compare(sweep: Path, rounds: int) -> dict[str, pd.DataFrame]:
 
 def worst_state(folders: Iterable[Path]) -> str:
     """Returns the worst state of the machine in runs; NOT_WITNESSED if no one of them tells."""
-    tables = (folder / WITNESS for folder in folders)
-    states = {judge_machine(pd.read_csv(table)).state for table in tables if table.is_file()}
+    states = {Run(folder, folder).machine_state for folder in folders if folder.is_dir()}
     order = (DISTURBED, DRIFTING, QUIET)
     return next((state for state in order if state in states), NOT_WITNESSED)
 
@@ -263,11 +262,11 @@ def judge(cases: pd.DataFrame, choices: pd.DataFrame, peaks: pd.DataFrame) -> pd
     keys = ["model", "network", "budget"]
     wide = choices.pivot_table(index=keys, columns="who", values="regret", dropna=False)
     for rival in RIVALS:
-        asked = choices.loc[choices["who"] == rival, keys]
-        if asked.empty:  # a study that was cut may have begun without it
+        rows_of_rival = choices.loc[choices["who"] == rival, keys]
+        if rows_of_rival.empty:  # a study that was cut may have begun without it
             continue
         of_plan, of_rival = (
-            wide.loc[pd.MultiIndex.from_frame(asked), who] for who in (PLAN, rival)
+            wide.loc[pd.MultiIndex.from_frame(rows_of_rival), who] for who in (PLAN, rival)
         )
         ratio = (1 + of_rival) / (1 + of_plan)
         won = (ratio > 1 + ALIKE) | (of_rival.isna() & of_plan.notna())
