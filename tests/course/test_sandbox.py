@@ -436,7 +436,7 @@ def test_what_memory_is_compared_with_has_ended(sandbox: Sandbox, tmp_path: Path
     student.probe("models")
     processes, nbytes = sandbox.processes(), sandbox.private_bytes()
     assert abs(student.put_by_bytes()) < 2**24
-    assert sandbox.processes() == processes
+    assert [p for p in sandbox.processes() if p.status() != psutil.STATUS_ZOMBIE] == processes
     assert abs(sandbox.private_bytes() - nbytes) < 2**24
 
 

@@ -14,7 +14,6 @@ import json
 import socket
 import struct
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +24,7 @@ import psutil
 from rank_support import RankServer
 
 from common.course.sandbox import callee
-from common.course.sandbox.outside import measured, private_bytes
+from common.course.sandbox.outside import await_ends, measured, private_bytes
 from common.course.sandbox.sandbox import ANSWER_S, VARIABLES
 from common.course.sandbox.scratch import empty
 from common.course.sandbox.student import Student
@@ -88,9 +87,7 @@ class OwnProcesses:
                 process.kill()
         for connection in self._kept:
             connection.close()
-        deadline = time.monotonic() + ANSWER_S
-        while not all(map(_has_ended, self._processes)) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        await_ends(self._processes, ANSWER_S)
         self._kept.clear()
         self._processes.clear()
         empty(self.scratch)
@@ -99,17 +96,13 @@ class OwnProcesses:
         """Stops nobody: one's own code takes no time from others."""
         return contextlib.nullcontext()
 
+    def processes(self) -> list[psutil.Process]:
+        """Returns the processes."""
+        return [*self._processes]
+
     def private_bytes(self) -> int:
         """Returns the memory of all processes together that they share with nobody."""
         return private_bytes(self._processes)
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    """Returns True for a process that is gone, or that nobody has waited for yet."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 class OwnStudent(Student):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +36,25 @@ def measured(nbytes: Callable[[], int]) -> Iterator[list[int]]:
     finally:
         ended.set()
         thread.join()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Returns True for a process that is gone, or that nobody has waited for yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def await_ends(processes: Iterable[psutil.Process], seconds: float) -> bool:
+    """Waits until processes have ended; returns False if one has not within this time."""
+    deadline = time.monotonic() + seconds
+    while alive := [process for process in processes if not has_ended(process)]:
+        if time.monotonic() > deadline:
+            return False
+        processes = alive
+        time.sleep(0.001)
+    return True
 
 
 @contextmanager

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from common.course.sandbox.outside import measured
+from common.course.sandbox.outside import await_ends, measured
 from common.course.sandbox.sandbox import Sandbox
 from common.course.sandbox.wire import Ended, Peer, Remote
 from common.course.tasks import EXERCISES
@@ -221,8 +219,7 @@ def idle_bytes(processes: Sandbox, below: str) -> int:
     nbytes = processes.private_bytes() - before
     started = [process for process in processes.processes() if process not in others]
     peer.connection.close()
-    _, alive = psutil.wait_procs(started, timeout=LONGEST_END_S)
-    if alive:
+    if not await_ends(started, LONGEST_END_S):
         raise Ended(f"a process is still there {LONGEST_END_S} s after its end")
     return nbytes
 

