@@ -322,6 +322,7 @@ def test_a_configuration_is_read_from_its_file_or_its_folder(tmp_path):
         ({"vocab_size": 0}, "vocab_size is 0; it must be a whole number, at least 1"),
         ({"vocab_size": 3.5}, "vocab_size is 3.5; it must be a whole number"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers is 3; it must be a whole number"),
+        ({"num_hidden_layers": 10**7}, "it must be a whole number from 1 to 10000"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True; it must be a whole number"),
         ({"hidden_size": 66}, "hidden_size 66 is no multiple of num_attention_heads 4"),
         ({"num_key_value_heads": 3}, "4 heads are no multiple of 3 key-value heads"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import UserError
-from common.perfmodel.architectures.parts import Attention, FeedForward, Whole
+from common.perfmodel.architectures.parts import Attention, Depth, FeedForward, Whole
 from common.settings import Bound
 
 
@@ -35,6 +35,10 @@ class Sizes:
             return default
         rule.check(key, number)
         return number
+
+    def layers(self, key: str) -> int:
+        """Returns a number of layers, as ``whole`` does."""
+        return self.whole(key, rule=Depth)
 
     def flag(self, key: str, default: bool) -> bool:
         """Returns true or false; the default where it is missing or null."""

@@ -42,7 +42,7 @@ def decoder(
     """
     return Transformer(
         name=sizes.name,
-        layers=sizes.whole("num_hidden_layers"),
+        layers=sizes.layers("num_hidden_layers"),
         width=sizes.whole("hidden_size"),
         vocabulary=sizes.whole("vocab_size"),
         attention=attention,
@@ -102,7 +102,7 @@ def qwen3_moe(sizes: Sizes) -> Transformer:
     # transformers 5 writes the second name.
     total = "num_experts" if "num_experts" in sizes.values else "num_local_experts"
     dense = set(sizes.listed("mlp_only_layers"))
-    dense |= {index for index in range(sizes.whole("num_hidden_layers")) if (index + 1) % every}
+    dense |= {index for index in range(sizes.layers("num_hidden_layers")) if (index + 1) % every}
     return decoder(
         sizes,
         _attention(sizes, stated=GROUPS, query_key_norms=True),

@@ -30,7 +30,7 @@ def _gpt2(sizes: Sizes) -> Transformer:
     kinds = {"input_bias": True, "output_bias": True, "fused": True}
     return Transformer(
         name=sizes.name,
-        layers=sizes.whole("n_layer"),
+        layers=sizes.layers("n_layer"),
         width=width,
         vocabulary=sizes.whole("vocab_size"),
         attention=sizes.attention("n_head", "n_embd", **kinds),
@@ -92,7 +92,7 @@ def _mpt(sizes: Sizes) -> Transformer:
     kinds = {"input_bias": bias, "output_bias": bias, "fused": True}
     return Transformer(
         name=sizes.name,
-        layers=sizes.whole("n_layers"),
+        layers=sizes.layers("n_layers"),
         width=width,
         vocabulary=sizes.whole("vocab_size"),
         attention=sizes.attention("n_heads", "d_model", **kinds),
@@ -154,7 +154,7 @@ def _encoder(sizes: Sizes, heads: Mapping[str, str], **overrides: object) -> Tra
 
 
 def _t5(sizes: Sizes) -> EncoderDecoder:
-    heads, layers = sizes.whole("num_heads"), sizes.whole("num_layers")
+    heads, layers = sizes.whole("num_heads"), sizes.layers("num_layers")
     gated = str(sizes.values.get("feed_forward_proj")).startswith("gated-")
     return EncoderDecoder(
         name=sizes.name,
@@ -196,7 +196,7 @@ def _classes(sizes: Sizes) -> int:
 def _vit(sizes: Sizes) -> VisionTransformer:
     return VisionTransformer(
         name=sizes.name,
-        layers=sizes.whole("num_hidden_layers"),
+        layers=sizes.layers("num_hidden_layers"),
         width=sizes.whole("hidden_size"),
         attention=sizes.attention(input_bias=sizes.flag("qkv_bias", True), output_bias=True),
         feed_forward=sizes.feed_forward(bias=True),

@@ -21,6 +21,10 @@ def _is_whole(number: object) -> bool:
 
 
 Whole = Bound("a whole number, at least 1", lambda number: _is_whole(number) and number >= 1)
+Depth = Bound(
+    "a whole number from 1 to 10000", lambda number: _is_whole(number) and 1 <= number <= 10_000
+)
+"""Number of layers: each is predicted by itself, so that millions would take hours."""
 Count = Bound("a whole number, at least 0", lambda number: _is_whole(number) and number >= 0)
 NormKind = Literal["layer", "layer_no_bias", "rms"]
 
