@@ -33,9 +33,10 @@ WIDTH, BLOCKS, VOCABULARY, POSITIONS = 1280, 36, 50_257, 1024
 PARAMETERS = (VOCABULARY + POSITIONS + 2) * WIDTH + BLOCKS * (12 * WIDTH + 13) * WIDTH
 LIBRARIES_GB = 1.0
 """Memory of a GPU that the context and the libraries take."""
-PASSES_GB = 2.0
+PASSES_GB = 3.0
 """More than the passes of one sequence take with every block computed again: inputs of 36 blocks
-(0.2 GB), what one block keeps (0.1 GB) and three tables of logits (0.6 GB)."""
+(0.2 GB), what one block keeps (0.1 GB), three tables of logits (0.6 GB), and what autocast keeps
+of weights in 16 bits (at most 1.5 GB)."""
 SMALLEST = "micro_batch=1 checkpointing=block"
 KEPT_GB = {"DDP": 20 * PARAMETERS / GB, "FULL_SHARD": 16 * PARAMETERS / GPUS / GB}
 
