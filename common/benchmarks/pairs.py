@@ -86,7 +86,9 @@ def exchange_s(worker: Worker, pair: tuple[int, int], size_bytes: int, repeats: 
     for _ in range(1 + repeats):
         clock.wait()
         start = clock.mark()
-        calls = [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, received, other)]
+        # gloo says in the same stream that it waits for a message: behind one that is being sent,
+        # the other rank hears of it late, and the two messages take turns.
+        calls = [dist.P2POp(dist.irecv, received, other), dist.P2POp(dist.isend, sent, other)]
         for work in dist.batch_isend_irecv(calls):
             work.wait()
         end = clock.mark()
