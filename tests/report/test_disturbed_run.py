@@ -147,3 +147,10 @@ def test_the_main_limit_of_a_disturbed_sweep_is_not_said(tmp_path: Path) -> None
     assert before.value == after.value
     assert "disturbed" not in before.doubt
     assert after.text == "disturbed: what limits scaling"
+
+
+def test_a_run_that_was_disturbed_in_all_stages_leaves_room_for_its_findings() -> None:
+    states = {f"stage{number}": ("disturbed", f"reason {number}") for number in range(30)}
+    line = machine_line(states)
+    assert line.startswith("Of 30 stages the machine was disturbed in 30. stage0: reason 0.")
+    assert line.endswith("stage2: reason 2. Why in 27 more stages: witness.csv beside their tables.")

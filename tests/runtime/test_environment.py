@@ -105,6 +105,12 @@ def test_no_argument_brings_the_projects_absolute_path_into_the_command(monkeypa
     assert str(project_root()) not in describe_environment(device="cpu")["command"]
 
 
+def test_a_folder_whose_name_begins_with_the_projects_is_another(monkeypatch):
+    beside = f"{project_root()}-runs/one"
+    monkeypatch.setattr(sys, "argv", ["x.py", beside])
+    assert describe_environment(device="cpu")["command"] == f"python x.py {beside}"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder to another user")
 def test_a_checkout_of_another_user_has_its_commit(tmp_path):
     def ask(*arguments: str) -> str:

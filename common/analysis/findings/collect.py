@@ -20,6 +20,8 @@ QUESTIONS: dict[str, tuple[Question, ...]] = {
     "assignment4": scaling.QUESTIONS,
 }
 """At most ten in all."""
+MOST_REASONS = 3
+"""Disturbed stages whose reasons the first page gives."""
 
 
 def findings_of(
@@ -76,8 +78,10 @@ def machine_line(states: Mapping[str, tuple[str, str]]) -> str:
         return "Nothing watched the machine meanwhile: judged by rounds alone." if states else ""
     counts = [f"{state} in {len(names)}" for state, names in stages.items() if names]
     line = f"Of {counted(len(states), 'stage')} the machine was {', '.join(counts)}."
-    for stage in stages[DISTURBED]:
+    for stage in stages[DISTURBED][:MOST_REASONS]:
         line += f" {stage}: {states[stage][1] or DISTURBED}."
+    if (others := len(stages[DISTURBED]) - MOST_REASONS) > 0:
+        line += f" Why in {counted(others, 'more stage')}: witness.csv beside their tables."
     return line
 
 

@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -171,7 +172,8 @@ def cpu_model() -> str:
 def _command() -> str:
     """Returns the command line, with paths below the project made relative to it."""
     root = str(project_root())
-    words = (text.replace(f"{root}{os.sep}", "").replace(root, ".") for text in sys.argv)
+    inside, itself = rf"{re.escape(root)}{os.sep}", rf"{re.escape(root)}$"
+    words = (re.sub(itself, ".", re.sub(inside, "", text)) for text in sys.argv)
     return " ".join(["python", *words])
 
 
