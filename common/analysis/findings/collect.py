@@ -80,8 +80,8 @@ def machine_line(states: Mapping[str, tuple[str, str]]) -> str:
     line = f"Of {counted(len(states), 'stage')} the machine was {', '.join(counts)}."
     for stage in stages[DISTURBED][:MOST_REASONS]:
         line += f" {stage}: {states[stage][1] or DISTURBED}."
-    if (others := len(stages[DISTURBED]) - MOST_REASONS) > 0:
-        line += f" Why in {counted(others, 'more stage')}: witness.csv beside their tables."
+    if (further := len(stages[DISTURBED]) - MOST_REASONS) > 0:
+        line += f" Why in {counted(further, 'more stage')}: witness.csv beside their tables."
     return line
 
 
