@@ -111,6 +111,21 @@ class Judged:
         """Returns the verdict; where only rounds lack, with how many more."""
         return f"{self.verdict}: {self.reason}" if self.verdict is Verdict.OPEN else self.verdict
 
+    def change(self, unit: str = "round") -> str:
+        """Returns in per cent how far the number is from ``null``, as its verdict lets it be told.
+
+        A settled one has an estimate, one that is hidden by noise the ends that it lies between;
+        of any other it is empty.
+
+        Args:
+            unit: what the rounds are.
+        """
+        change = self.interval.map(lambda value: value - self.null)
+        ends = change.text("{:+.1%}", unit)
+        if self.is_settled:
+            return f"{change.estimate:+.1%} ({ends})"
+        return ends if self.verdict is Verdict.HIDDEN else ""
+
     @property
     def rounds_to_settle(self) -> int | None:
         """Returns about how many rounds would settle the number if the estimate is right.

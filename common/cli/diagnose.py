@@ -135,8 +135,8 @@ class Diagnose:
                 raise UserError(f"--json {self.json}: {error.strerror}") from None
         print("\n".join(comparison.lines(limit)))
         if tracker:
-            changes = {row["part"]: row["change"] for row in comparison.rows()}
-            track(tracker, f"{self.program[0]} against {self.program[1]}", changes)
+            name = f"{self.program[0]} against {self.program[1]}"
+            track(tracker, name, comparison.told(), comparison.verdicts())
             print(f"Sent to {tracker}.")
         return comparison.status(limit) if limit is not None else 0
 
@@ -165,28 +165,28 @@ class Diagnose:
             raise UserError(f"--nproc {self.nproc}: at least 1")
         check_program(self.program)
         self._options(Path())
-        folder = self._new_folder()
+        folder, written = self._new_folders()
         variables = self._options(folder).to_environment()
         steps = f"{self.warmup} + {self.window} + {self.bucket_steps}"
         print(
             f"ddplab diagnose: {' '.join(self.program)} really runs: what it writes is written. "
-            f"Watched: {'all' if self.to_end else steps} steps; record: {folder}",
+            f"Watched: {'all' if self.to_end else steps} steps; record: {written}",
             file=sys.stderr,
             flush=True,
         )
         printed: list[bool] = []
 
         def as_soon_as_known() -> None:
-            if not printed and _is_complete(folder, self.nproc):
+            if not printed and _is_complete(written, self.nproc):
                 printed.append(True)
-                self._show_or_say(folder)
+                self._show_or_say(written)
 
         try:
             status = run_watched(self.program, self.nproc, variables, meanwhile=as_soon_as_known)
         except KeyboardInterrupt:
             status = 130
         if not printed:
-            self._show_or_say(folder)
+            self._show_or_say(written)
         return status
 
     def _show_or_say(self, folder: Path) -> None:
@@ -219,17 +219,24 @@ class Diagnose:
         except ValueError as error:
             raise UserError(str(error)) from None
 
-    def _new_folder(self) -> Path:
+    def _new_folders(self) -> tuple[Path, Path]:
+        """Returns the bundle's folder, and that below it which this start of the job writes."""
+        from ddplab_watch.options import requeued_folder
+
         folder = Path(self.bundle or f"outputs/watch/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
         if folder.is_file():
             raise UserError(f"--bundle {folder}: it is a file, and a folder is needed")
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"--bundle {folder}: exists; give each run a folder of its own")
+        try:
+            written = requeued_folder(folder, "rank0.jsonl")
+        except FileExistsError as error:
+            raise UserError(f"--bundle {error}") from None
+        if written.exists() and any(written.iterdir()):
+            raise UserError(f"--bundle {written}: exists; give each run a folder of its own")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--bundle {folder}: {error.strerror}") from None
-        return folder
+        return folder, written
 
 
 def _is_folder(text: str) -> bool:

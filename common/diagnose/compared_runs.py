@@ -222,6 +222,25 @@ class Comparison:
             )
         return rows
 
+    def told(self) -> dict[str, float]:
+        """Returns changes as shares, as far as their verdicts let them be told, by name.
+
+        As in words: a settled one is under the part's own name, and its ends, or those that a
+        hidden one lies between, are under ``<part>/low`` and ``<part>/high``.
+        """
+        numbers = {}
+        for part, number in self.judged.items():
+            change = _change_of(number)
+            if number.is_settled:
+                numbers[part] = change.estimate
+            if change.is_told and number.verdict in (Worth.SETTLED, Worth.HIDDEN):
+                numbers |= {f"{part}/low": change.low, f"{part}/high": change.high}
+        return numbers
+
+    def verdicts(self) -> dict[str, str]:
+        """Returns what each change is worth, by name of its part."""
+        return {f"{part}/verdict": number.said for part, number in self.judged.items()}
+
     def lines(self, fail_above: float | None = None) -> list[str]:
         """Returns the comparison as text, its first line what came of it."""
         first = self._outcome()
@@ -233,7 +252,7 @@ class Comparison:
         lines = [first, *self.causes(), "", f"{'':20}{'before':>10}{'after':>10}{'change':>10}"]
         for name, number in self.judged.items():
             times = "".join(f"{side[name].mean():>10.3g}" for side in self.times)
-            words = filter(None, (_change_in_words(number), number.said))
+            words = filter(None, (number.change("block"), number.said))
             lines.append(f"{name:20}{times}  {', '.join(words)}")
         lines.append(f"Times in ms; changes are shares of the step before, {self.scope}.")
         if self._untold:
@@ -243,12 +262,12 @@ class Comparison:
     def _outcome(self) -> str:
         """Returns how the usual step has changed, or the mean one, or that nothing is settled."""
         usual, mean = (self.judged[row] for row in (WHOLE, MEAN))
+        ends, of_mean = (judged.change("block") for judged in (usual, mean))
         if usual.is_settled:
-            return f"A step has changed by {_change_in_words(usual)}"
-        ends = _change_in_words(usual)
+            return f"A step has changed by {ends}"
         why = f"no difference is settled, {usual.reason}" + f" ({ends})" * bool(ends)
         if mean.is_settled:
-            return f"The mean step has changed by {_change_in_words(mean)}; of the usual one {why}"
+            return f"The mean step has changed by {of_mean}; of the usual one {why}"
         return f"{why[0].upper()}{why[1:]}"
 
     def as_json(self, fail_above: float | None) -> dict[str, object]:
@@ -270,19 +289,6 @@ class Comparison:
 def _change_of(judged: Judged) -> Interval:
     """Returns how far a number is from where nothing differs, with its interval."""
     return judged.interval.map(lambda value: value - judged.null)
-
-
-def _change_in_words(judged: Judged) -> str:
-    """Returns a change in per cent as far as its verdict lets it be told.
-
-    A settled one has an estimate, one that is hidden by noise the ends that it lies between, any
-    other neither.
-    """
-    change = _change_of(judged)
-    ends = change.text("{:+.1%}", "block")
-    if judged.is_settled:
-        return f"{change.estimate:+.1%} ({ends})"
-    return ends if judged.verdict is Worth.HIDDEN else ""
 
 
 def compare(paths: tuple[str, str], open_one: Callable[[str], Opened]) -> Comparison:

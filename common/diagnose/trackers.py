@@ -19,16 +19,25 @@ def installed() -> str:
     return tracker
 
 
-def track(tracker: str, name: str, numbers: Mapping[str, float]) -> None:
-    """Records numbers as a run of an installed tracker."""
+def track(tracker: str, name: str, numbers: Mapping[str, float], texts: Mapping[str, str]) -> None:
+    """Records numbers and texts as a run of an installed tracker."""
+    # mlflow refuses names with commas.
+    numbers, texts = (
+        {key.replace(",", ""): value for key, value in values.items()}
+        for values in (numbers, texts)
+    )
     if tracker == "wandb":
         with import_module("wandb").init(name=name) as run:
-            run.log(dict(numbers))
+            run.log(numbers)
+            run.summary.update(texts)
     elif tracker == "mlflow":
         mlflow = import_module("mlflow")
         with mlflow.start_run(run_name=name):
-            mlflow.log_metrics(dict(numbers))
+            mlflow.log_metrics(numbers)
+            mlflow.set_tags(texts)
     else:
         with import_module("torch.utils.tensorboard").SummaryWriter(comment=name) as writer:
             for key, value in numbers.items():
                 writer.add_scalar(key, value)
+            for key, text in texts.items():
+                writer.add_text(key, text)

@@ -56,17 +56,21 @@ def chosen(searched: Searched, verified: tuple[VerifiedPlan, ...] = ()) -> Timed
     the predicted best. ``verified`` has the best one first.
     """
     timed = {plan.plan: plan for plan in searched.timed}
+    tied = [timed[plan.plan] for plan in _tied(searched, verified)]
+    return simplest(searched.question, tied) if tied else searched.best
+
+
+def _tied(searched: Searched, verified: Sequence[VerifiedPlan]) -> list[VerifiedPlan]:
+    """Returns the best one of those that were run within the memory, and those not told from it."""
+    timed = {plan.plan for plan in searched.timed}
+    usable = searched.question.usable_bytes
     fitting = [
-        plan
-        for plan in verified
-        if plan.step and plan.peak_bytes <= searched.question.usable_bytes and plan.plan in timed
+        plan for plan in verified if plan.step and plan.peak_bytes <= usable and plan.plan in timed
     ]
-    if not fitting:
-        return searched.best
-    tied = fitting[:1]
-    if fitting[0] is verified[0]:
-        tied += [plan for plan in fitting if plan.over_best and not plan.over_best.is_settled]
-    return simplest(searched.question, [timed[plan.plan] for plan in tied])
+    if not fitting or fitting[0] is not verified[0]:
+        return fitting[:1]
+    over = [plan for plan in fitting if plan.over_best and not plan.over_best.is_settled]
+    return [fitting[0], *over]
 
 
 def choice(searched: Searched, verified: Sequence[VerifiedPlan]) -> str:
@@ -75,22 +79,25 @@ def choice(searched: Searched, verified: Sequence[VerifiedPlan]) -> str:
     if second is None:
         return ""
     over, usable = second.over_best, searched.question.usable_bytes
-    line, rule = f"The next, {second.plan.label}, {_longer(over)}", ""
+    longer = _longer(over)
+    parts = [f"The next, {second.plan.label}, {longer}"]
     if not over.is_settled:
-        line = (
-            f"Which of the best two is faster is not told ({over.verdict}, {over.reason}): "
-            f"{second.plan.label} {_longer(over)} as {verified[0].plan.label}"
-        )
-        rule = "; the simpler of the two is taken"
-    for plan in (verified[0], second):
-        if plan.peak_bytes > usable:
-            rule = f"; {plan.plan.label} takes more memory than there is"
-    return line + rule
+        why = over.said if over.verdict is Verdict.OPEN else over.reason
+        parts = [f"Which of the best two is faster is not told ({why})"]
+        if longer:
+            parts[0] += f": {second.plan.label} {longer} as {verified[0].plan.label}"
+    if (count := len(_tied(searched, verified))) > 1:
+        of_them = "simpler of the two" if count == 2 else f"simplest of the {count} that are tied"
+        parts.append(f"the {of_them} is taken")
+    too_large = [plan for plan in (verified[0], second) if plan.peak_bytes > usable]
+    parts += [f"{plan.plan.label} takes more memory than there is" for plan in too_large]
+    return "; ".join(parts)
 
 
 def _longer(over: Judged) -> str:
-    low, high = 100 * over.interval.low - 100, 100 * over.interval.high - 100
-    return f"takes {over.estimate - 1:+.1%} ({low:+.1f} to {high:+.1f}) in the same rounds"
+    """Returns how much longer a plan takes, as far as it may be told; empty where it may not."""
+    change = over.change()
+    return f"takes {change} in the same rounds" if change else ""
 
 
 def compared_with_mine(best: TimedPlan, verified: Sequence[VerifiedPlan]) -> str:
@@ -108,8 +115,9 @@ def compared_with_mine(best: TimedPlan, verified: Sequence[VerifiedPlan]) -> str
     if mine.over_best is None:
         return f"{yours}was the fastest in the final rounds"
     over = mine.over_best
-    judged = str(over.verdict) + (f", {over.reason}" if over.reason else "")
-    return f"{yours}{_longer(over)} as {verified[0].plan.label}: {judged}"
+    if not (longer := _longer(over)):
+        return f"{yours}is not told from {verified[0].plan.label}: {over.said}"
+    return f"{yours}{longer} as {verified[0].plan.label}: {over.said}"
 
 
 def shown_frontier(searched: Searched) -> list[TimedPlan]:

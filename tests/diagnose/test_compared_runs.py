@@ -173,12 +173,21 @@ def test_numbers_reach_the_tracker_that_is_installed(tmp_path: Path, monkeypatch
         "    yield\n"
         "def log_metrics(metrics):\n"
         f"    open({str(tmp_path / 'sent.json')!r}, 'w').write(json.dumps(metrics))\n"
+        "def set_tags(tags):\n"
+        f"    open({str(tmp_path / 'tags.json')!r}, 'w').write(json.dumps(tags))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b", 1.2, seed=1)
     done = ddplab("diagnose", "--compare", before, after, "--track")
     assert done.status == 0, done.stderr
-    assert json.loads((tmp_path / "sent.json").read_text())["step"] == pytest.approx(0.2, abs=0.02)
+    sent, tags = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("sent", "tags"))
+    assert sent["step"] == pytest.approx(0.2, abs=0.02)
+    # A change without verdict "settled" has its ends at most; mlflow takes no commas in names.
+    assert tags["step/verdict"] == "settled"
+    assert tags["data/verdict"] == "hidden by noise"
+    assert "data" not in sent
+    assert sent["data/low"] <= 0 <= sent["data/high"]
+    assert not any("," in name for name in (*sent, *tags))
     sys.modules.pop("mlflow")  # for tests after this one, of whom none has it
 
 

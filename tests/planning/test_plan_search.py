@@ -284,6 +284,24 @@ def test_what_is_not_told_from_the_second_best_gives_way_to_the_simpler_plan(
     assert as_json(searched, ran[:1], first)["verdict"] == "not measured"
 
 
+def test_the_simplest_of_all_that_are_tied_is_taken_and_one_round_gives_no_number():
+    question = on(1, llama())
+    plans = [Plan("FULL_SHARD", 4, checkpointing="block"), Plan("FULL_SHARD", 4), Plan("DDP", 4)]
+    timed = tuple(TimedPlan(sized(question, p), MadeUpTimes(0).step(p)) for p in plans)
+    searched = replace(search(question, MadeUpTimes(0)), timed=timed)
+    for ratios in ([1.1, 0.95, 1.05, 0.9], [1.1]):
+        over = Judged(paired_ratio(ratios, [1.0] * len(ratios)))
+        best, *others = [VerifiedPlan(p, student([1.0] * 4), 1) for p in plans]
+        ran = [best, *(replace(other, over_best=over) for other in others)]
+        assert chosen(searched, ran).plan == plans[2]
+        answer = as_json(searched, ran, timed[2])
+        assert "the simplest of the 3 that are tied is taken" in answer["choice"]
+        assert "nan" not in answer["choice"]
+        mine = compared_with_mine(timed[2], [*ran[:1], replace(ran[1], is_mine=True)])
+        assert "nan" not in mine
+        assert str(over.verdict) in mine
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

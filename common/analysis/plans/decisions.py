@@ -46,10 +46,16 @@ class Decision:
         return self.mine.time.step_s if isinstance(self.mine, TimedPlan) else None
 
     @property
-    def answer(self) -> str:
-        """Returns the plan to take, in words."""
-        best = self.searched.best
-        return best.plan.label if best else "nothing fits"
+    def best(self) -> TimedPlan | None:
+        """Returns the plan to take; None where nothing fits, and until something is decided."""
+        return self.searched.best if self.words else None
+
+    @property
+    def answer(self) -> str | None:
+        """Returns the plan to take, in words; None until something is decided."""
+        if not self.words:
+            return None
+        return self.best.plan.label if self.best else "nothing fits"
 
     @property
     def verdict(self) -> str | None:
@@ -77,8 +83,8 @@ TITLES: Titles = {
     "step_s": ("its step (s)", digits),
     "verdict": "the decision",
     "answer": "ddplab plan",
-    "searched.best.peak_bytes": ("peak (GB)", _in_gb),
-    "searched.best.time.step_s": ("step (s)", digits),
+    "best.peak_bytes": ("peak (GB)", _in_gb),
+    "best.time.step_s": ("step (s)", digits),
 }
 """Titles of ``beside_plans``."""
 

@@ -20,8 +20,9 @@ from common.errors import UserError
 
 FORMAT = 1
 """The newest format that is known here (``ddplab_watch.record.FORMAT``)."""
-AGAIN = "restart-"
-"""Begins the names of folders in a bundle that ranks have written which were started anew."""
+REQUEUED, AGAIN = "requeue-", "restart-"
+"""Begin the names of folders in a bundle that ranks have written which were started anew: by Slurm,
+and, below those, by the launcher."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +65,22 @@ def starts_of(folder: Path) -> list[Path]:
     """Returns the folders of a job's records, one of each start of its ranks, in their order.
 
     A launcher that starts the ranks anew, as torchrun does with ``--max-restarts``, lets them write
-    into ``restart-1`` and so on. A start that ended before the first step has left none.
+    into ``restart-1`` and so on; a job that Slurm has requeued writes into ``requeue-1`` and so on.
+    A start that ended before the first step has left none.
     """
-    numbers = {path.name.removeprefix(AGAIN): path for path in folder.glob(f"{AGAIN}*")}
-    again = sorted((int(number), path) for number, path in numbers.items() if number.isdecimal())
-    return [path for path in (folder, *(path for _, path in again)) if files_of_ranks(path)]
+    jobs = [folder, *_numbered(folder, REQUEUED)]
+    starts = [start for job in jobs for start in (job, *_numbered(job, AGAIN))]
+    return [start for start in starts if files_of_ranks(start)]
+
+
+def _numbered(folder: Path, prefix: str) -> list[Path]:
+    """Returns the paths in a folder that are named by a prefix and a number, by number."""
+    numbers = {path.name.removeprefix(prefix): path for path in folder.glob(f"{prefix}*")}
+    return [path for _, path in sorted((int(n), p) for n, p in numbers.items() if n.isdecimal())]
+
+
+def _name_in(folder: Path, start: Path) -> str:
+    return folder.name if start == folder else str(start.relative_to(folder))
 
 
 def files_of_ranks(folder: Path) -> dict[int, Path]:
@@ -96,8 +108,9 @@ def read_bundle(path: Path | str) -> Bundle:
         except UserError as error:
             refused.append(error)
             continue
-        further = ", ".join(other.name for other in starts if other != start)
-        note = f"The ranks were started anew: this is the record in {start.name}, not in {further}."
+        further = ", ".join(_name_in(folder, other) for other in starts if other != start)
+        name = _name_in(folder, start)
+        note = f"The ranks were started anew: this is the record in {name}, not in {further}."
         return replace(bundle, notes=(*bundle.notes, *[note] * bool(further)))
     raise refused[0]
 
@@ -147,7 +160,9 @@ def _unpacked(path: Path) -> Path:
         raise UserError(f"{path}: cannot be unpacked ({why})") from None
     records = sorted(into.rglob("rank*.jsonl"), key=lambda file: len(file.parts))
     folder = records[0].parent if records else into
-    return folder.parent if folder.name.startswith(AGAIN) else folder
+    while folder.name.startswith((REQUEUED, AGAIN)):
+        folder = folder.parent
+    return folder
 
 
 def _lines(file: Path, notes: list[str]) -> list[dict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -54,7 +55,9 @@ def verify(
     final = [plan.name for plan in finalists if plan not in visits.died]
     final_times = times.loc[chosen_in:, final] if final else pd.DataFrame()
     best = fastest(final_times, machine=machine)
-    over = compared(final_times, best.arm, claims=1, machine=machine) if best else {}
+    # Any two of them could have been shown, since the best was chosen by the same rounds.
+    pairs = math.comb(len(final), 2)
+    over = compared(final_times, best.arm, claims=pairs, machine=machine) if best else {}
     order = [best.arm, best.rival, *over] if best else final
     ranked.sort(key=lambda plan: (*order, plan.name).index(plan.name))
     peaks = visits.peaks()

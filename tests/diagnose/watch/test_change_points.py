@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from command_line import Ended, ddplab, error_line
 from ddplab_watch import change_points, long_watch
 from ddplab_watch.change_points import Change, ChangePoints
 from ddplab_watch.cusum import ALLOWANCE, Series
@@ -26,6 +27,7 @@ from ddplab_watch.record import Record
 from ddplab_watch.step_blocks import Block, Schedule, block_steps
 from watch_support import rows_of
 
+from common.diagnose.evidence.bundle import read_bundle
 from common.diagnose.opened import open_diagnosis
 
 USUAL_MS = {"data": 1.0, "forward": 30.0, "update": 10.0, "between": 0.5}
@@ -334,3 +336,40 @@ def test_each_start_of_torchruns_ranks_has_one_record(tmp_path: Path) -> None:
     assert any("restart-1" in note for note in opened[folder].notes)
     for start in opened.values():
         assert start.case.run.world_size == 2
+
+
+ALONE = """
+import torch
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(16):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_each_start_of_a_requeued_slurm_job_has_a_record_and_another_job_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(ALONE)
+    bundle = tmp_path / "bundle"
+    watch = ("--bundle", bundle, "--window", 8, "--bucket_steps", 2, "--no_probe", "train.py")
+
+    def start(job: int, requeued: int) -> Ended:
+        monkeypatch.setenv("SLURM_JOB_ID", str(job))
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(requeued))
+        return ddplab("diagnose", *watch)
+
+    for requeued in range(3):
+        started = start(7, requeued)
+        assert started.status == 0, started.stderr
+    records = {str(path.relative_to(bundle)) for path in bundle.rglob("rank*.jsonl")}
+    assert records == {f"{folder}rank0.jsonl" for folder in ("", "requeue-1/", "requeue-2/")}
+    assert "bundle/requeue-2/diagnosis.json" in started.stdout.replace("\n", "")
+    notes = read_bundle(bundle).notes
+    assert any("record in bundle, not in requeue-1, requeue-2" in note for note in notes)
+    assert "exists; give each run a folder" in error_line(start(7, 0))
+    assert "is of job 7; give each job" in error_line(start(8, 3))
+    assert not (bundle / "requeue-3").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 FOLDER, SETTINGS = "DDPLAB_WATCH", "DDPLAB_WATCH_OPTIONS"
+JOB = "SLURM_JOB_ID"
 """Variables of the environment: the bundle's folder, and settings as ``window=30,probe=0``."""
 DEFAULT_FOLDER = "ddplab-watch"
 
@@ -97,12 +99,38 @@ def job_folder(environment: Mapping[str, str] = os.environ) -> str:
     Ranks that one launcher started have its process in common; jobs have their number, which may
     be used again. What ranks on several hosts name otherwise, ``team.same_folder`` settles.
     """
-    job = environment.get("SLURM_JOB_ID") or environment.get("TORCHELASTIC_RUN_ID")
+    job = environment.get(JOB) or environment.get("TORCHELASTIC_RUN_ID")
     if job in (None, "", "none"):
         job = time.strftime("%Y%m%d-%H%M%S")
         if "RANK" in environment:
             job = f"{os.getppid()}-{_started(os.getppid())}"
     return str(Path(DEFAULT_FOLDER) / str(job))
+
+
+def requeued_folder(folder: Path, record: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns the folder that a job which Slurm has requeued writes into, below that of the job.
+
+    Of any other job it is the folder itself. Each start has one of its own: ``requeue-1`` and on.
+
+    Args:
+        folder: folder of the job.
+        record: name of the file that this rank, or any other, wrote there at the first start.
+        environment: variables of the job.
+
+    Raises:
+        FileExistsError: another job wrote it.
+    """
+    count = environment.get("SLURM_RESTART_COUNT", "")
+    if count in ("", "0"):
+        return folder
+    try:
+        with (folder / record).open(encoding="utf-8", errors="replace") as lines:
+            job = json.loads(next(lines, ""))["variables"][JOB]
+    except (OSError, ValueError, TypeError, KeyError):  # none, cut off, or of an older watch
+        job = environment.get(JOB)
+    if job != environment.get(JOB):
+        raise FileExistsError(f"{folder / record} is of job {job}; give each job its own folder")
+    return folder / f"requeue-{count}"
 
 
 def _started(process: int) -> str:

@@ -21,7 +21,7 @@ from ddplab_watch.feed import Feed
 from ddplab_watch.hooks import Hooks
 from ddplab_watch.machine_cores import CpuTimes
 from ddplab_watch.marks import clock_of
-from ddplab_watch.options import Options
+from ddplab_watch.options import Options, requeued_folder
 from ddplab_watch.pauses import Memory, Pauses
 from ddplab_watch.placement import placement
 from ddplab_watch.record import Record
@@ -79,16 +79,18 @@ class Session:
         """Returns the path of this rank's record, in the folder that all ranks share.
 
         Raises:
-            FileExistsError: an earlier run has used it.
+            FileExistsError: an earlier run, or another job, has used it.
         """
-        folder, name = Path(self.options.folder).absolute(), f"rank{self.rank}.jsonl"
+        first, name = Path(self.options.folder).absolute(), f"rank{self.rank}.jsonl"
+        folder = requeued_folder(first, name)
         again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if again != "0":  # the launcher has started all ranks anew: no rank looks who had written
             folder = folder / f"restart-{again}"
+        is_resumed = folder != first
         if not self.options.named:
             store = private.job_store() if in_group and self.ranks > 1 else None
             folder = same_folder(folder, store, self.rank, name, again)
-        if again != "0" and self.rank == 0:
+        if is_resumed and self.rank == 0:
             print(f"ddplab-watch: the job was resumed; its record: {folder}", file=sys.stderr)
         if (folder / name).exists():
             raise FileExistsError(f"{folder / name} exists; give each run a folder of its own")
