@@ -21,11 +21,7 @@ def installed() -> str:
 
 def track(tracker: str, name: str, numbers: Mapping[str, float], texts: Mapping[str, str]) -> None:
     """Records numbers and texts as a run of an installed tracker."""
-    # mlflow refuses names with commas.
-    numbers, texts = (
-        {key.replace(",", ""): value for key, value in values.items()}
-        for values in (numbers, texts)
-    )
+    numbers, texts = _named(numbers), _named(texts)
     if tracker == "wandb":
         with import_module("wandb").init(name=name) as run:
             run.log(numbers)
@@ -41,3 +37,8 @@ def track(tracker: str, name: str, numbers: Mapping[str, float], texts: Mapping[
                 writer.add_scalar(key, value)
             for key, text in texts.items():
                 writer.add_text(key, text)
+
+
+def _named(values: Mapping[str, float | str]) -> dict[str, float | str]:
+    """Returns values by names without commas, which mlflow refuses."""
+    return {name.replace(",", ""): value for name, value in values.items()}
