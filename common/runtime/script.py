@@ -220,6 +220,14 @@ def parse_settings(
         raise UserError(one_line(captured.getvalue())) from None
 
 
+NO_NUMBER = re.compile(
+    r"Error parsing (?P<flag>[^\s:]+): (no type matching .*?)?"
+    r"(?P<why>invalid literal for int\(\) with base 10|could not convert string to float): "
+    r"'(?P<word>.*?)'.*"
+)
+"""What tyro says of a word that is no number; of a flag that may be left out with every type tried."""
+
+
 def one_line(boxed: str) -> str:
     """Returns the message of tyro's boxed error, without its frame, title and help text."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", boxed)
@@ -227,6 +235,9 @@ def one_line(boxed: str) -> str:
     text = re.sub(r"[│╭╮╰╯─]+", " ", text)
     text = re.sub(r"\s+", " ", text).strip()
     text = re.sub(r" (For full helptext|Argument helptext:|in \S+( \S+)? --help).*", "", text)
+    if wrong := NO_NUMBER.match(text):
+        kind = "a whole number" if "int" in wrong["why"] else "a number"
+        return f"{wrong['flag']} {wrong['word']}: expected {kind}"
     return re.sub(r"^Unrecognized options: ", "unknown: ", text)
 
 

@@ -151,6 +151,9 @@ def test_predict_refuses_another_number_of_ranks(tmp_path: Path) -> None:
         (["handin", "homework", "--name", "a-b"], "assignment2"),
         (["handin", "assignment2", "--name", "a-b", "--run-dir", "nowhere"], "ddplab run"),
         (["data", "record", "nowhere", "--machine", "x"], "not a run directory"),
+        (["doctor", "--pairs", "--ranks", "two"], "--ranks two: expected a whole number"),
+        (["diagnose", "--window", "2.5", "train.py"], "--window 2.5: expected a whole number"),
+        (["diagnose", "--compare", "--fail-above", "x", "a", "b"], "x: expected a number"),
     ],
 )
 def test_mistakes_get_one_line_that_helps(arguments: list[str], word: str) -> None:
