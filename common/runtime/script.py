@@ -234,6 +234,8 @@ def one_line(boxed: str) -> str:
     text = re.sub(r"╭─*( [^─╭]*? )?─*╮", " ", text)
     text = re.sub(r"[│╭╮╰╯─]+", " ", text)
     text = re.sub(r"\s+", " ", text).strip()
+    text = re.sub(r"^([^-]*? )?-{4,} | -{4,}", "", text)  # frames where there are no such letters
+    text = text.replace("'None', ", "")  # what leaves a flag out, which nobody writes
     text = re.sub(r" (For full helptext|Argument helptext:|in \S+( \S+)? --help).*", "", text)
     if wrong := NO_NUMBER.match(text):
         kind = "a whole number" if "int" in wrong["why"] else "a number"
