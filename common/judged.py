@@ -111,8 +111,13 @@ class Judged:
         """Returns the verdict; where only rounds lack, with how many more."""
         return f"{self.verdict}: {self.reason}" if self.verdict is Verdict.OPEN else self.verdict
 
+    @property
+    def difference(self) -> Interval:
+        """Returns how far the number is from ``null``, where nothing differs, with its interval."""
+        return self.interval.map(lambda value: value - self.null)
+
     def change(self, unit: str = "round") -> str:
-        """Returns in per cent how far the number is from ``null``, as its verdict lets it be told.
+        """Returns the difference in per cent, as the verdict lets it be told.
 
         A settled one has an estimate, one that is hidden by noise the ends that it lies between;
         of any other it is empty.
@@ -120,10 +125,9 @@ class Judged:
         Args:
             unit: what the rounds are.
         """
-        change = self.interval.map(lambda value: value - self.null)
-        ends = change.text("{:+.1%}", unit)
+        ends = self.difference.text("{:+.1%}", unit)
         if self.is_settled:
-            return f"{change.estimate:+.1%} ({ends})"
+            return f"{self.difference.estimate:+.1%} ({ends})"
         return ends if self.verdict is Verdict.HIDDEN else ""
 
     @property

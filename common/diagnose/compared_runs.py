@@ -25,7 +25,7 @@ from common.diagnose.opened import Opened
 from common.errors import UserError
 from common.judged import DISTURBED, MOST_ROUNDS, NOT_WITNESSED, QUIET, Judged
 from common.judged import Verdict as Worth
-from common.samples import LEAST_ROUNDS, Interval, welch
+from common.samples import LEAST_ROUNDS, welch
 
 PASSED, FAILED, NOT_SETTLED = 0, 1, 3
 """Exit statuses of the gate; 2 is a user's mistake."""
@@ -208,7 +208,7 @@ class Comparison:
         before, after = self.times
         rows = []
         for name, number in self.judged.items():
-            change = _change_of(number)
+            change = number.difference
             rows.append(
                 {
                     "part": name,
@@ -230,7 +230,7 @@ class Comparison:
         """
         numbers = {}
         for part, number in self.judged.items():
-            change = _change_of(number)
+            change = number.difference
             if number.is_settled:
                 numbers[part] = change.estimate
             if change.is_told and number.verdict in (Worth.SETTLED, Worth.HIDDEN):
@@ -284,11 +284,6 @@ class Comparison:
             "rows": self.rows(),
             "causes": self.causes(),
         }
-
-
-def _change_of(judged: Judged) -> Interval:
-    """Returns how far a number is from where nothing differs, with its interval."""
-    return judged.interval.map(lambda value: value - judged.null)
 
 
 def compare(paths: tuple[str, str], open_one: Callable[[str], Opened]) -> Comparison:

@@ -272,6 +272,7 @@ def _fields(timed: TimedPlan | None) -> dict:
 
 def _verified(plan: VerifiedPlan, taken: TimedPlan | None) -> dict:
     step, over = plan.step, plan.over_best
+    slower = over.difference if over else None
     return {
         **asdict(plan.plan),
         "step_s": step.estimate if step else None,
@@ -281,9 +282,9 @@ def _verified(plan: VerifiedPlan, taken: TimedPlan | None) -> dict:
         "peak_bytes": plan.peak_bytes,
         "died": plan.died,
         "was_refused": plan.was_refused,
-        "slower": over.estimate - 1 if over else None,
-        "slower_low": over.interval.low - 1 if over else None,
-        "slower_high": over.interval.high - 1 if over else None,
+        "slower": slower.estimate if slower else None,
+        "slower_low": slower.low if slower and slower.is_told else None,
+        "slower_high": slower.high if slower and slower.is_told else None,
         "verdict": over.verdict if over else None,
         "taken": taken is not None and plan.plan == taken.plan,
         "mine": plan.is_mine,
