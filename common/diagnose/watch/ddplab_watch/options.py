@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 FOLDER, SETTINGS = "DDPLAB_WATCH", "DDPLAB_WATCH_OPTIONS"
-JOB = "SLURM_JOB_ID"
 """Variables of the environment: the bundle's folder, and settings as ``window=30,probe=0``."""
+JOB = "SLURM_JOB_ID"
 DEFAULT_FOLDER = "ddplab-watch"
 
 
