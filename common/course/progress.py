@@ -103,8 +103,8 @@ class PublicTest:
     """A public test, by its text.
 
     Attributes:
-        file: its file, without ``.py``.
-        name: as pytest calls it.
+        file: name of the test's file, without ``.py``.
+        name: name of the test, as pytest has it.
         words: identifiers in it, and in the functions of its file that it uses.
     """
 

@@ -113,7 +113,7 @@ class GPT2(nn.Module):
     """GPT-2 language model; the output projection is the token embedding (tied).
 
     Args:
-        config: its sizes.
+        config: sizes of the model.
         attention: ``sdpa`` or ``eager``, which writes out the score matrix.
         activation_checkpointing: compute each block again in the backward pass.
         loss_chunks: pieces in which logits and loss are computed when targets are given.

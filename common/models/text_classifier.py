@@ -90,7 +90,8 @@ class TextClassifier(nn.Module):
 
         Args:
             input_ids: integer tensor [batch, length], length at most ``max_length``.
-            attention_mask: as large; 1 or True where a token is real, at least one a text.
+            attention_mask: tensor [batch, length]; 1 or True where a token is real, which at least
+                one of a text is.
 
         Raises:
             UserError: texts longer than the model has positions.

@@ -263,7 +263,7 @@ def measure_step_memory(
     Args:
         step: computes forward and backward pass of a batch size, in this thread.
         model: the model, whose parameters and buffers are not counted.
-        held_bytes: as in ``StepMemory``.
+        held_bytes: bytes that a rank holds outside of the passes (``StepMemory.held_bytes``).
     """
     # After each operator the total is fixed + batch size · sample. Two batch sizes give both: the
     # slope is three − two, the value at 0 is 3 · two − 2 · three. A single text is not used, as

@@ -64,7 +64,7 @@ def run_job(
 
     Args:
         job: the script.
-        settings: its flags, ``output_dir`` and ``run_id`` among them.
+        settings: flags of the script, ``output_dir`` and ``run_id`` among them.
         ranks, hosts, on_output: as for ``tune_on_ranks``.
 
     Raises UserError as the script does, and leaves nothing behind; RunFailed where a rank died.

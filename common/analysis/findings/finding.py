@@ -30,7 +30,7 @@ class Answer:
 
     Attributes:
         value: the number with its unit.
-        spread: its interval and of what; or what it is compared with.
+        spread: interval of the number and of what; or what it is compared with.
         kind: MEASURED or PREDICTED.
         runs: the runs that the number comes from.
         judged: the same number as its section judges it; None for a prediction.

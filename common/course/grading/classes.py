@@ -98,7 +98,7 @@ class Class:
         and the log why.
 
         Args:
-            folder: of the results.
+            folder: folder of the results.
             say: called with a line for each hand-in.
             levels: table of levels besides the folder's own.
 

@@ -125,7 +125,7 @@ class Results:
     """The results of a class.
 
     Attributes:
-        what: of what.
+        what: assignment, part and variant that were graded, and the course.
         due: deadline in ISO format; empty where there is none.
         records: record of each student, by its submission.
         problems: hand-ins that count for nobody, by their file's SHA-256 and name.

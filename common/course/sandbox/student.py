@@ -134,7 +134,7 @@ class Ranks:
         """Calls a function of ``probes.on_ranks`` on all ranks at once.
 
         Args:
-            function: its name.
+            function: name of the function.
             arguments: each rank's, in rank order.
 
         Returns:
@@ -197,7 +197,7 @@ class Met:
     """What was measured when all ranks waited for each other.
 
     Attributes:
-        nbytes: of the memory of all ranks together.
+        nbytes: memory of all ranks together, in bytes.
         peak_bytes: most of it since the meeting before.
         operations: number of operations that they had launched.
     """

@@ -20,7 +20,7 @@ from common.diagnose.evidence.evidence import (
 SLOW_RATIO = 1.15
 """Ranks on one machine differ by up to a tenth for no reason that anyone could remove."""
 SLOWEST_OFTEN = 0.8
-"""The same rank is the slowest in so many steps; of two equal ones each is in half of them."""
+"""Share of the steps in which a slow rank is the slowest; of two equal ones each is in half."""
 SLOW_SHARE = 0.03
 """Share of the step that a rank as quick as the others must save: where ranks hinder each other,
 all of them may be as slow once nobody waits."""

@@ -31,7 +31,7 @@ FIXED_BATCHES = 0.8
 EARLY_STEP = 2.0
 """A first step of twice the rest: a neighbour on a machine makes steps 1.7 times as long."""
 LATE_STEP = 1.2
-"""It must also be 1.2 times the largest step but one of a later part as long as the early one."""
+"""Least ratio of a first step to the largest but one of a later part as long as the early one."""
 COUNTED_SHARE = 0.05
 """The mean step is off by a twentieth: more than two runs of one program differ by."""
 

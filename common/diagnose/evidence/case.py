@@ -60,8 +60,8 @@ class Verdict:
         change: advice on what to do.
         proposed: the settings of the step with the change, where it is one of settings.
         speedup_now: samples per second over those of one rank, where that is known.
-        predicted_speedup: the same after the change; None where it is not a matter of speed, or
-            nothing to predict it from was measured.
+        predicted_speedup: ``speedup_now`` after the change; None where it is not a matter of
+            speed, or nothing to predict it from was measured.
         speedup_low, speedup_high: interval of 90 %, by the steps' noise and the model's error.
         group: VALIDITY, PERFORMANCE or MINOR.
         sure_share: the least that the cause takes, which then decides its place among others: of

@@ -77,7 +77,7 @@ class Evidence(OfRun):
             process group, torch's version, number of ranks.
         arm: the row of ``arms.csv``.
         tables: file name → table that was found; of tables with arms, this arm's rows.
-        all_arms: the same tables with the rows of every arm, as they were read.
+        all_arms: file name → table with the rows of every arm, as it was read.
         waits: waits of backward passes for each bucket, where there are; ``tables`` count them as
             exchange.
     """

@@ -93,7 +93,7 @@ class Activations:
 
     Attributes:
         kept: pieces between the layer's forward and its backward pass.
-        entering: its input, which is all that checkpointing keeps of a block.
+        entering: input of the layer, which is all that checkpointing keeps of a block.
         selected: pieces that selective checkpointing keeps beside ``entering``.
         forward: temporaries at the high point of its forward pass.
         backward: pieces beside ``kept`` at each moment of its backward pass that can be the

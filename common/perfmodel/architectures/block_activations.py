@@ -115,8 +115,8 @@ def block_activations(
     """Returns the activations of a block.
 
     Args:
-        attention: its attentions in order, each with the tokens that it looks at.
-        feed_forward: its feed-forward part.
+        attention: the block's attentions in order, each with the tokens that it looks at.
+        feed_forward: the block's feed-forward part.
         tokens: tokens of a sample.
         width: width of the residual stream.
         style: further choices that decide what is kept.

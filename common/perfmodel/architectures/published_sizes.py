@@ -65,7 +65,7 @@ class Size:
     """A published size.
 
     Attributes:
-        family: its ``model_type``.
+        family: ``model_type`` of the model's config.
         sizes: whole numbers in the order of the family's ``COLUMNS``.
         source: file that has them.
         special: values that the family does not share.

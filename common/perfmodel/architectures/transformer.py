@@ -238,7 +238,7 @@ def registered(layer: Layer, order: Sequence[str]) -> Layer:
     """Returns a layer whose tensors stand in order of the forward pass, as it is registered.
 
     Args:
-        layer: its tensors in the order of the forward pass, which is kept beside.
+        layer: a layer with tensors in the order of the forward pass, which is kept beside.
         order: modules, or what their names begin with; the rest comes after them.
     """
     forward = tuple(dict.fromkeys(tensor.module for tensor in layer.tensors))

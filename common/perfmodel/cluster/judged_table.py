@@ -76,7 +76,7 @@ class JudgedTable:
         table: the table.
         clusters: names of the hardware that it may be from; empty where that is not known.
         nodes: number of hosts.
-        rows: its rows.
+        rows: rows of the table.
         why_not: why nothing is known; empty where something is.
         faults: faults that it looks like, of a table that is low.
     """

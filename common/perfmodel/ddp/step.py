@@ -54,7 +54,7 @@ class StepOptions:
         ddp: arguments that decide the buckets.
         accumulation: micro-batches of a step.
         exchanges: backward passes that exchange gradients: 1 under ``no_sync``.
-        gradient_as_bucket_view: as for DDP.
+        gradient_as_bucket_view: whether DDP's buckets are the gradients.
         hook: a communication hook.
     """
 

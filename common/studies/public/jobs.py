@@ -47,7 +47,7 @@ class PublishedJob:
         gpus, gpus_per_node: GPUs of the job and of a node.
         network: links inside of a node and between nodes, in words.
         model: name of the model.
-        params_m: its parameters in millions.
+        params_m: parameters of the model in millions.
         seq_len: tokens of a sample.
         micro_batch_per_gpu: samples of a GPU's forward pass.
         grad_accum: forward passes per update.

@@ -67,9 +67,9 @@ class Calls:
         self._calling: Called | None = None
         """The call that is under way, if it is kept."""
         self._newest: Called | None = None
-        """That of the last pass."""
+        """Call of the last pass."""
         self._usual: Called | None = None
-        """That near the end whose batch is closest to the mean of all."""
+        """Call near the end whose batch is closest to the mean of all."""
         self._gradients: dict[int, Tensor] = {}
         self._passes = self._elements = 0
         """Passes so far, and the elements of all their batches."""

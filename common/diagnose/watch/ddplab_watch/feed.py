@@ -19,7 +19,7 @@ class Feed:
 
     def __init__(self) -> None:
         self.iterator: Any = None
-        """The one that gave the newest batch."""
+        """Iterator that gave the newest batch."""
         self.on_host: bool | None = None
         """True if the first batch had tensors in the host's memory; None without a tensor."""
         self.brief = False

@@ -130,7 +130,7 @@ class Loop:
         self.sees_calls = False
         """True once calls of the model are told of: a backward pass without one is a second one."""
         self.step: Step | None = None
-        """The one that the next segment may still belong to."""
+        """Step that the next segment may still belong to."""
         self.ended: list[Step] = []
         self.current: Pass | None = None
         self._called: Mark | None = None
