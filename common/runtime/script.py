@@ -225,7 +225,7 @@ NO_NUMBER = re.compile(
     r"(?P<why>invalid literal for int\(\) with base 10|could not convert string to float): "
     r"'(?P<word>.*?)'.*"
 )
-"""What tyro says of a word that is no number, for a flag that may be left out after other types."""
+"""Pattern of tyro's message on a word that is no number; optional flags name other types before."""
 
 
 def one_line(boxed: str) -> str:

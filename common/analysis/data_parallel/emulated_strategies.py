@@ -174,9 +174,9 @@ class EmulatedStrategies:
             for row in rows.itertuples()
         ]
         rows["judged"] = errors
-        rows["error"] = [error.estimate - 1 for error in errors]
-        rows["error_low"] = [error.interval.low - 1 for error in errors]
-        rows["error_high"] = [error.interval.high - 1 for error in errors]
+        rows["error"] = [error.difference.estimate for error in errors]
+        rows["error_low"] = [error.difference.low for error in errors]
+        rows["error_high"] = [error.difference.high for error in errors]
         rows["above_noise"] = [error.said for error in errors]
         rows["exposed_share"] = rows["exposed_ms"] / rows["predicted_ms"]
         columns = [

@@ -12,6 +12,7 @@ from pathlib import Path
 FOLDER, SETTINGS = "DDPLAB_WATCH", "DDPLAB_WATCH_OPTIONS"
 """Variables of the environment: the bundle's folder, and settings as ``window=30,probe=0``."""
 JOB = "SLURM_JOB_ID"
+"""Variable with the number of a job of Slurm's, which a requeued job keeps."""
 DEFAULT_FOLDER = "ddplab-watch"
 
 
