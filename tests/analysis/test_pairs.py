@@ -91,11 +91,15 @@ def test_the_words_name_the_host_the_link_or_nobody() -> None:
     assert lines_of(samples())[-1].startswith("No host and no link")
 
 
-def test_the_command_times_two_ranks_here_and_refuses_one() -> None:
+@pytest.mark.slow
+def test_the_command_times_two_ranks_here() -> None:
     printed = ddplab("doctor", "--pairs")
     assert printed.status == 0, printed.stderr
     assert "1 pair, 6 rounds" in printed.stdout
     assert "two ranks have one pair" in printed.stdout
+
+
+def test_the_command_refuses_fewer_than_two_ranks() -> None:
     for count in (0, 1):
         refusal = error_line(ddplab("doctor", "--pairs", "--ranks", count))
         assert f"--ranks {count}: at least 2" in refusal

@@ -73,6 +73,17 @@ def test_warm_up_and_preparation_are_kept_apart(finished: Path) -> None:
     assert arms.loc["sdpa", "first_step_s"] == pytest.approx(expected)
 
 
+def test_long_steps_are_measured_without_warm_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(options, "LONG_STEP_S", 0.0)
+    main(replace(TINY, arms=("sdpa",), rounds=1, output_dir=str(tmp_path)))
+    warmup = pd.read_csv(tmp_path / "run" / "options-warmup-times.csv")
+    assert set(warmup["round"]) == {-1}
+    times = pd.read_csv(tmp_path / "run" / "options-times.csv")
+    assert set(times.groupby("arm").size()) == {2}
+
+
 def test_what_has_no_effect_here_is_in_the_table_and_not_measured(finished: Path) -> None:
     table = open_options(finished).table.set_index("arm")
     assert not table.loc["tf32", "measured"]

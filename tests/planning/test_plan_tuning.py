@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
+from scipy.stats import t
 from test_plan_search import LLAMA
 
 from common.errors import NotYetWritten
@@ -25,6 +29,7 @@ from common.planning.tuned import TriedPlan, Tuned
 from common.samples import Interval
 from common.tuning.candidates import APART, MOST_CANDIDATES
 from common.tuning.plans.plan_tuning import settings_to_try
+from common.tuning.plans.verifying import verify
 
 BLOCKS, FORWARD_S, BACKWARD_S, UPDATE_S, OWN_S = 4, 0.4, 0.8, 0.08, 0.05
 SHARDED = ("SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
@@ -232,3 +237,43 @@ def test_an_answer_has_the_lines_of_what_was_taken_and_tells_of_other_precisions
     assert "MixedPrecisionPolicy" not in printed
     assert "changes what is computed (--changes-training yes): FULL_SHARD, 1 × 4" in printed
     assert "Tried beside the verified plan" in printed
+
+
+class MadeUpVisits:
+    """Visits whose seconds are drawn, in place of steps: the median of each plan is given."""
+
+    def __init__(self, median_s: dict[Plan, float]) -> None:
+        self.median_s, self.times = median_s, pd.DataFrame()
+        single = {"gather": lambda value: [value], "broadcast": lambda value: value}
+        self.worker = SimpleNamespace(is_main=True, **single)
+        machine = SimpleNamespace(state=QUIET)
+        self.recorder = SimpleNamespace(machine=lambda: machine)
+        self.died: dict[Plan, str] = {}
+        self._noise = np.random.default_rng(0)
+
+    def rounds(
+        self, stage: str, plans: Sequence[Plan], rounds: int, first: int = 0
+    ) -> pd.DataFrame:
+        """Draws the seconds of each plan in each round; returns those of all rounds so far."""
+        for round_, plan in itertools.product(range(first, first + rounds), plans):
+            noise = self._noise.normal(1, 0.02)
+            self.times.loc[round_, plan.name] = self.median_s[plan] * noise
+        return self.times
+
+    def peaks(self) -> dict[str, int]:
+        """Returns a byte for each plan."""
+        return {plan.name: 1 for plan in self.median_s}
+
+
+@pytest.mark.parametrize(("named_s", "pairs"), [(0.13, 3), (0.11, 1)], ids=["third", "second"])
+def test_the_intervals_of_all_finalists_hold_at_once(named_s: float, pairs: int) -> None:
+    best, second, third, named = (Plan("DDP", size) for size in (1, 2, 4, 8))
+    visits = MadeUpVisits({best: 0.1, second: 0.12, third: 0.15, named: named_s})
+    verified = verify(visits, [third, named, second, best], None, named)
+    yours = next(plan for plan in verified if plan.is_mine)
+    final = np.log(visits.times[[named.name, best.name]].tail(len(visits.times) - 4))
+    logs = final[named.name] - final[best.name]
+    half = t.ppf(1 - 0.05 / 2 / pairs, len(logs) - 1) * logs.std() / len(logs) ** 0.5
+    assert verified[0].plan == best
+    assert yours.over_best.interval.low == pytest.approx(np.exp(logs.mean() - half))
+    assert yours.over_best.interval.high == pytest.approx(np.exp(logs.mean() + half))

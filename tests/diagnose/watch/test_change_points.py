@@ -349,6 +349,7 @@ for _ in range(16):
 """
 
 
+@pytest.mark.slow
 def test_each_start_of_a_requeued_slurm_job_has_a_record_and_another_job_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
