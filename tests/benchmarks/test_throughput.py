@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from rank_support import RankServer
 from scipy import stats
 
 from common.analysis.one_device.throughput import open_throughput
@@ -34,7 +33,6 @@ from common.benchmarks.one_device.throughput_point import (
 )
 from common.errors import RunFailed, UserError
 from common.perfmodel.one_device.peaks import known_peak
-from common.runtime.paths import project_root
 from common.runtime.processes.child import ChildExit
 from common.runtime.records.run_directory import read_environment
 
@@ -87,24 +85,13 @@ def _small_products():
 
 
 @pytest.fixture(scope="module")
-def finished(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Runs the benchmark; returns the folder of the run and what it printed."""
     if sys.platform != "linux":
         pytest.skip("only Linux limits a process's memory")
     folder = tmp_path_factory.mktemp("runs")
 
-    def fork(
-        module: str, arguments: list[str], log: Path, on_output: Callable[[str], None]
-    ) -> ChildExit:
-        path = project_root().joinpath(*module.split(".")).with_suffix(".py")
-        done = rank_server.run(path, *arguments)
-        log.write_text(done.stderr[0])
-        for line in done.stdout[0].splitlines():
-            on_output(line)
-        return ChildExit(done.exit_codes[0], log)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(throughput, "run_child", fork)
         lines: list[str] = []
         patch.setattr("builtins.print", lambda *text, **_: lines.append(" ".join(text)))
         main(replace(TINY, output_dir=str(folder)))
@@ -182,7 +169,9 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Outcomes:
     def give(by_batch: dict[int, PointOutcome | int | list[PointOutcome | int]]) -> list[int]:
         visited = []
 
-        def run_child(module: str, arguments: list[str], log: Path, on_output: object) -> ChildExit:
+        def run_forked(
+            module: str, arguments: list[str], log: Path, on_output: object
+        ) -> ChildExit:
             point = json.loads(arguments[0])
             visited.append(point["batch_size"])
             ended = by_batch[point["batch_size"]]
@@ -193,7 +182,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Outcomes:
             Path(arguments[1]).write_text(json.dumps(vars(ended)))
             return ChildExit(0, log)
 
-        monkeypatch.setattr(throughput, "run_child", run_child)
+        monkeypatch.setattr(throughput, "run_forked", run_forked)
         return visited
 
     return give

@@ -33,7 +33,7 @@ from common.perfmodel.one_device.peaks import DevicePeak, known_peak
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.environment import cpu_model
 from common.runtime.machine.memory_limit import available_memory_bytes, can_limit
-from common.runtime.processes.child import run_child
+from common.runtime.processes.child import run_forked
 from common.runtime.records.recorder import record_run, single_device
 from common.runtime.records.run_directory import RunDirectory
 from common.samples import student
@@ -233,7 +233,7 @@ class Points:
         def pass_on(line: str) -> None:
             logger.info(line) if line.startswith("[") else show(line)
 
-        ended = run_child(POINT, [json.dumps(asdict(point)), str(result)], log, pass_on)
+        ended = run_forked(POINT, [json.dumps(asdict(point)), str(result)], log, pass_on)
         if ended.reason:
             return PointOutcome(FAILED, ended.reason)
         outcome = PointOutcome(**json.loads(result.read_text()))

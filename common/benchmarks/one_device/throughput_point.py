@@ -1,4 +1,4 @@
-"""One point of the throughput benchmark, in a process of its own: ``python -m`` this module.
+"""One point of the throughput benchmark, in a process of its own.
 
 Its settings come as JSON, and so does its outcome go. A process of its own starts with an empty
 allocator, and its end, however it comes, is the end of this point only.
@@ -119,7 +119,3 @@ def _held_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return total - free
     return writable_bytes()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import multiprocessing
 import os
 import re
 import signal
@@ -11,7 +13,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TextIO
 
 from common.errors import UserError
 from common.runtime.paths import project_root
@@ -62,7 +66,7 @@ def run_child(
     on_output: Callable[[str], None] = lambda line: None,
     *,
     folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
     timeout_s: float | None = None,
 ) -> ChildExit:
     """Runs ``python -m module`` in ``folder`` (by default the project's) and waits for it.
@@ -75,16 +79,10 @@ def run_child(
     Raises:
         UserError: the log cannot be written.
     """
-    environment = os.environ if environment is None else environment
-    variables = {k: v for k, v in environment.items() if not RANK_VARIABLES.fullmatch(k)}
-    try:
-        errors = log.open("w")
-    except OSError as error:
-        raise UserError(f"log {log}: {error.strerror}") from None
-    with errors:
+    with _new_log(log) as errors:
         process = subprocess.Popen(
             ending_with_parent([sys.executable, "-m", module, *arguments]),
-            env=variables | {"PYTHONUNBUFFERED": "1"},
+            env=_without_rank(environment) | {"PYTHONUNBUFFERED": "1"},
             cwd=folder or project_root(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -103,6 +101,88 @@ def run_child(
                 kill_group(process)
                 process.wait()
                 raise
+
+
+def run_forked(
+    module: str,
+    arguments: Sequence[str],
+    log: Path,
+    on_output: Callable[[str], None] = lambda line: None,
+) -> ChildExit:
+    """Runs a module's ``main()`` as ``run_child`` does, in a fork of a process that imported it.
+
+    That process imports once for all children, and does nothing else: a child starts with what an
+    import leaves.
+
+    Raises:
+        UserError: the log cannot be written.
+    """
+    _new_log(log).close()
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([module])
+    receiving, sending = forks.Pipe(duplex=False)
+    variables = _without_rank(os.environ)
+    child = forks.Process(
+        target=_become, args=(module, arguments, variables, log.absolute(), sending)
+    )
+    child.start()
+    sending.close()
+    try:
+        with open(os.dup(receiving.fileno()), errors="replace") as lines:
+            for line in lines:
+                on_output(line.rstrip())
+        child.join()
+        return ChildExit(child.exitcode, log)
+    except BaseException:
+        kill_group(child)
+        child.kill()  # it may lead no group yet
+        child.join()
+        raise
+    finally:
+        receiving.close()
+
+
+def _new_log(log: Path) -> TextIO:
+    """Opens an empty log for a child's standard error."""
+    try:
+        return log.open("w")
+    except OSError as error:
+        raise UserError(f"log {log}: {error.strerror}") from None
+
+
+def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of a child, which is no rank."""
+    return {k: v for k, v in environment.items() if not RANK_VARIABLES.fullmatch(k)}
+
+
+def _become(
+    module: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    log: Path,
+    output: Connection,
+) -> None:
+    """Makes a fork the child of ``run_forked``, and calls the module's ``main()``."""
+    os.setsid()
+    threading.Thread(
+        target=_end_with, args=(multiprocessing.parent_process(),), daemon=True
+    ).start()
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(project_root())
+    os.dup2(output.fileno(), 1)
+    output.close()
+    os.dup2(os.open(log, os.O_WRONLY), 2)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)
+    sys.argv = [module, *arguments]
+    sys.exit(importlib.import_module(module).main())
+
+
+def _end_with(caller: multiprocessing.process.BaseProcess) -> None:
+    """Kills this process and its group once the caller has ended, however that came."""
+    caller.join()
+    os.killpg(0, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -124,7 +204,7 @@ def ended_after(process: subprocess.Popen, timeout_s: float | None) -> Iterator[
         timer.cancel()
 
 
-def kill_group(process: subprocess.Popen) -> None:
+def kill_group(process: subprocess.Popen | multiprocessing.Process) -> None:
     """Kills a process that leads a group and all of the group, the workers of torch.compile too."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
