@@ -42,8 +42,8 @@ TEACHING = {
         "uv run ddplab course grade outputs/class/*.tar.gz --roster outputs/class/roster.csv "
         "--output-dir outputs/class/grades --variant 2027 --lms canvas"
     ),
-    "uv run ddplab course autograder autograder.zip --variant 2027": "uv run ddplab course "
-    "autograder outputs/class/autograder.zip --variant 2027",
+    "uv run ddplab course autograder autograder.zip --assignment 2 --variant 2027": "uv run ddplab "
+    "course autograder outputs/class/autograder.zip --assignment 2 --variant 2027",
 }
 """The commands of assignments/README.md in the form in which CI runs them."""
 TESTS = {

@@ -272,6 +272,10 @@ class Autograder:
 
     out: Annotated[Path, tyro.conf.Positional]
     """Zip file to write; it must not exist yet."""
+    assignment: int
+    """Assignment that it grades. A hand-in of another one gets nothing."""
+    part: int = 0
+    """Part 1 or 2 of assignment 1."""
     variant: int = 0
     """Seed of the numbers that checks draw; take another one each term."""
     without: tuple[str, ...] = ()
@@ -291,6 +295,7 @@ class Autograder:
         count = bundle(
             project_root(),
             self.out,
+            (self.assignment, self.part),
             self.variant,
             self.overlay,
             without=self.without,
@@ -298,8 +303,8 @@ class Autograder:
         )
         print(f"{self.out}: {count} files")
         with with_overlay(project_root(), self.overlay, self.without) as root:
-            for name, points, by_hand in points_by_hand_in(root):
-                print(f"{name}: autograder points {points}, graded by hand {by_hand}")
+            points, by_hand = points_by_hand_in(root)[self.assignment, self.part]
+            print(f"autograder points {points}, graded by hand {by_hand}")
 
 
 @dataclass(frozen=True)

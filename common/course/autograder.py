@@ -4,10 +4,10 @@ The bundle has ``setup.sh``, ``run_autograder`` and the project's files that gra
 unpacks it, runs setup.sh once as root, and run_autograder for each submission
 (https://gradescope-autograders.readthedocs.io/en/latest/specs/).
 
-``python -m common.course.autograder SUBMISSION RESULTS VARIANT VISIBILITY`` grades: SUBMISSION is
-the folder of what a student uploaded, which is one tarball, and RESULTS the file that Gradescope
-reads. Whatever happens meanwhile, that file is there afterwards; of a fault of the grader it says
-so, and the traceback is printed.
+``python -m common.course.autograder SUBMISSION RESULTS ASSIGNMENT PART VARIANT VISIBILITY`` grades.
+SUBMISSION is the folder of what a student uploaded, which is one tarball of that assignment, and
+RESULTS the file that Gradescope reads. Whatever happens meanwhile, that file is there afterwards;
+of a fault of the grader it says so, and the traceback is printed.
 
 An assignment on Gradescope has a fixed number of points. So the score is that of the checks,
 numbers and choices, scaled to all of their points where some could not be judged; texts are graded
@@ -17,6 +17,7 @@ by hand.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -29,7 +30,10 @@ from common.course.export import tracked_files
 from common.course.grading.grade import Grader
 from common.course.grading.marks import NO_ANSWER, Grade
 from common.course.grading.matrix import parts_of
+from common.course.grading.people.identify import files_of
+from common.course.hand_ins.tarball import printable
 from common.course.overlay import staff_files, with_overlay
+from common.course.submission import check_part
 from common.course.tasks import Task, read_tasks
 from common.errors import RunFailed, UserError
 from common.runtime.paths import project_root
@@ -76,13 +80,16 @@ venv="$here/venv"
 cd "$project"
 exec env PYTHONPATH="$project" PYTHONDONTWRITEBYTECODE=1 "$venv/bin/python" \\
     -m common.course.autograder "$here/submission" "$here/results/results.json" \\
-    {variant} {visibility}
+    {of} {variant} {visibility}
 """
+PACKED_NAME = re.compile(r"\.(tar(\.gz)?|tgz)$", re.IGNORECASE)
+"""End of a tarball's name, as browsers save it."""
 
 
 def bundle(
     root: Path,
     out: Path,
+    of: tuple[int, int],
     variant: int,
     overlay: Path | None = None,
     *,
@@ -94,21 +101,28 @@ def bundle(
     Args:
         root: the project.
         out: file of the bundle, which must not exist.
+        of: assignment and part that it grades, and no other; part 0 where there are none.
         variant: seed of the numbers in checks.
         overlay: folder of the staff's, with files that take the place of the project's.
         without: names of tasks that are left out, besides those of ``course.yaml``.
         visibility: Gradescope's word for when students see checks and what they say.
 
     Raises:
-        UserError: the file is there already, something is not committed, a solution is not there,
-            or it cannot be written.
+        UserError: there is no such assignment or part, the file is there already, something is not
+            committed, a solution is not there, or it cannot be written.
     """
+    check_part(*of)
+    assignments = sorted({task.assignment for task in read_tasks(root).values()})
+    if of[0] not in assignments:
+        raise UserError(f"--assignment {of[0]}: one of {', '.join(map(str, assignments))}")
     if out.exists():
         raise UserError(f"{out} is there already; give a file that is not")
     names = {*tracked_files(root), *(staff_files(root, overlay) if overlay else ())}
     made = {
         "setup.sh": SETUP.replace("{uv}", UV).replace("{python}", PYTHON),
-        "run_autograder": RUN.replace("{variant}", str(variant)),
+        "run_autograder": RUN.replace("{variant}", str(variant)).replace(
+            "{of}", " ".join(map(str, of))
+        ),
     }
     with (
         written_beside(out) as beside,
@@ -155,14 +169,10 @@ def main() -> None:
     """Grades, or says why not; a fault of the grader is raised afterwards."""
     folder, results = Path(sys.argv[1]), Path(sys.argv[2])
     try:
-        variant = int(sys.argv[3]) if len(sys.argv) > 3 else 0
-        visibility = sys.argv[4] if len(sys.argv) > 4 else AFTER_PUBLISHED
-        tarballs = sorted(folder.glob("*.tar.gz"))
-        if len(tarballs) != 1:
-            raise UserError(
-                f"{len(tarballs)} tarballs were uploaded; expected one, of `ddplab handin`"
-            )
-        grade = Grader(project_root(), variant).grade(tarballs[0])
+        assignment, part, variant = map(int, sys.argv[3:6])
+        visibility = sys.argv[6]
+        grader = Grader(project_root(), variant)
+        grade = grader.grade(uploaded(folder), (assignment, part))
         write_results(results, results_of(grade, project_root(), visibility))
     except (UserError, RunFailed) as error:
         write_results(results, refusal(str(error)))
@@ -171,6 +181,20 @@ def main() -> None:
         reason = f"not graded: {type(error).__name__} in the grader; tell the staff"
         write_results(results, refusal(reason))
         raise
+
+
+def uploaded(folder: Path) -> Path:
+    """Returns the tarball that a student uploaded, whatever it is called and wherever it lies.
+
+    Raises:
+        UserError: there is none, or are several.
+    """
+    files = files_of([folder]) if folder.is_dir() else []
+    tarballs = [path for path in files if PACKED_NAME.search(path.name)] or files
+    if len(tarballs) != 1:
+        names = ", ".join(printable(path.name) for path in tarballs[:5]) or "no file"
+        raise UserError(f"uploaded: {names}; expected one tarball, of `ddplab handin`")
+    return tarballs[0]
 
 
 def refusal(reason: str) -> dict:
@@ -254,9 +278,9 @@ def stage(whys: Collection[str], task: Task | None) -> str:
     return "its checks were run" if more or not why.startswith(refusals) else why
 
 
-def points_by_hand_in(root: Path) -> list[tuple[str, int, int]]:
-    """Returns for each hand-in its name, the points of the autograder, and those of texts."""
-    rows = []
+def points_by_hand_in(root: Path) -> dict[tuple[int, int], tuple[int, int]]:
+    """Returns (assignment, part) → the points of the autograder, and those of texts."""
+    rows = {}
     tasks, questions = read_tasks(root), all_questions(root).values()
     for number in sorted({task.assignment for task in tasks.values()}):
         for of in parts_of(number, "any-name"):
@@ -264,7 +288,7 @@ def points_by_hand_in(root: Path) -> list[tuple[str, int, int]]:
             its = [q for q in questions if of.has_answers and q.name.startswith(f"Q{number}.")]
             by_hand = sum(question.points for question in its if question.kind == TEXT)
             points += sum(question.points for question in its) - by_hand
-            rows.append((of.stem.removeprefix("any-name-"), points, by_hand))
+            rows[number, of.part] = points, by_hand
     return rows
 
 

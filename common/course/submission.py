@@ -114,10 +114,10 @@ class Submission:
     files: Mapping[str, bytes]
     packed_at: datetime | None = None
 
-    def exercises(self) -> dict[str, bytes]:
-        """Returns the exercises by their file names."""
+    def exercises(self) -> dict[str, str]:
+        """Returns the exercises' texts by their file names, decoded as Python does."""
         return {
-            name.removeprefix(f"{EXERCISES}/"): content
+            name.removeprefix(f"{EXERCISES}/"): content.decode("utf-8-sig", errors="replace")
             for name, content in self.files.items()
             if name.startswith(f"{EXERCISES}/")
         }
@@ -148,11 +148,21 @@ def handed_in(
         raise UserError(f"e-mail {printable(email)!r}: expected one like doe@example.org")
     if id_ and not ID.fullmatch(id_):
         raise UserError(f"id {printable(id_)!r}: expected letters, digits, points and hyphens")
+    check_part(assignment, part)
+    return HandedIn(name, assignment, part, email, id_)
+
+
+def check_part(assignment: int, part: int) -> None:
+    """Raises UserError for a part that an assignment has not, or that is missing."""
     if assignment in PARTS and not part:
         raise UserError(f"assignment {assignment} is handed in in two parts: --part 1 or 2")
     if part and (assignment not in PARTS or part not in (1, 2)):
         raise UserError(f"assignment {assignment} has no part {part}")
-    return HandedIn(name, assignment, part, email, id_)
+
+
+def named(assignment: int, part: int) -> str:
+    """Returns an assignment and a part in words."""
+    return f"assignment {assignment}" + (f", part {part}" if part else "")
 
 
 def pack(path: Path, of: HandedIn, files: Mapping[str, bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from common.course.submission import handed_in, pack
 from common.course.tasks import read_tasks
 from common.errors import RunFailed, UserError
 from common.runtime.paths import project_root
+from common.runtime.processes.child import run_child
 from common.runtime.stage_progress import StageProgress
 
 ROOT = project_root()
@@ -145,6 +147,66 @@ def test_nothing_runs_beside_a_timed_check(tmp_path: Path, tests: StandIn) -> No
     assert sum(beside for run, beside in tests.beside if run & set(TIMED)) == len(paths)
     assert max(beside for _, beside in tests.beside) == 2
     assert sum(len(run) for run in tests.runs) == len(paths) * len(CHECKS)
+
+
+def test_a_check_that_fails_beside_another_grading_is_run_again_alone(
+    tmp_path: Path, tests: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowded = sorted(CHECKS - set(TIMED))[0]
+
+    def busy(root: Path, arguments: Sequence[str], *more: object, **_: object) -> list[Outcome]:
+        beside = not any(a.endswith(TIMED) for a in arguments)  # the first of the two gradings
+        return [
+            replace(o, outcome="failed", message="no answer after 20 s")
+            if beside and f"{o.file}.py::{o.name}" == crowded
+            else o
+            for o in tests(root, arguments, *more)
+        ]
+
+    monkeypatch.setattr(checks, "run_tests", busy)
+    paths = [reference(tmp_path, name, f"# {name}\n") for name in "ab"]
+    grades = Class(Grader(ROOT), paths, jobs=2).grade(tmp_path / "grades", lambda _: None)
+    assert {grade.score for grade in grades} == {sum(task.points for task in TASKS.values())}
+    assert sum(crowded in run for run in tests.runs) == 2 * len(paths)
+
+
+def test_a_check_that_pytest_does_not_reach_is_no_zero(
+    tmp_path: Path, tests: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = reference(tmp_path, "a"), tmp_path / "grades"
+    fault = Outcome("", "tests.exercises.hidden.test_models", "failed", "collection failure\nE   x")
+
+    def lost(*arguments: object, **_: object) -> list[Outcome]:
+        return [fault, *(o for o in tests(*arguments) if o.file != "test_models")]
+
+    monkeypatch.setattr(checks, "run_tests", lost)
+    [grade] = Class(Grader(ROOT), [path]).grade(folder, lambda _: None)
+    assert {mark.score for mark in grade.marks} == {None}
+    assert grade.remark.startswith("not graded: tests/exercises/hidden/test_models.py::")
+    assert not list((folder / ".checks").glob("*"))
+
+
+def test_ctrl_c_ends_gradings_that_run_at_once(
+    tmp_path: Path, tests: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def endless(*_: object, **__: object) -> list[Outcome]:
+        log = tmp_path / f"log-{threading.get_ident()}"
+        lines = ["-n", "1", "-r", "1", "import time; print('asleep'); time.sleep(600)"]
+        run_child("timeit", lines, log, lambda _: begun.set())
+        raise RunFailed("it was ended")
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    monkeypatch.setattr(checks, "run_tests", endless)
+    paths = [reference(tmp_path, name, f"# {name}\n") for name in "abc"]
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        Class(Grader(ROOT), paths, jobs=2).grade(tmp_path / "grades", lambda _: None)
+    assert not (tmp_path / "grades").exists()
 
 
 def test_where_the_grader_breaks_an_earlier_result_stays(

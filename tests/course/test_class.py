@@ -8,6 +8,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 import unicodedata
@@ -268,6 +269,22 @@ def test_names_that_a_terminal_or_a_disk_does_not_take(
     assert len(before) == 6
 
 
+def test_a_name_with_a_slash_has_files(tmp_path: Path, hand_in: Callable, grade: Callable) -> None:
+    people = read_roster(roster(tmp_path, "name,id\nRajesh a/l Kumar,s7\n"))
+    grade(hand_in("Rajesh Kumar", answers(), id_="s7"), roster=people)
+    assert list(grades(tmp_path)) == ["rajesh-a-l-kumar-assign3"]
+    assert (tmp_path / "grades" / "rajesh-a-l-kumar-assign3.json").is_file()
+
+
+@pytest.mark.parametrize(("assignment", "part"), [(2, 1), (1, 3), (1, -1), (None, 3)])
+def test_a_part_that_there_is_not(
+    tmp_path: Path, hand_in: Callable, grade: Callable, assignment: int | None, part: int
+) -> None:
+    with pytest.raises(UserError, match=f"assignment {assignment or 1} has no part {part}"):
+        grade(hand_in("a", answers()), assignment=assignment, part=part)
+    assert not (tmp_path / "grades").exists()
+
+
 def test_of_which_assignment_a_class_is(tmp_path: Path, hand_in: Callable, grade: Callable) -> None:
     paths = [hand_in("a", answers()), hand_in("b", answers(), assignment=2)]
     with pytest.raises(UserError, match=r"1 of assignment 2, 1 of assignment 3.*--assignment"):
@@ -419,6 +436,21 @@ def test_levels_of_an_earlier_release_and_their_remarks(
     kept = rows(tmp_path / "grades" / "levels.csv")
     assert {row["level"] for row in kept} == {"half"}
     assert len({row["text"] for row in kept}) == len(TEXTS)
+
+
+def test_codes_are_no_numbers_and_those_of_an_earlier_release_are_read(
+    tmp_path: Path, hand_in: Callable, grade: Callable
+) -> None:
+    grade(hand_in("doe-jane", answers()))
+    path = tmp_path / "grades" / "levels.csv"
+    codes = [row["text"] for row in rows(path)]
+    assert all(re.fullmatch("t[0-9a-f]{8}", code) for code in codes)
+    path.write_text(re.sub("^t(.*),$", r"\1,half", path.read_text(), flags=re.MULTILINE))
+    assert path.read_text().count(",half\n") == len(TEXTS)
+    grade()
+    half = sum(QUESTIONS[name].points for name in TEXTS) / 2
+    assert float(grades(tmp_path)["doe-jane-assign3"]["score"]) == CHOICES + half
+    assert [row["text"] for row in rows(path)] == codes
 
 
 NOBODYS = {

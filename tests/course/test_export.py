@@ -327,8 +327,9 @@ def test_this_project_split_is_a_public_one_that_does_all(repository: Path, tmp_
     assert "to be written" in ddplab(public, "course", "test", "A3.2")
     ddplab(public, "run", "assignment2", "--preset", "smoke", "--output-dir", tmp_path / "runs")
     for name, root, flags in (("one", repository, []), ("two", public, ["--overlay", overlay])):
-        ddplab(root, "course", "export", tmp_path / name, "--assignment", 3, *flags)
-        ddplab(root, "course", "autograder", tmp_path / f"{name}.zip", *flags)
+        only = ("--assignment", 3)
+        ddplab(root, "course", "export", tmp_path / name, *only, *flags)
+        ddplab(root, "course", "autograder", tmp_path / f"{name}.zip", *only, *flags)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
     submission = hand_in(tmp_path, repository, {})

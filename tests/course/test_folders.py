@@ -105,7 +105,7 @@ def test_a_checkout_in_an_odd_folder_grades_and_hides_itself(
     python: Callable, handed_in: Path, tmp_path: Path
 ) -> None:
     results = tmp_path / "results.json"
-    done = python("-m", "common.course.autograder", handed_in, results, "7")
+    done = python("-m", "common.course.autograder", handed_in, results, "1", "1", "7", "visible")
     assert done.returncode == 0, done.stderr[-3000:]
     tests = json.loads(results.read_text())["tests"]
     ring = [test["status"] for test in tests if test["name"].startswith("A1.1")]

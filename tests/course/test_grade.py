@@ -229,7 +229,8 @@ def autograde(
     root: Path, uploaded: Path, results: Path, variant: str
 ) -> subprocess.CompletedProcess:
     """Runs what Gradescope runs."""
-    command = [sys.executable, "-m", "common.course.autograder", uploaded, results, variant]
+    module = ("-m", "common.course.autograder")
+    command = [sys.executable, *module, uploaded, results, "3", "0", variant, "visible"]
     return subprocess.run(
         command, cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
     )
@@ -250,7 +251,7 @@ def test_gradescope_gets_a_result_whatever_happens(tmp_path: Path, broken_root: 
     shutil.rmtree(uploaded)
     done = autograde(broken_root, uploaded, tmp_path / "results.json", "7")
     assert done.returncode == 0
-    assert "0 tarballs" in json.loads((tmp_path / "results.json").read_text())["output"]
+    assert "uploaded: no file" in json.loads((tmp_path / "results.json").read_text())["output"]
 
 
 def test_a_sandbox_that_does_not_start_is_told_from_the_rest(tmp_path: Path) -> None:
@@ -407,7 +408,7 @@ def test_a_bundle_takes_of_an_overlay_what_grades(
     listed = subprocess.run(["git", "ls-files", "tests"], cwd=ROOT, capture_output=True, text=True)
     monkeypatch.setattr(autograder, "tracked_files", lambda root: listed.stdout.splitlines())
     out = tmp_path / "autograder.zip"
-    autograder.bundle(ROOT, out, 0, overlay_of_a_repository)
+    autograder.bundle(ROOT, out, (3, 0), 0, overlay_of_a_repository)
     with zipfile.ZipFile(out) as archive:
         names = archive.namelist()
         assert archive.read("project/tests/exercises/hidden/extra.py") == b"theirs"

@@ -21,9 +21,13 @@ from common.course.autograder import (
     points_by_hand_in,
     refusal,
     results_of,
+    uploaded,
 )
+from common.course.grading.grade import Grader
 from common.course.grading.marks import Grade, Mark
+from common.course.submission import HandedIn, pack
 from common.course.tasks import COURSE, read_tasks
+from common.errors import UserError
 from common.runtime.paths import project_root
 
 ROOT = project_root()
@@ -100,17 +104,45 @@ def test_answers_that_cannot_be_read_say_so_at_once() -> None:
 
 
 def test_points_to_set_are_those_of_tasks_and_questions() -> None:
-    rows = {name: points for name, *points in points_by_hand_in(ROOT)}
-    assert list(rows) == [
-        *("assign0", "assign1-part1", "assign1-part2", "assign2", "assign3", "assign4"),
-    ]
+    rows = points_by_hand_in(ROOT)
+    assert list(rows) == [(0, 0), (1, 1), (1, 2), (2, 0), (3, 0), (4, 0)]
     tasks = sum(task.points for task in read_tasks().values() if not task.bonus)
     questions = all_questions(ROOT).values()
     assert sum(points + hand for points, hand in rows.values()) == tasks + sum(
         question.points for question in questions
     )
     texts = [q.points for q in questions if q.kind == TEXT and q.name.startswith("Q1.")]
-    assert [rows["assign1-part1"][1], rows["assign1-part2"][1]] == [0, sum(texts)]
+    assert [rows[1, 1][1], rows[1, 2][1]] == [0, sum(texts)]
+
+
+@pytest.mark.parametrize("name", ["homework (1).TAR.GZ", "handin/doe.tar", "a.TGZ", "文件"])
+def test_what_was_uploaded_is_the_tarball_whatever_it_is_called(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "uploaded"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).touch()
+    (folder / "._of a Mac").touch()
+    assert uploaded(folder) == folder / name
+    (folder / "b.tar.gz").touch()
+    if name != "文件":
+        with pytest.raises(UserError, match=r"uploaded: .*b\.tar\.gz.*; expected one tarball"):
+            uploaded(folder)
+
+
+def test_a_hand_in_of_another_assignment_gets_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "doe-jane-assign2.tar.gz"
+    pack(path, HandedIn("doe-jane", 2), {})
+    with pytest.raises(UserError, match="it is of assignment 2, not assignment 1, part 1"):
+        Grader(ROOT).grade(path, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [((7, 0), "--assignment 7: one of 0, 1, 2"), ((1, 0), "in two parts"), ((2, 1), "no part 1")],
+)
+def test_a_bundle_of_what_there_is_not(tmp_path: Path, of: tuple[int, int], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        autograder.bundle(ROOT, tmp_path / "autograder.zip", of, 0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bundle_has_its_own_python_versions_and_course(
@@ -118,10 +150,10 @@ def test_a_bundle_has_its_own_python_versions_and_course(
 ) -> None:
     monkeypatch.setattr(autograder, "tracked_files", lambda root: [str(COURSE)])
     out = tmp_path / "autograder.zip"
-    autograder.bundle(ROOT, out, 7, without=["A2.3"], visibility="hidden")
+    autograder.bundle(ROOT, out, (1, 2), 7, without=["A2.3"], visibility="hidden")
     with zipfile.ZipFile(out) as archive:
         texts = {name: archive.read(name).decode() for name in archive.namelist()}
-    assert texts["run_autograder"].endswith(" 7 hidden\n")
+    assert texts["run_autograder"].endswith(" 1 2 7 hidden\n")
     setup = texts["setup.sh"]
     assert "--managed-python --python 3.11" in setup
     assert "--torch-backend=cpu" in setup

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.course.submission import HandedIn, handed_in, pack, read_submission
+from common.course.submission import HandedIn, Submission, handed_in, pack, read_submission
 from common.errors import UserError
 
 DOE = HandedIn("doe-jane", 2)
@@ -48,10 +48,15 @@ def test_what_is_packed_is_read_back(tmp_path: Path) -> None:
     found = read_submission(path)
     assert found.of == DOE
     assert found.files == FILES
-    assert found.exercises() == {"cap_search.py": FILES["exercises/cap_search.py"]}
+    assert found.exercises() == {"cap_search.py": FILES["exercises/cap_search.py"].decode()}
     found.write_run(tmp_path / "run")
     assert (tmp_path / "run" / "a" / "steps.csv").read_bytes() == b"a,b\n1,2\n"
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_an_exercise_with_a_byte_order_mark_is_read_as_python_reads_it() -> None:
+    content = "\ufeffx = 'ü'\n".encode()
+    assert Submission(DOE, {"exercises/x.py": content}).exercises() == {"x.py": "x = 'ü'\n"}
 
 
 @pytest.mark.parametrize(

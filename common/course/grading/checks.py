@@ -22,13 +22,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from common.course.markers import student_source
-from common.course.outcomes import Outcome, run_tests
+from common.course.outcomes import FAILED, Outcome, run_tests
 from common.course.progress import reason_of
 from common.course.sandbox.imports import violations
 from common.course.sandbox.sandbox import NOT_STARTED
 from common.course.sandbox.student import lay_out, lay_out_student
 from common.course.tasks import COURSE, HIDDEN, Task, read_tasks
-from common.errors import RunFailed
+from common.errors import RunFailed, unwritten_task
 from common.runtime.records.run_directory import write_atomically
 
 TIME_S = 330
@@ -85,10 +85,11 @@ class Exercises:
 
         Args:
             time_s: after which no check begins.
-            timed: False to leave out those that time a student's code.
+            timed: False beside other gradings: checks that time a student's code are left out, and
+                one that fails is run again by the next call. It may have waited for a processor.
 
         Raises:
-            RunFailed: the sandbox does not start, or pytest comes to no end.
+            RunFailed: the sandbox does not start, or pytest comes to no end, or not to a check.
         """
         kept = self.read()
         missing = [
@@ -100,7 +101,7 @@ class Exercises:
         ]
         if missing:
             ran = by_check(self.run(missing, time_s))
-            kept |= {check: ran.get(check, []) for check in missing}
+            kept |= {check: ran[check] for check in missing if timed or is_sure(ran[check])}
             self.keep(kept)
         return [outcome for outcomes in kept.values() for outcome in outcomes]
 
@@ -125,6 +126,11 @@ class Exercises:
         for outcome in outcomes:  # the grader's fault is no student's
             if FAULT.match(outcome.message):
                 raise RunFailed(reason_of(outcome.message))
+        ran = by_check(outcomes)
+        if lost := [check for check in checks if check not in ran]:
+            faults = (o.message for o in outcomes if o.outcome == FAILED and not o.file)
+            why = next(map(reason_of, faults), "pytest did not reach it")
+            raise RunFailed(f"{HIDDEN}/{lost[0]}: {why}")
         return outcomes
 
     def text(self) -> Callable[[Path], str]:
@@ -174,6 +180,11 @@ class Exercises:
                 if not any(o.message.startswith(NO_TIME) for o in listed)
             }
             write_atomically(path, json.dumps(kept))
+
+
+def is_sure(outcomes: Sequence[Outcome]) -> bool:
+    """Returns True for outcomes that a busy machine does not explain."""
+    return all(o.outcome != FAILED or unwritten_task(o.message) for o in outcomes)
 
 
 def by_check(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:

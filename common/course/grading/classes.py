@@ -6,6 +6,7 @@ A hand-in that is broken, or is nobody's, is a row with its reason, and costs no
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -57,10 +58,12 @@ from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn
 from common.errors import RunFailed, UserError
 from common.runtime.processes.bytecode import shared_bytecode
+from common.runtime.processes.child import end_children
 from common.runtime.script import is_full
 
 logger = logging.getLogger(__name__)
 LEVELS, CACHE = "levels.csv", ".checks"
+POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -218,11 +221,16 @@ class Class:
                 logger.debug("%s: %s", hand_in.path, error)
 
         with ThreadPoolExecutor(self.jobs) as pool:
+            begun = [pool.submit(prepare, hand_in) for hand_in in hand_ins]
             try:
-                for number, _ in enumerate(pool.map(prepare, hand_ins), start=1):
+                for number, future in enumerate(begun, start=1):
+                    future.result()
                     say(f"checks of {number} of {len(hand_ins)}")
             except BaseException:
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                while not all(future.done() for future in begun):
+                    end_children()  # a thread may be about to start one
+                    time.sleep(POLL_S)
                 raise
 
     def grade_one(

@@ -20,10 +20,11 @@ from common.course.grading.checks import (
 from common.course.grading.limited import limited_answers, limited_submission
 from common.course.grading.marks import Grade, Mark, judge_answers, read_key
 from common.course.grading.records import write_together
+from common.course.hand_ins.tarball import printable
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome
 from common.course.progress import reason_of
 from common.course.sandbox.isolation import strongest_isolation
-from common.course.submission import HandedIn, Submission, of_file_name
+from common.course.submission import HandedIn, Submission, named, of_file_name
 from common.course.tasks import HIDDEN, Task, read_tasks
 from common.errors import NotYetWritten, UserError, unwritten_task
 from common.runtime.wording import counted
@@ -43,11 +44,16 @@ class Grader:
     variant: int = 0
     cache: Path | None = None
 
-    def grade(self, path: Path) -> Grade:
+    def grade(self, path: Path, only: tuple[int, int] | None = None) -> Grade:
         """Grades one tarball; whatever is wrong with it, every check is in the result.
 
+        Args:
+            path: the tarball.
+            only: the assignment and the part of which it has to be; None for any.
+
         Raises:
-            UserError: it says not what it is of, or this machine cannot grade.
+            UserError: it says not what it is of, is of something else, or this machine cannot
+                grade.
             RunFailed: the sandbox does not start.
         """
         if not path.is_file():
@@ -56,6 +62,9 @@ class Grader:
             submission = limited_submission(path)
         except UserError as error:
             return self.without_checks(of_file_name(path), 0.0, str(error))
+        of = (submission.of.assignment, submission.of.part)
+        if only not in (None, of):
+            raise UserError(f"{printable(path.name)}: it is of {named(*of)}, not {named(*only)}")
         return self.judge(submission, strongest_isolation())
 
     def judge(self, submission: Submission, isolation: str) -> Grade:
@@ -111,9 +120,7 @@ class Grader:
     def exercises(self, submission: Submission, isolation: str) -> tuple[Exercises, dict[str, str]]:
         """Returns the exercises that may be run, and for the other tasks why theirs may not."""
         tasks = self.tasks(submission.of)
-        texts = {
-            name: text.decode(errors="replace") for name, text in submission.exercises().items()
-        }
+        texts = submission.exercises()
         refused = why_refused(self.root, tasks, texts)
         # A refused file is left out: the others are judged without it.
         files = [task.file for name, task in tasks.items() if name not in refused]

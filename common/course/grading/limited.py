@@ -115,8 +115,8 @@ def lay_out(submission: Submission, folder: Path) -> None:
     """Writes a submission's files to a folder. Raises UserError where one cannot be written."""
     for name in (EXERCISES, RUN):
         (folder / name).mkdir()
-    for name, content in submission.exercises().items():
-        (folder / EXERCISES / name).write_bytes(content)
+    for name, text in submission.exercises().items():
+        (folder / EXERCISES / name).write_text(text, encoding="utf-8")
     for name in (ANSWERS, REPORT):
         if name in submission.files:
             (folder / name).write_bytes(submission.files[name])

@@ -130,7 +130,7 @@ def draw(submission: Submission, root: Path, seed: int) -> list[Asked]:
 def written_functions(submission: Submission, root: Path) -> Iterator[Written]:
     """Yields the functions that differ from those that a student begins with."""
     for task in submission.of.tasks(read_tasks(root)).values():
-        text = submission.exercises().get(task.file, b"").decode(errors="replace")
+        text = submission.exercises().get(task.file, "")
         begun = student_source((root / task.path).read_text(), task.file, ())
         lines, bodies = tuple(text.split("\n")), frozenset(nodes_of(begun))
         for body, node in nodes_of(text).items():

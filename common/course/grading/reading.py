@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.course.answers import LEVELS, TEXT, Question
 from common.course.grading.marks import NO_ANSWER, with_level
-from common.course.grading.records import Record, Results
+from common.course.grading.records import Record, Results, code_of
 from common.errors import UserError
 
 HEADER = ("text", "question", "level")
@@ -99,7 +99,8 @@ def read_levels(path: Path) -> Levels:
         row["level"] = level = (row["level"] or "").strip()
         if level and level not in LEVELS:
             raise UserError(f"{path}:{number}: level {level!r}; known: {', '.join(LEVELS)}")
-        levels[row[by] or "", row["question"] or ""] = row
+        row[by] = code_of(row[by] or "")
+        levels[row[by], row["question"] or ""] = row
     return levels
 
 

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,9 +19,10 @@ from datetime import datetime
 from pathlib import Path
 
 from common.course.grading.marks import NO_ANSWER, Grade, Mark
-from common.course.grading.people.identify import HandIn, are_same, named
+from common.course.grading.people.identify import HandIn, are_same
 from common.course.grading.people.roster import Person
 from common.course.hand_ins.tarball import printable
+from common.course.submission import named
 from common.errors import UserError
 
 STATE, LOCK = "class.json", ".lock"
@@ -99,9 +101,17 @@ class Record:
         )
 
     def code(self, question: str) -> str:
-        """Returns what a text is called where it is read: not by its author."""
+        """Returns what a text is called where it is read: not by its author.
+
+        It begins with a letter that no number has: a spreadsheet changes numbers.
+        """
         text = f"{self.submission}\0{question}\0{self.texts[question]}"
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return code_of(hashlib.sha256(text.encode()).hexdigest()[:8])
+
+
+def code_of(written: str) -> str:
+    """Returns a text's code as it is now; earlier releases wrote it without its letter."""
+    return f"t{written}" if re.fullmatch("[0-9a-f]{8}", written) else written
 
 
 @dataclass(frozen=True)
@@ -221,6 +231,7 @@ def read_results(folder: Path) -> Results | None:
         content["what"] = What(**content["what"])
         for kind in ("records", "problems"):
             content[kind] = {key: record_from(r) for key, r in content[kind].items()}
+        content["retired"] = list(map(code_of, content["retired"]))
         return Results(**content)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path}: it cannot be read; choose another --output-dir") from None

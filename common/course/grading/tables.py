@@ -8,9 +8,9 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from common.course.grading.people.identify import named
 from common.course.grading.people.roster import Person, Roster
 from common.course.grading.records import Record, Results
+from common.course.submission import named
 from common.runtime.wording import counted
 
 HISTORY = ("time", "submission", "score_before", "score", "why", "file", "sha256")

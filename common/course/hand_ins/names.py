@@ -26,7 +26,7 @@ def is_name(text: str) -> bool:
 def words_of(name: str) -> list[str]:
     """Returns the words of a name, however it is written: Doe-Jane, Doe, Jane and JANE DOE."""
     letters = re.sub(f"[{UNSEEN}]", "", normal(name.casefold()))
-    return re.findall(r"[^\s\-.,·]+", letters)
+    return re.findall(r"[^\s\-.,·/\\\0]+", letters)
 
 
 def slug(name: str) -> str:

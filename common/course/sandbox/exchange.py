@@ -22,6 +22,10 @@ LONGEST_S = 15.0
 """Longest wait for another rank; below ``sandbox.ANSWER_S``, so that the reason arrives."""
 LARGEST_BYTES = 2**20
 """Most bytes of an operation whose data are kept; of larger ones their number is."""
+HELD_BYTES = 2**29
+"""Most bytes that are held for ranks: what they launched and have not waited for, and the log."""
+LAUNCH_BYTES = 2**10
+"""What a launch takes besides its data."""
 POINT_TO_POINT = ("send", "recv")
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "SUM": lambda parts: parts.sum(0),
@@ -91,7 +95,8 @@ class Exchange:
         self.launched: Counter[tuple] = Counter()
         self.groups: dict[str, tuple[int, ...]] = {}
         self.meetings: dict[tuple, Meeting] = {}
-        self.tickets: dict[tuple[int, int], Meeting] = {}
+        self.tickets: dict[tuple[int, int], tuple[Meeting, int]] = {}
+        self.held_bytes = 0
         self.numbers = itertools.count()
         self.changed = threading.Condition()
         self.abandoned = False
@@ -135,7 +140,7 @@ class Exchange:
 
         Raises:
             PermissionError: the operation is not offered.
-            Unmatched: ranks say differently who is in the group.
+            Unmatched: ranks say differently who is in the group, or launch more than is held.
         """
         if self.offers is not None and operation not in self.offers:
             raise PermissionError(f"{operation} is not offered to this exercise")
@@ -146,6 +151,11 @@ class Exchange:
         # A rank counts what it sends to another apart from what it receives of it.
         counted = (rank, path, operation if is_message else "")
         with self.changed:
+            if self.held_bytes + nbytes > HELD_BYTES:
+                raise Unmatched(
+                    f"rank {rank}'s {operation} makes more than {HELD_BYTES >> 20} MiB that ranks "
+                    "launched and did not wait for"
+                )
             if self.groups.setdefault(group, tuple(ranks)) != tuple(ranks):
                 raise Unmatched(f"rank {rank} has other ranks in group {group} than another rank")
             number = self.launched[counted]
@@ -155,6 +165,7 @@ class Exchange:
                 kept = tensors if nbytes <= LARGEST_BYTES else ()
                 moment = self.moments[rank]
                 self.log.append(Sent(rank, operation, members, kept, nbytes, moment))
+                self.held_bytes += LAUNCH_BYTES + sum(tensor.nbytes for tensor in kept)
             meeting = self.meetings.setdefault((path, number), Meeting(members))
             meeting.came[rank] = (operation, tuple(settings), tensors)
             if set(meeting.came) == set(meeting.ranks):
@@ -162,7 +173,8 @@ class Exchange:
                 del self.meetings[path, number]
                 self.changed.notify_all()
             ticket = next(self.numbers)
-            self.tickets[rank, ticket] = meeting
+            self.tickets[rank, ticket] = meeting, nbytes
+            self.held_bytes += nbytes
             return ticket
 
     def wait(self, rank: int, ticket: int) -> list[Tensor]:
@@ -171,9 +183,10 @@ class Exchange:
         Raises:
             Unmatched: ranks launched different operations, or one of them nothing.
         """
-        meeting = self.tickets.pop((rank, ticket))
         until = time.monotonic() + LONGEST_S
         with self.changed:
+            meeting, nbytes = self.tickets.pop((rank, ticket))
+            self.held_bytes -= nbytes
             while meeting.results is None and not meeting.problem:
                 remaining = until - time.monotonic()
                 if self.abandoned or remaining <= 0 or not self.changed.wait(remaining):
@@ -186,7 +199,7 @@ class Exchange:
     def has_come(self, rank: int, ticket: int) -> bool:
         """Returns True if ``wait`` would not wait."""
         with self.changed:
-            meeting = self.tickets[rank, ticket]
+            meeting, _ = self.tickets[rank, ticket]
             return meeting.results is not None or bool(meeting.problem)
 
     def abandon(self) -> None:

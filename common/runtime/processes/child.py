@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TextIO
 
+import psutil
+
 from common.errors import UserError
 from common.runtime.paths import project_root
 from common.runtime.processes.orphans import ending_with_parent
@@ -204,7 +206,13 @@ def ended_after(process: subprocess.Popen, timeout_s: float | None) -> Iterator[
         timer.cancel()
 
 
-def kill_group(process: subprocess.Popen | multiprocessing.Process) -> None:
+def end_children() -> None:
+    """Kills all children of this process, with their groups; other threads may wait for them."""
+    for child in psutil.Process().children():
+        kill_group(child)
+
+
+def kill_group(process: subprocess.Popen | multiprocessing.Process | psutil.Process) -> None:
     """Kills a process that leads a group and all of the group, the workers of torch.compile too."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

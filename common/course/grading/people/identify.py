@@ -13,7 +13,14 @@ from common.course.grading.limited import limited_submission
 from common.course.grading.people.roster import BY_MORE, Person, Roster
 from common.course.hand_ins.names import NAME_BYTES, slug, words_of
 from common.course.hand_ins.tarball import printable
-from common.course.submission import PARTS, HandedIn, Submission, of_name
+from common.course.submission import (
+    PARTS,
+    HandedIn,
+    Submission,
+    check_part,
+    named,
+    of_name,
+)
 from common.errors import UserError
 from common.runtime.wording import counted
 
@@ -113,8 +120,10 @@ def what_is_graded(
         part: the part, if somebody named it; 0 otherwise.
 
     Raises:
-        UserError: no more than half are of one, or none says what it is of.
+        UserError: no more than half are of one, none says what it is of, or there is no such part.
     """
+    if part:
+        check_part(min(PARTS) if assignment is None else assignment, part)
     if assignment is not None and (part or assignment not in PARTS):
         return assignment, part
     counts = Counter(
@@ -131,11 +140,6 @@ def what_is_graded(
         kinds = ", ".join(f"{n} of {named(*of)}" for of, n in sorted(counts.items()))
         raise UserError(f"hand-ins of several assignments ({kinds}); name one: --assignment")
     return most
-
-
-def named(assignment: int, part: int) -> str:
-    """Returns an assignment and a part in words."""
-    return f"assignment {assignment}" + (f", part {part}" if part else "")
 
 
 def identified(hand_in: HandIn, what: tuple[int, int], roster: Roster | None) -> HandIn:
