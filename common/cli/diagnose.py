@@ -136,8 +136,11 @@ class Diagnose:
         print("\n".join(comparison.lines(limit)))
         if tracker:
             name = f"{self.program[0]} against {self.program[1]}"
-            track(tracker, name, comparison.told(), comparison.verdicts())
-            print(f"Sent to {tracker}.")
+            try:
+                track(tracker, name, comparison.told(), comparison.verdicts())
+                print(f"Sent to {tracker}.")
+            except Exception as error:  # the tracker's; the gate's status stands
+                print(f"--track: not sent to {tracker}: {error}", file=sys.stderr)
         return comparison.status(limit) if limit is not None else 0
 
     def _open(self, path: str) -> Opened:

@@ -15,15 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from ddplab_watch.change_points import BATCH
 
 from common.analysis.comparable import difference
 from common.analysis.step_parts import PARTS, STEP, TIMED
 from common.diagnose.evidence.bundle import is_bundle
 from common.diagnose.evidence.case import Verdict, differing_facts, percent
-from common.diagnose.evidence.evidence import SURROUNDINGS, Evidence
+from common.diagnose.evidence.evidence import ALIKE, ELEMENTS, Evidence
 from common.diagnose.opened import Opened
 from common.errors import UserError
-from common.judged import DISTURBED, MOST_ROUNDS, NOT_WITNESSED, QUIET, Judged
+from common.judged import DISTURBED, DRIFTING, MOST_ROUNDS, NOT_WITNESSED, QUIET, Judged
 from common.judged import Verdict as Worth
 from common.samples import LEAST_ROUNDS, welch
 
@@ -32,10 +33,10 @@ PASSED, FAILED, NOT_SETTLED = 0, 1, 3
 SAID = {PASSED: "passed", FAILED: "failed", NOT_SETTLED: "not settled"}
 BLOCK, MOST_BLOCKS = 5, 20
 """Least steps of a block, and most blocks of a run: blocks of long runs are longer."""
-CROWDED = 0.1
-"""Share of the cores from which other jobs disturb (as ``machine_state`` has it)."""
 STEADY = 0.8
 """Share of the steps that take as many samples as the usual one; an epoch's last may be smaller."""
+SAME_WORK = 1.05
+"""Most that the mean batches of two runs may differ by, of steps that are alike."""
 WHOLE, MEAN = "step", "mean step"
 """The usual step, by medians of blocks, and what all steps take, the rare long ones, too. Both are
 from the end of one step to the end of the next."""
@@ -63,8 +64,9 @@ class Comparison:
     def times(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Returns ms of both sides: a row per block (or run), a column per phase."""
         sides = []
+        mixed = any(opened.case.run.mixed for opened in (*self.before, *self.after))
         for side in (self.before, self.after):
-            blocks = [blocks_of(opened.case.run) for opened in side]
+            blocks = [blocks_of(opened.case.run, mixed=mixed) for opened in side]
             sides.append(
                 pd.DataFrame([b.mean() for b in blocks]) if self.by_run else pd.concat(blocks)
             )
@@ -96,10 +98,20 @@ class Comparison:
     @cached_property
     def machine(self) -> str:
         """Returns the state of the machine: a single run beside other jobs says nothing."""
-        states = [machine_of(opened.case.run) for opened in (*self.before, *self.after)]
         if self.by_run:  # what disturbs some runs is in their spread
             return NOT_WITNESSED
-        return next((state for state in (DISTURBED, NOT_WITNESSED) if state in states), QUIET)
+        runs = (opened.case.run for opened in (*self.before, *self.after))
+        states = {run.opened.machine_state for run in runs}
+        return next(s for s in (DISTURBED, NOT_WITNESSED, DRIFTING, QUIET) if s in states)
+
+    @property
+    def changes(self) -> list[str]:
+        """Returns what changed while a run went on: only the steps before that are compared."""
+        return [
+            f"{opened.name}: {change.said()}; the steps from there on are not compared"
+            for opened in (*self.before, *self.after)
+            for change, _ in opened.later
+        ]
 
     @property
     def by_run(self) -> bool:
@@ -133,12 +145,12 @@ class Comparison:
         """Returns the exit status of a gate that lets a slowdown of so many per cent pass.
 
         It fails where the whole interval of the usual step, or that of the mean step, lies above.
-        It passes where that of the usual step lies below.
+        It passes where that of the usual step lies below, and no run changed while it went on.
         """
         usual, mean = (self.slowdown(row, 1 + fail_above / 100) for row in (WHOLE, MEAN))
         if any(judged.is_settled and judged.estimate > judged.null for judged in (usual, mean)):
             return FAILED
-        return PASSED if usual.is_settled else NOT_SETTLED
+        return PASSED if usual.is_settled and not self.changes else NOT_SETTLED
 
     def to_settle(self, fail_above: float) -> str:
         """Returns how many runs or steps would settle a limit if the estimate is right.
@@ -150,6 +162,10 @@ class Comparison:
         usual = self.slowdown(WHOLE, 1 + fail_above / 100)
         if usual.machine == DISTURBED:
             return "Runs without other jobs beside them would settle it"
+        if usual.is_settled:
+            return "Runs that do not change while they go on would settle it"
+        if usual.verdict is Worth.OPEN:
+            return f"At least {LEAST_ROUNDS * BLOCK} steps that count are needed (--window)"
         needed, limit = usual.rounds_to_settle, f"settle {fail_above:g} %"
         if needed is None:
             unit = "runs a side" if self.by_run else "blocks of steps"
@@ -249,7 +265,14 @@ class Comparison:
         first += "."
         if fail_above is not None and (more := self.to_settle(fail_above)):
             first += f" {more}."
-        lines = [first, *self.causes(), "", f"{'':20}{'before':>10}{'after':>10}{'change':>10}"]
+        changes = [f"{change}." for change in self.changes]
+        lines = [
+            first,
+            *changes,
+            *self.causes(),
+            "",
+            f"{'':20}{'before':>10}{'after':>10}{'change':>10}",
+        ]
         for name, number in self.judged.items():
             times = "".join(f"{side[name].mean():>10.3g}" for side in self.times)
             words = filter(None, (number.change("block"), number.said))
@@ -281,6 +304,7 @@ class Comparison:
             "outcome": None if status is None else SAID[status],
             "to_settle": None if status is None else self.to_settle(fail_above),
             "scope": self.scope,
+            "changes": self.changes,
             "rows": self.rows(),
             "causes": self.causes(),
         }
@@ -320,9 +344,8 @@ def _require_alike(first: Opened, second: Opened) -> None:
     for name in ("world_size", "batch_per_rank", "accumulation"):
         if getattr(run, name) != getattr(base, name):
             pairs[name] = (str(getattr(base, name)), str(getattr(run, name)))
-    numbers = [_numbers(opened.case.run) for opened in (first, second)]
-    if base.watched and run.watched and numbers[0] != numbers[1]:
-        pairs["steps"] = numbers
+    if base.watched and run.watched:
+        pairs |= _differing_work(first, second)
     if pairs:
         name, (base_value, value) = next(iter(pairs.items()))
         raise UserError(
@@ -336,6 +359,27 @@ def _require_alike(first: Opened, second: Opened) -> None:
         raise UserError(f"not compared: {sentence}")
 
 
+def _differing_work(first: Opened, second: Opened) -> dict[str, tuple[str, str]]:
+    """Returns in what the work of two watched scripts differs: of the jobs, of their batches."""
+    runs = [opened.case.run for opened in (first, second)]
+    sizes = [
+        float(run.unwatched[ELEMENTS].mean()) if ELEMENTS in run.unwatched else math.nan
+        for run in runs
+    ]
+    most = ALIKE if any(run.mixed for run in runs) else SAME_WORK
+    # A record of all ranks may be on several disks, of which one was copied.
+    jobs = [str(run.opened.environment.get("world_size", "")) for run in runs]
+    numbers = [_numbers(run) for run in runs]
+    pairs = {}
+    if jobs[0] != jobs[1]:
+        pairs["the job's world_size"] = (jobs[0], jobs[1])
+    if max(sizes) > most * min(sizes):
+        pairs["the number of elements in a batch"] = (f"{sizes[0]:.6g}", f"{sizes[1]:.6g}")
+    if numbers[0] != numbers[1] and not (first.later or second.later):
+        pairs["steps"] = (numbers[0], numbers[1])
+    return pairs
+
+
 def _numbers(run: Evidence) -> str:
     """Returns the first and the last number of the steps that count."""
     return f"{run.unwatched['step'].min():.0f} to {run.unwatched['step'].max():.0f}"
@@ -344,6 +388,11 @@ def _numbers(run: Evidence) -> str:
 def _check_steps(opened: Opened) -> None:
     """Raises UserError for a run whose batch changes in the middle, or whose clock has jumped."""
     run = opened.case.run
+    if batch := next((change for change, _ in opened.later if change.phase == BATCH), None):
+        raise UserError(
+            f"{opened.folder.name}: its batch changes at step {batch.step}, from "
+            f"{batch.before:.6g} to {batch.after:.6g} elements; compare runs of one batch"
+        )
     times = run.unwatched["step_time_ms"].astype(float)
     wrong = run.unwatched[~(np.isfinite(times) & (times > 0))]
     if len(wrong):
@@ -362,28 +411,10 @@ def _check_steps(opened: Opened) -> None:
         )
 
 
-def machine_of(run: Evidence) -> str:
-    """Judges by the watch's readings whether other jobs crowded a run out.
-
-    They did if they took a tenth of the cores, and more than was left idle.
-    """
-    table = run.tables.get(SURROUNDINGS)
-    if table is None or not {"interval_busy_cores", "interval_own_cores"} <= {*table}:
-        return NOT_WITNESSED
-    last = table.groupby("rank").last()
-    busy, by_ranks = (
-        pd.to_numeric(last[name], errors="coerce")
-        for name in ("interval_busy_cores", "interval_own_cores")
-    )
-    if last["host"].nunique() > 1 or busy.isna().any() or by_ranks.isna().any():
-        return NOT_WITNESSED
-    cores = pd.to_numeric(last["machine_cores"], errors="coerce").max()
-    other_jobs = busy.max() - by_ranks.sum()
-    return DISTURBED if other_jobs > max(CROWDED * cores, cores - busy.max()) else QUIET
-
-
-def blocks_of(run: Evidence) -> pd.DataFrame:
+def blocks_of(run: Evidence, *, mixed: bool) -> pd.DataFrame:
     """Returns ms of the steps that a run's speed is taken from: a row per block of steps.
+
+    Where batches are of ``mixed`` sizes, no median step stands for a block: means do.
 
     A phase is as long as its slowest rank's; the backward pass with the exchange as that of the
     rank which came last, and so waited for nobody.
@@ -405,7 +436,7 @@ def blocks_of(run: Evidence) -> pd.DataFrame:
         count = min(MOST_BLOCKS, len(slowest) // BLOCK)
         blocks = order * max(1, count) // max(1, len(slowest))
     grouped = slowest.groupby(blocks)
-    usual = grouped.mean() if run.mixed else grouped.median()
+    usual = grouped.mean() if mixed else grouped.median()
     usual = usual.rename(columns={"whole": WHOLE})
     usual.insert(1, MEAN, grouped["whole"].mean())
     return usual.dropna(axis=1, how="any")

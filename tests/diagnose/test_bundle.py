@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tarfile
 from pathlib import Path
@@ -336,8 +337,18 @@ def test_what_slows_the_watched_steps_alone_is_no_slow_rank(
     assert bool(slow_rank(case)) == is_slow
 
 
-def test_what_is_no_archive_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "empty.tar.gz").touch()
+@pytest.mark.parametrize("content", [b"", gzip.compress(b"x" * 9999, mtime=0)[:10] + b"\xff" * 99])
+def test_what_is_no_archive_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.tar.gz").write_bytes(content)
     with pytest.raises(UserError, match="cannot be unpacked") as told:
-        read_bundle(tmp_path / "empty.tar.gz")
+        read_bundle(tmp_path / "bad.tar.gz")
     assert "\n" not in str(told.value)
+
+
+def test_a_folder_of_two_jobs_is_refused(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    write_bundle(tmp_path / "more", ranks=(2, 3), world_size=4)
+    for path in (tmp_path / "more").iterdir():
+        path.rename(folder / path.name)
+    with pytest.raises(UserError, match="of jobs of 2 and 4 ranks; give each job a folder"):
+        read_bundle(folder)

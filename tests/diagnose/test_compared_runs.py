@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bundle_support import step_row, write_bundle
 from command_line import ddplab, refused
+from ddplab_watch.change_points import Change
 
 from common.cli.diagnose import split_script
 
 STEPS = 30
-Change = Callable[[dict], dict | None]
+Row = Callable[[dict], dict | None]
 
 
 def bundle(
-    folder: Path, slower: float = 1.0, seed: int = 0, change: Change = dict, **about: object
+    folder: Path, slower: float = 1.0, seed: int = 0, change: Row = dict, **about: object
 ) -> Path:
     """Writes a bundle of 30 plain steps of about 100 ms, with 1 % of noise.
 
@@ -33,6 +35,7 @@ def bundle(
         rows = [row for row in rows if row["table"] != "steps"]
         for step in range(STEPS):
             row = step_row(rank, 0) | {"step": step, "kind": "plain", "exchange_time_ms": None}
+            row["elements"] = 8 * 128
             times = {"step_time_ms": 100, "forward_time_ms": 30, "backward_time_ms": 60}
             row |= {name: ms * slower * noise[step] for name, ms in times.items()}
             rows.append(row | {"between_time_ms": 1.0, "buffers_time_ms": 0.0})
@@ -83,6 +86,49 @@ def test_what_too_few_steps_have_shown_is_told_by_no_number(tmp_path: Path) -> N
     assert "%" not in compared.stdout
     assert compared.stdout.count("not settled: ") == len(json.loads(result.read_text())["rows"])
     assert {row["low"] for row in json.loads(result.read_text())["rows"]} == {None}
+    gate = ddplab("diagnose", "--compare", before, after, "--fail-above", 5)
+    assert gate.status == 3
+    assert "At least 20 steps that count are needed" in gate.stdout.splitlines()[0]
+
+
+def test_a_run_that_became_slower_while_it_went_on_does_not_pass(tmp_path: Path) -> None:
+    before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b")
+    noticed = Change(198, 0.0, 213, 1, "forward", 0.85, 11.0, 101.0)
+    with (after / "rank0.jsonl").open("a") as file:
+        file.write(json.dumps({"table": "changes"} | asdict(noticed)) + "\n")
+    result = tmp_path / "out.json"
+    gate = ddplab("diagnose", "--compare", before, after, "--fail-above", 5, "--json", result)
+    assert gate.status == 3
+    first, second, *_ = gate.stdout.splitlines()
+    assert "Runs that do not change while they go on would settle it" in first
+    assert "since step 198 rank 1's forward pass takes" in second
+    assert "the steps from there on are not compared" in second
+    [change] = json.loads(result.read_text())["changes"]
+    assert "rank 1's forward pass" in change
+
+
+@pytest.mark.parametrize(
+    ("cores", "status"),
+    [
+        ({"interval_own_cores": 0.97}, 1),
+        ({"interval_own_cores": 0.6}, 3),  # others had the cores
+        ({"interval_own_cores": 0.97, "interval_stolen_cores": 0.2}, 3),
+        ({"interval_own_cores": 0.6, "core_list": "0"}, 1),  # perhaps on other cores
+    ],
+)
+def test_the_machine_is_judged_as_a_diagnosis_judges_it(
+    tmp_path: Path, cores: dict, status: int
+) -> None:
+    before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b", 1.2, seed=1)
+    read = {"table": "surroundings", "machine": "m", "host": "h", "machine_cores": 2}
+    read |= {"core_list": "0-1", "load_1min": 2.0}
+    span = {"interval_s": 9.0, "interval_busy_cores": 2.0, "interval_stolen_cores": 0.0}
+    for rank in (0, 1):
+        with (after / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in (read, read | span | cores))
+    gate = ddplab("diagnose", "--compare", before, after, "--fail-above", 5)
+    assert gate.status == status, gate.stdout
+    assert ("without other jobs" in gate.stdout) == (status == 3)
 
 
 def test_a_pause_now_and_then_is_seen_in_the_mean(tmp_path: Path) -> None:
@@ -131,9 +177,20 @@ def fewer_steps(row: dict) -> dict | None:
     return None if row.get("step", 0) >= 20 else row
 
 
+def longer_texts(row: dict) -> dict:
+    return row | {"elements": 8 * 512} if row["table"] == "steps" else row
+
+
+def longer_texts_later(row: dict) -> dict:
+    return longer_texts(row) if row.get("step", 0) >= 15 else row
+
+
 @pytest.mark.parametrize(
     ("change", "about", "said"),
     [
+        (longer_texts, {}, "the number of elements in a batch differs (1024 and 4096)"),
+        (longer_texts_later, {}, "its batch changes at step 15, from 1024 to 4096 elements"),
+        (dict, {"world_size": 4}, "the job's world_size differs (2 and 4)"),
         (other_model, {}, "parameters differs (1000 and 7)"),
         (smaller_batch, {}, "batch_per_rank differs (8 and 4)"),
         (larger_batch, {}, "its batch changes at step 15, from 16 to 32 samples"),
@@ -143,7 +200,7 @@ def fewer_steps(row: dict) -> dict | None:
     ],
 )
 def test_other_work_is_refused_in_a_line(
-    tmp_path: Path, change: Change, about: dict, said: str
+    tmp_path: Path, change: Row, about: dict, said: str
 ) -> None:
     before = bundle(tmp_path / "a")
     after = bundle(tmp_path / "b", change=change, **about)
@@ -189,6 +246,16 @@ def test_numbers_reach_the_tracker_that_is_installed(tmp_path: Path, monkeypatch
     assert sent["data/low"] <= 0 <= sent["data/high"]
     assert not any("," in name for name in (*sent, *tags))
     sys.modules.pop("mlflow")  # for tests after this one, of whom none has it
+
+
+def test_a_tracker_that_fails_leaves_the_gates_status(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "wandb.py").write_text("def init(name):\n    raise RuntimeError('no API key')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b", seed=1)
+    gate = ddplab("diagnose", "--compare", before, after, "--fail-above", 5, "--track")
+    sys.modules.pop("wandb")
+    assert (gate.status, gate.stderr.strip()) == (0, "--track: not sent to wandb: no API key")
+    assert gate.stdout.startswith("Passed at 5 %")
 
 
 def test_flags_may_follow_the_folders() -> None:

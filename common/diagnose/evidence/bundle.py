@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,6 +141,11 @@ def _read_start(folder: Path, path: Path | str, is_resumed: bool) -> Bundle:
             f"{path}: of format {newest}, written by ddplab-watch {about['version'].max()}; this "
             f"ddplab reads formats up to {FORMAT}: take a newer one"
         )
+    if len(sizes := sorted(about["world_size"].unique())) > 1:
+        raise UserError(
+            f"{path}: its files are of jobs of {' and '.join(map(str, sizes))} ranks; give each "
+            "job a folder of its own"
+        )
     rows = {name: pd.DataFrame(records) for name, records in by_table.items()}
     if "steps" not in rows:
         raise UserError(f"{path}: no step was seen; {_why_none(rows)}")
@@ -154,7 +160,7 @@ def _unpacked(path: Path) -> Path:
         with tarfile.open(path) as archive:
             into = Path(mkdtemp(prefix="ddplab-bundle-"))
             archive.extractall(into, filter="data")
-    except (OSError, tarfile.TarError, EOFError) as error:
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         # tarfile tells, line by line, of each way that it tried.
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: cannot be unpacked ({why})") from None

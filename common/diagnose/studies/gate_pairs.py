@@ -15,10 +15,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from common.analysis.runs import Run
 from common.diagnose.compared_runs import SAID, Comparison
 from common.diagnose.evidence.case import Case
-from common.diagnose.evidence.evidence import STEPS, SURROUNDINGS
+from common.diagnose.evidence.evidence import STEPS
 from common.diagnose.opened import Opened, open_diagnosis
+from common.judged import NOT_WITNESSED
 from common.samples import rotated, slowest_rank
 
 LIMIT = 5.0
@@ -27,6 +29,15 @@ LEVEL = 61
 """Steps of the rolling median that is taken for the machine's speed."""
 PLANTED = (0, 5, 10, 20)
 """Slow-downs in per cent."""
+
+
+class Unwitnessed(Run):
+    """A run of which nobody says how quiet its machine was."""
+
+    @property
+    def machine_state(self) -> str:
+        """Returns ``NOT_WITNESSED``."""
+        return NOT_WITNESSED
 
 
 def window(opened: Opened, first: int, steps: int, slower: float = 1.0) -> Opened:
@@ -38,8 +49,10 @@ def window(opened: Opened, first: int, steps: int, slower: float = 1.0) -> Opene
     rows["step"] -= numbers[0]
     times = [name for name in rows if name.endswith("_time_ms")]
     rows[times] = rows[times].apply(pd.to_numeric, errors="coerce") * slower
-    tables = {name: table for name, table in run.tables.items() if name != SURROUNDINGS}
-    return replace(opened, case=Case(replace(run, tables=tables | {STEPS: rows})))
+    recorded = Unwitnessed(run.opened.folder, run.opened.source)
+    return replace(
+        opened, case=Case(replace(run, opened=recorded, tables={**run.tables, STEPS: rows}))
+    )
 
 
 def levelled(opened: Opened) -> Opened:

@@ -5,12 +5,15 @@ Oracles are what was planted, and Siegmund's formula.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -251,6 +254,30 @@ def test_a_disk_that_is_full_is_said_once_and_the_change_all_the_same(tmp_path, 
     full, change = capsys.readouterr().err.splitlines()
     assert "No space left on device; not recorded" in full
     assert "rank 1's forward pass takes" in change
+
+
+def test_a_standard_error_that_is_full_ends_nothing(tmp_path, monkeypatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    assert len(followed(tmp_path)[0]) == 1
+    assert '"changes"' in (tmp_path / "rank0.jsonl").read_text()
+
+
+def test_a_disk_that_stands_still_is_waited_for_by_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    os.mkfifo(path)  # whoever opens it waits for a reader
+    record = Record(path)
+    record.add("first")
+    writer = threading.Thread(target=record.write)
+    writer.start()
+    while record._rows:  # taken, and being written
+        time.sleep(0.01)
+    record.add("second")
+    assert path.read_text() == '{"table": "first"}\n'
+    writer.join()
 
 
 def test_a_time_of_day_that_jumps_is_said_and_changes_nothing(

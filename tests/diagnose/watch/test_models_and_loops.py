@@ -12,9 +12,12 @@ from ddplab_watch import hooks
 from ddplab_watch.calls import Calls
 from ddplab_watch.feed import Feed
 from ddplab_watch.marks import HostClock
+from ddplab_watch.options import Options
+from ddplab_watch.session import Session
 from ddplab_watch.steps import Loop
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from watch_support import SHORT, assert_same, rows_of
 
 from common.diagnose.evidence.bundle import read_bundle
@@ -195,6 +198,39 @@ def test_the_batch_that_is_kept_is_the_one_that_ddp_has_moved() -> None:
         calls.ended(model, evaluated)
     kept = calls.take()
     assert kept.args[0] is moved
+
+
+def test_a_pass_that_checkpointing_computes_anew_is_none() -> None:
+    model, loop = nn.Linear(2, 2), Loop(HostClock(), lambda: 0.0, lambda: 0.0)
+    never = {"is_near_end": lambda: False, "is_last": lambda: False}
+    calls = Calls(loop, torch.device("cpu"), Feed(), **never)
+    kept = hooks.Hooks()
+    hooks.watch_forward(kept, model, calls.began, calls.ended)
+    hooks.watch_backward(kept, loop.backward_began, loop.backward_ended)
+    try:
+        for step in range(3):
+            hidden = checkpoint(model, torch.ones(4, 2, requires_grad=True), use_reentrant=False)
+            hidden.relu().sum().backward()
+            loop.update_ended(0)
+            [one] = loop.step.passes
+            assert (one.samples, one.ended is not None) == (4, True), step
+    finally:
+        kept.remove()
+
+
+def test_a_watch_keeps_no_model_that_the_script_lets_go_of(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    session = Session(optimizer, Options(folder=str(tmp_path / "bundle"), named=True), Feed())
+    session.begin(hooks.Hooks(), lambda function: function)
+    assert session.roots == [model]
+    session.facts()
+    seen = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert seen() is None
+    assert session.roots == []
+    session.end("ended")
 
 
 @pytest.mark.parametrize("is_frozen_itself", [False, True])

@@ -18,17 +18,18 @@ def store(tmp_path: Path) -> dist.FileStore:
     return dist.FileStore(str(tmp_path / "store"), 2)
 
 
-def test_ranks_that_come_together_go_on(store) -> None:
+@pytest.mark.parametrize(("of_rank_1", "go_on"), [("a DDP", True), ("its inner model", False)])
+def test_ranks_that_come_together_and_see_the_same_go_on(store, of_rank_1: str, go_on) -> None:
     found: dict[int, bool] = {}
 
-    def come(rank: int) -> None:
-        found[rank] = team.all_are_here(store, "job", rank, 2)
+    def come(rank: int, sees: str) -> None:
+        found[rank] = team.all_are_here(store, "job", rank, 2, sees)
 
-    other = threading.Thread(target=come, args=(1,))
+    other = threading.Thread(target=come, args=(1, of_rank_1))
     other.start()
-    come(0)
+    come(0, "a DDP")
     other.join()
-    assert found == {0: True, 1: True}
+    assert found == {0: go_on, 1: go_on}
 
 
 @pytest.mark.parametrize("late", [0, 1])

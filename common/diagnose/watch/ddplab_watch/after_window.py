@@ -21,10 +21,11 @@ def probe(session: Session) -> None:
     unseen, step = session.record.unseen, session.loop.step
     if session.ranks > 1:
         job = f"ddplab-watch/{session.record.path.parent}"
-        if not all_are_here(private.job_store(), job, session.rank, session.ranks):
-            unseen(PASSES, "not every rank is watched")
+        sees = f"{session.calls.kept_kind} {session.is_sharded()}"
+        if not all_are_here(private.job_store(), job, session.rank, session.ranks, sees):
+            unseen(PASSES, "not every rank is watched, or not all see the same model called")
             return
-    if not session.calls.has_kept:
+    if not session.calls.kept_kind:
         unseen(PASSES, "the model's call was not seen")
         return
     if session.is_sharded():

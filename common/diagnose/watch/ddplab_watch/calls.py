@@ -77,6 +77,8 @@ class Calls:
     def began(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Notes that the model is called."""
         self._depth += 1
+        if self.loop.phase == "backward":  # checkpointing computes a pass anew
+            return
         if self._depth > 1:
             if module is self._sending:
                 self._sending = None
@@ -132,7 +134,7 @@ class Calls:
     def ended(self, module: nn.Module, output: Any) -> None:
         """Notes that the model has returned."""
         self._depth -= 1
-        if self._depth > 0:
+        if self._depth > 0 or self.loop.phase == "backward":
             return
         if self._evaluating_since is not None:
             self.loop.evaluated(time.perf_counter() - self._evaluating_since)
@@ -150,9 +152,9 @@ class Calls:
             keep_gradients(output, self._gradients)
 
     @property
-    def has_kept(self) -> bool:
-        """Returns True if a pass was kept."""
-        return self._newest is not None
+    def kept_kind(self) -> str:
+        """Returns the class of the model whose pass was kept; empty where none was."""
+        return "" if self._newest is None else type(self._newest.module).__name__
 
     def take(self) -> Kept:
         """Returns the pass that was kept, with a batch of usual size, and keeps it no longer."""

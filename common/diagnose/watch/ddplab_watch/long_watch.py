@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ddplab_watch.change_points import BATCH, ChangePoints
-from ddplab_watch.record import Record
+from ddplab_watch.record import Record, say
 from ddplab_watch.step_blocks import (
     MEASURED,
     MEMORY,
@@ -172,7 +171,7 @@ class LongWatch:
         change = self.points.add(block)
         if change is None:
             return
-        self._say(change.said())
+        say(change.said())
         if change.phase != BATCH:
             self._windows += 1
             self.window_at = block.last + 1 + SLACK_BLOCKS * self.schedule.size
@@ -187,7 +186,4 @@ class LongWatch:
         if abs(jump_s) > JUMP_S:
             self.record.unseen("the time of day", f"it jumped by {jump_s:+.0f} s by step {step}")
             if self.rank == 0:
-                self._say(f"the time of day has jumped by {jump_s:+.0f} s by step {step}")
-
-    def _say(self, sentence: str) -> None:
-        print(f"ddplab-watch: {sentence}", file=sys.stderr, flush=True)
+                say(f"the time of day has jumped by {jump_s:+.0f} s by step {step}")

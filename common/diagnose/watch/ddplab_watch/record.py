@@ -6,6 +6,7 @@ that was cut off is the last.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -15,6 +16,12 @@ from typing import Any
 
 FORMAT = 1
 """Version of the bundle; a reader refuses a later one."""
+
+
+def say(sentence: str) -> None:
+    """Says something on standard error; where that cannot be written, the training goes on."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"ddplab-watch: {sentence}", file=sys.stderr, flush=True)
 
 
 class Record:
@@ -33,6 +40,8 @@ class Record:
         """Number of the window that rows are of; each change while the script runs begins one."""
         self._rows: list[dict[str, Any]] = []
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        """Held while the disk is waited for, which ``add`` never does."""
 
     def add(self, table: str, **row: Any) -> None:
         """Keeps a row until the next ``write``."""
@@ -52,8 +61,9 @@ class Record:
 
     def write(self) -> None:
         """Appends what was kept to the file. Where that fails, says so once and keeps no more."""
-        with self._lock:
-            rows, self._rows = self._rows, []
+        with self._writing:
+            with self._lock:
+                rows, self._rows = self._rows, []
             if not rows or self.failed:
                 return
             lines = [json.dumps(row, default=str) for row in rows]
@@ -63,4 +73,4 @@ class Record:
                     file.write("\n".join(lines) + "\n")
             except OSError as error:
                 self.failed = error.strerror or str(error)
-                print(f"ddplab-watch: {self.path}: {self.failed}; not recorded", file=sys.stderr)
+                say(f"{self.path}: {self.failed}; not recorded")

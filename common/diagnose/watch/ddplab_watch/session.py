@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from ddplab_watch.marks import clock_of
 from ddplab_watch.options import Options, requeued_folder
 from ddplab_watch.pauses import Memory, Pauses
 from ddplab_watch.placement import placement
-from ddplab_watch.record import Record
+from ddplab_watch.record import Record, say
 from ddplab_watch.rows import EndedSteps
 from ddplab_watch.stacks import Stacks
 from ddplab_watch.steps import Loop
@@ -56,7 +56,7 @@ class Session:
         ]
         self.device = device = self.parameters[0].device
         self.update_facts = rows.how_updated(optimizer)
-        self.roots: list[nn.Module] = []
+        self._roots: list[weakref.ref[nn.Module]] = []
         """Outermost modules that hold the parameters; ``begin`` finds them."""
         self.began_window = 0
         """Steps that had been updated when the present window's warm-up began, or would have: only
@@ -91,7 +91,7 @@ class Session:
             store = private.job_store() if in_group and self.ranks > 1 else None
             folder = same_folder(folder, store, self.rank, name, again)
         if is_resumed and self.rank == 0:
-            print(f"ddplab-watch: the job was resumed; its record: {folder}", file=sys.stderr)
+            say(f"the job was resumed; its record: {folder}")
         if (folder / name).exists():
             raise FileExistsError(f"{folder / name} exists; give each run a folder of its own")
         return folder / name
@@ -112,9 +112,15 @@ class Session:
         self.calls.brief = self.feed.brief = brief
 
     def facts(self) -> dict[str, object]:
-        """Returns the row on what is trained, in which type, and from which data."""
+        """Returns the row on what is trained, in which type, and from which data; once."""
         trained_on = (self.calls.compute_dtype, self.feed.iterator, self.feed.on_host)
-        return rows.facts(self.roots, self.parameters, trained_on) | self.update_facts
+        parameters, self.parameters = self.parameters, []  # a script may let go of them
+        return rows.facts(self.roots, parameters, trained_on) | self.update_facts
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """Returns the outermost modules that are trained, those that the script still has."""
+        return [root for ref in self._roots if (root := ref()) is not None]
 
     def introduce(self) -> None:
         """Records who this rank is and where it runs."""
@@ -134,7 +140,7 @@ class Session:
         """
         for what, why in private.missing().items():
             self.record.unseen(what, why)
-        self.roots = hooks.roots_of(self.parameters)
+        self._roots = list(map(weakref.ref, hooks.roots_of(self.parameters)))
         began, ended = guarded(self.calls.began), guarded(self.calls.ended)
         inner = [root.module for root in self.roots if isinstance(root, DistributedDataParallel)]
         for root in [*self.roots, *inner]:  # an evaluation may call the model inside of DDP
@@ -172,13 +178,13 @@ class Session:
         self.memory.close()
         try:
             self.steps.finish(wait=status != "failed")
-        except RuntimeError as error:  # of a GPU that has failed
-            self.record.unseen("the last steps", str(error).splitlines()[0])
+        except Exception as error:  # such as that of a GPU that has failed
+            self.record.unseen("the last steps", f"{type(error).__name__}: {error}".splitlines()[0])
         for row in self.feed.rows():
             self.record.add("identities", **row)
         self.stacks.flush()
         self.record.add("end", status=status, steps=self.steps.written, unix_s=time.time())
         self.stacks.stop()
-        self.roots, self.parameters = [], []  # nothing is kept alive
+        self.parameters = []  # nothing is kept alive
         self.calls.forget()
         self.feed.forget()

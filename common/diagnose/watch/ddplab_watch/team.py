@@ -76,27 +76,31 @@ class Team:
         return values
 
 
-def all_are_here(store: dist.Store | None, job: str, rank: int, ranks: int) -> bool:
+def all_are_here(store: dist.Store | None, job: str, rank: int, ranks: int, sees: str = "") -> bool:
     """Returns True on all ranks if the watch of every rank has come here; False on all others.
 
     A rank whose watch has ended trains on, and a collective of the probes would meet one of its
-    training. So the ranks agree through the store, where nobody waits for ever. Rank 0 waits for
-    all of them, and the others for its decision. Whoever has waited for too long decides to leave
-    the probes out, and the first decision holds for all.
+    training; ranks that see different things would launch different ones. So the ranks agree
+    through the store, where nobody waits for ever. Rank 0 waits for all of them, and the others for
+    its decision. Whoever has waited for too long decides to leave the probes out, and the first
+    decision holds for all.
 
     Args:
         store: store of the job.
         job: text that no other watch of this job uses.
         rank, ranks: rank of this process, and number of ranks.
+        sees: what the collectives depend on: all ranks go on only if it is the same on all.
     """
     if store is None:
         return False
     decided = f"{job}/decided"
-    store.set(f"{job}/{rank}", "here")
+    store.set(f"{job}/{rank}", f"sees {sees}")
     try:
         if rank == 0:
-            store.wait([f"{job}/{other}" for other in range(ranks)], HERE)
-            return store.compare_set(decided, "", GO_ON) == GO_ON.encode()
+            keys = [f"{job}/{other}" for other in range(ranks)]
+            store.wait(keys, HERE)
+            choice = GO_ON if len({store.get(key) for key in keys}) == 1 else LEAVE_OUT
+            return store.compare_set(decided, "", choice) == GO_ON.encode()
         store.wait([decided], 2 * HERE)
     except RuntimeError:  # of a store: it took too long
         return store.compare_set(decided, "", LEAVE_OUT) == GO_ON.encode()

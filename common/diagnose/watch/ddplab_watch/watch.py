@@ -10,6 +10,7 @@ All ranks count the same updates, so what they do together, the probes, they do 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing.util
 import os
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddplab_watch.options import Options
+from ddplab_watch.record import say
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -113,7 +115,7 @@ class Watch:
                 return function(*args)
             except Exception as error:
                 self.is_over = True
-                print(f"ddplab-watch: stopped: {type(error).__name__}: {error}", file=sys.stderr)
+                say(f"stopped: {type(error).__name__}: {error}")
                 if os.environ.get("DDPLAB_WATCH_DEBUG"):
                     raise
                 if self.session is not None:
@@ -128,7 +130,8 @@ class Watch:
         """Notes an update; no other hook is being called now, so the others may be taken off."""
         self.guarded(self.update_ended)(optimizer, skipped)
         if self.is_over and not self.closed:
-            self.close("failed")
+            with contextlib.suppress(Exception):  # what ended the watch may be met once more
+                self.close("failed")
 
     def leave(self) -> None:
         """Ends the watch as the process ends: by itself, or by an exception such as Ctrl-C."""
