@@ -168,7 +168,8 @@ def main(settings: StrategyBenchmark) -> None:
             measure(settings, worker, recorder)
         if recorder.run:  # only now the witness has judged the machine
             compared = read_strategies(Run(recorder.run.path, recorder.run.path))
-            print(compared.summary().to_string(index=False, float_format="{:,.2f}".format))
+            table = compared.summary().drop(columns="judged")
+            print(table.to_string(index=False, float_format="{:,.2f}".format))
             print(f"Written to {recorder.run.path}")
 
 

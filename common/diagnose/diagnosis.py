@@ -293,7 +293,8 @@ def lost_by_round(case: Case, cause: str) -> list[float]:
     for round_ in sorted(set(case.run.measured["round"])):
         try:
             verdict = judge(case.of_round(round_))
-            shares.append((verdict.lost_share or 0.0) if verdict else 0.0)
+            is_shown = verdict is not None and verdict.cause == cause
+            shares.append((verdict.lost_share or 0.0) if is_shown else 0.0)
         except (NotJudged, UserError):
             shares.append(math.nan)
     return shares

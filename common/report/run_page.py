@@ -92,7 +92,9 @@ class RunPage:
         states = {
             f"{name}/{stage}": state
             for name in names
-            for stage, state in machine_states(self._folders[name]).items()
+            for stage, state in machine_states(
+                self._folders[name], with_copies=only is not None
+            ).items()
         }
         return FirstPage(
             machine=machine,

@@ -15,12 +15,12 @@ from rounds_worker import ARMS, made_up
 from scipy import stats
 
 from common.analysis.runs import Run
-from common.judged import NOT_WITNESSED
+from common.judged import FIRST_PAGE_ROUNDS, NOT_WITNESSED
 from common.machine_state import judge_machine
 from common.runtime.machine.witness import LEAST_SPAN_S, Reading, read_machine, witness_rows
 from common.runtime.records.recorder import Recorder
 from common.runtime.records.run_directory import RunDirectory
-from common.samples import LEAST_ROUNDS, rotated
+from common.samples import rotated
 from common.tables import WITNESS_COLUMNS
 
 WORKER = Path(__file__).with_name("rounds_worker.py")
@@ -123,7 +123,7 @@ def run_rounds(server: RankServer, folder: Path, **options: float) -> tuple[list
 
 def rounds_until(half_width: float, least: int) -> int:
     """Returns the number of rounds after which the ratio is known so well, by SciPy."""
-    for count in range(max(least, LEAST_ROUNDS), 10):  # of ten and more some are trimmed
+    for count in range(max(least, FIRST_PAGE_ROUNDS), 10):  # of ten and more some are trimmed
         times = made_up(count)
         logs = np.log(times["b"] / times["a"])
         low, high = stats.ttest_1samp(logs, 0).confidence_interval(0.95)

@@ -60,18 +60,17 @@ def _below_ranks(run_dir: str) -> Seen:
     return below(replace(strategies.speedups[1, "local"], null=float(strategies.ranks)))
 
 
-def _second_gap(accumulation: int) -> Look:
+def above_at(name: str, accumulation: int) -> Look:
+    """Says whether an attribute of the strategies lies above its null at an accumulation."""
+
     def look(run_dir: str) -> Seen:
-        gaps = _strategies(run_dir).second_gap
-        if accumulation not in gaps:
+        numbers = getattr(_strategies(run_dir), name)
+        if accumulation not in numbers:
             raise UserError(f"no steps of {accumulation} micro-batches with and without exchange")
-        return above(gaps[accumulation], "{:+.2f}")
+        number = numbers[accumulation]
+        return above(number, "{:.2f}" if number.null else "{:+.2f}")
 
     return look
-
-
-def _exchange_adds(accumulation: int) -> Look:
-    return lambda run_dir: above(_strategies(run_dir).exchange[accumulation])
 
 
 def _share_falls(run_dir: str) -> Seen:
@@ -231,10 +230,10 @@ CONCLUSIONS = {
         [
             (1, "rounding explains how far the loss curves are apart", _equal_losses),
             (2, "without an exchange, n ranks are less than n times as fast", _below_ranks),
-            (2, "the second gap is the larger one, 1 micro-batch", _second_gap(1)),
-            (2, "the second gap is the larger one, 2 micro-batches", _second_gap(2)),
-            (3, "the exchange makes the step longer, 1 micro-batch", _exchange_adds(1)),
-            (3, "the exchange makes the step longer, 2 micro-batches", _exchange_adds(2)),
+            (2, "the second gap is the larger one, 1 micro-batch", above_at("second_gap", 1)),
+            (2, "the second gap is the larger one, 2 micro-batches", above_at("second_gap", 2)),
+            (3, "the exchange makes the step longer, 1 micro-batch", above_at("exchange", 1)),
+            (3, "the exchange makes the step longer, 2 micro-batches", above_at("exchange", 2)),
             (3, "the exchange's share falls with the micro-batches", _share_falls),
             (3, "the exchange's milliseconds fall with the micro-batches", _fewer_ms),
             (4, "all gradients make one bucket or two", _few_buckets),

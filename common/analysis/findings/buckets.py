@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from common.analysis.buckets.choice import cap_or_ties, near_text
-from common.analysis.buckets.measurements import open_run
+from common.analysis.buckets.measurements import CALIBRATED_BY, open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.analysis.buckets.sweep import Accuracy
 from common.analysis.findings.finding import (
@@ -22,7 +22,8 @@ from common.analysis.findings.finding import (
     with_interval,
 )
 from common.analysis.runs import Run
-from common.judged import Verdict
+from common.judged import DISTURBED, Verdict
+from common.runtime.records.run_directory import find_table
 
 
 def best_cap(folder: Path) -> Answer:
@@ -35,7 +36,16 @@ def best_cap(folder: Path) -> Answer:
         spread=f"within 1 %: {near_text(best)}; {_measured_best(accuracy)}; {network.scope}",
         kind=PREDICTED,
         runs=(run,),
+        doubt=_calibrated_while(network, folder),
     )
+
+
+def _calibrated_while(network: NetworkRun, folder: Path) -> str:
+    """Returns that the machine was disturbed while the prediction's samples were measured."""
+    places = (network.folder.parent, folder)  # an emulated network has its own below the run's
+    paths = (next(filter(None, (find_table(p, n) for p in places)), None) for n in CALIBRATED_BY)
+    states = {Run(path.parent, folder).machine_state for path in paths if path}
+    return "calibrated while the machine was disturbed" if DISTURBED in states else ""
 
 
 def _measured_best(accuracy: Accuracy) -> str:
@@ -97,7 +107,7 @@ def error_of_prediction(folder: Path) -> Answer:
     noise = f"noise {accuracy.noise_floor:.1%}" if is_known else "noise not known: a single round"
     others = {other.name: other.accuracy() for other in measured_networks(open_run(folder))[1:]}
     elsewhere = "".join(
-        f"; {at.median_error:.1%} on {name}{'' if at.error.is_settled else ' (not settled)'}"
+        f"; {f'{at.median_error:.1%}' if at.error.is_settled else at.error.said} on {name}"
         for name, at in others.items()
     )
     beaten = [

@@ -46,26 +46,34 @@ def findings_of(
     )
 
 
-def machine_states(folder: Path) -> dict[str, tuple[str, str]]:
+def machine_states(folder: Path, *, with_copies: bool = True) -> dict[str, tuple[str, str]]:
     """Returns the state of the machine during each stage below a run directory, and its reason.
 
-    Keys are the stages' folders. Left out are stages that were copied from another assignment, that
-    are not complete, or that are measured once more: of these one is kept in the end.
+    Keys are the stages' folders. Left out are stages that are not complete, or that are measured
+    once more: of these one is kept in the end.
+
+    Args:
+        folder: Run directory.
+        with_copies: False to leave out stages that were copied from another assignment, where both
+            are asked.
     """
     states = {}
     for record in sorted(folder.rglob("environment.json")):
         run = Run(record.parent, folder)
-        if record.parent != folder and _counts(run):
+        is_kept = with_copies or "copied_from" not in run.environment
+        if record.parent != folder and is_kept and _counts(run):
             stage = record.parent.relative_to(folder).as_posix()
-            states[stage] = (run.machine.state, run.machine.reason)
+            try:
+                states[stage] = (run.machine.state, run.machine.reason)
+            except UNREADABLE as error:  # a witness's table that was cut
+                states[stage] = (NOT_WITNESSED, unreadable(error))
     return states
 
 
 def _counts(run: Run) -> bool:
     """Returns True if a stage's machine is that of the run's numbers."""
     is_whole = run.environment.get("status") == "complete"
-    is_copy = "copied_from" in run.environment
-    return is_whole and not is_copy and not run.folder.name.endswith(AGAIN)
+    return is_whole and not run.folder.name.endswith(AGAIN)
 
 
 def machine_line(states: Mapping[str, tuple[str, str]]) -> str:

@@ -103,6 +103,8 @@ def strategies(run_dir: Path) -> Iterator[Decision]:
     """Yields the other strategies in place of DDP, and more micro-batches between two exchanges."""
     for run in complete_runs(run_dir, "strategy-times.csv", DEPTHS):
         measured = read_strategies(run)
+        if not any("DDP" in times for times in measured.exchanging.values()):
+            continue  # nothing is in place of DDP
         where = f"{measured.settings['model']}, {short_network(network_of(run.environment))}"
         fewest = min(measured.exchanging)
         for name, longer in measured.over(fewest, "DDP").items():

@@ -18,7 +18,9 @@ from common.analysis.findings.finding import UNREADABLE
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.micro_batches.mode_comparison import DYNAMIC
 from common.analysis.one_device.profile import open_profile
+from common.analysis.show import judged_format
 from common.analysis.style import BLUE, GREY, RED, STYLE, CourseFigure, cap_axis
+from common.analysis.sweep_speedups import error_bars
 from common.diagnose.changes import find_changes, open_changes, speedup_bars
 from common.errors import UserError
 
@@ -104,7 +106,8 @@ def modes_by_data_set(folder: Path) -> SmallFigure:
         raise UserError(f"mode {DYNAMIC} was not measured")
     with _small() as (figure, axes):
         for height, (_, row) in enumerate(rows):
-            ends = [[row["ratio"] - row["ratio_low"]], [row["ratio_high"] - row["ratio"]]]
+            names = {f"ratio{end}": f"speedup{end}" for end in ("", "_low", "_high")}
+            ends = error_bars(row.to_frame().T.rename(columns=names))
             label = "measured, 95 %" if height == 0 else None
             axes.errorbar(
                 row["ratio"], height, xerr=ends, fmt="o", ms=5, color=RED, capsize=3, label=label
@@ -118,12 +121,12 @@ def modes_by_data_set(folder: Path) -> SmallFigure:
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("step of dynamic over static")
         axes.legend(fontsize=7.5, loc="lower left", bbox_to_anchor=(0, 1))
-    parts = ", ".join(f"{name} {row['ratio']:.2f}" for name, row in rows)
+    parts = ", ".join(f"{name} {judged_format()(row['judged'])}" for name, row in rows)
     return SmallFigure(
         "assignment3",
         "Planned micro-batches",
         figure,
-        f"Step of dynamic micro-batches over static ones, with intervals: {parts}.",
+        f"Step of dynamic micro-batches over static ones: {parts}.",
     )
 
 

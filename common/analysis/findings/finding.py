@@ -175,7 +175,13 @@ def _emulated(environment: Mapping) -> Mapping | None:
     return (environment.get("interconnect") or {}).get("emulated")
 
 
-def with_interval(judged: Judged, form: str) -> str:
-    """Returns the 95 % interval and its rounds, in words; or that it is not told."""
-    rounds = f", {judged.rounds} rounds" if judged.interval.is_told else ""
-    return f"95 % interval {judged.interval.text(form)}{rounds}"
+def with_interval(judged: Judged, form: str, unit: str = "round") -> str:
+    """Returns the 95 % interval and its rounds, in words; or that it is not told.
+
+    Args:
+        judged: the number.
+        form: format of an end.
+        unit: what the rounds are.
+    """
+    rounds = f", {counted(judged.rounds, unit)}" if judged.interval.is_told else ""
+    return f"95 % interval {judged.interval.text(form, unit)}{rounds}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,12 +26,12 @@ from common.diagnose.changes import (
     open_changes,
     sweep_before,
 )
-from common.diagnose.diagnosis import case_of, examine_case, lost_by_round
+from common.diagnose.diagnosis import LIMITS, case_of, examine_case, lost_by_round
 from common.diagnose.evidence.case import Case, Verdict
 from common.errors import UserError
 from common.judged import FIRST_PAGE_ROUNDS, Judged
 from common.runtime.wording import counted
-from common.samples import student
+from common.samples import paired_difference, student
 
 
 def main_cause(folder: Path) -> Answer:
@@ -40,8 +41,11 @@ def main_cause(folder: Path) -> Answer:
     case = case_of(sweep.folder, arm=arm)
     diagnosis = examine_case(case)
     run, verdict = Run(sweep.folder, folder), next(iter(diagnosis.verdicts), None)
-    judged = _judged(case, verdict)
+    judged, hidden = _judged(case, verdict), "what limits scaling"
     value, spread, doubt = "no limiting cause found", diagnosis.summary, ""
+    if verdict is None and not diagnosis.healthy:
+        value = "scaling falls short, and no cause was found for it"
+        doubt = diagnosis.unexplained.said() if diagnosis.much_unexplained else diagnosis.lost
     if verdict is not None:
         has_share, further = bool(verdict.lost_share), len(diagnosis.verdicts) - 1
         takes = f"; it takes {verdict.lost_share:.0%} of the step" if has_share else ""
@@ -50,13 +54,16 @@ def main_cause(folder: Path) -> Answer:
         value = f"{verdict.title}{takes}"
         spread = f"confidence {verdict.confidence}{ends}; {more}{sweep.environment['network']}"
         doubt = "low confidence" if verdict.confidence == "low" else ""
+        rival, lead = _closest(case, diagnosis.verdicts)
+        if rival is not None and judged.is_settled and not lead.is_settled:
+            judged, hidden = lead, f"which limits scaling most: {verdict.title}, or {rival.title}"
     return Answer(
         value=value,
         spread=spread,
         kind=MEASURED,
         runs=(run,),
         judged=judged,
-        hidden="what limits scaling",
+        hidden=hidden,
         doubt=doubt,
         settle=repeated(run),
     )
@@ -75,13 +82,33 @@ def _judged(case: Case, verdict: Verdict | None) -> Judged:
         steps_ms = step_times_by_round(case.run.measured)[case.run.arm["arm"]]
         interval, null = student(steps_ms), None
     return Judged(
-        interval,
-        null=null,
-        population="all steps; its interval round by round",
-        scope=str(case.run.opened.environment.get("network", "")),
-        machine=case.run.opened.machine_state,
-        least_rounds=FIRST_PAGE_ROUNDS,
+        interval, null, population="all steps; its interval round by round", **_conditions(case)
     )
+
+
+def _conditions(case: Case) -> dict[str, object]:
+    """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
+    return {
+        "scope": str(case.run.opened.environment.get("network", "")),
+        "machine": case.run.opened.machine_state,
+        "least_rounds": FIRST_PAGE_ROUNDS,
+    }
+
+
+def _closest(case: Case, verdicts: Sequence[Verdict]) -> tuple[Verdict | None, Judged | None]:
+    """Returns the cause that the first of several is told from the least, and its lead over it.
+
+    Asked are those that take a share of the step, as the first does. One that is a mistake comes
+    before the limit that is left without it, whichever takes more.
+    """
+    first, *others = verdicts
+    rivals = [v for v in others if v.lost_share and (first.cause in LIMITS) == (v.cause in LIMITS)]
+    if not (first.lost_share and rivals):
+        return None, None
+    shares = lost_by_round(case, first.cause)
+    leads = [paired_difference(shares, lost_by_round(case, v.cause)) for v in rivals]
+    rival, lead = min(zip(rivals, leads, strict=True), key=lambda pair: pair[1].low)
+    return rival, Judged(lead, null=0.0, **_conditions(case))
 
 
 def _diagnosed_sweep(folder: Path) -> tuple[Run, int | None]:

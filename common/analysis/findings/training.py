@@ -83,11 +83,12 @@ def largest_kind_of_work(folder: Path) -> Answer:
         value=first,
         spread=(
             f"{run.most.lead.estimate:.2f} times as long as its closest rival, {rival}; "
-            f"{with_interval(run.most.lead, '{:.2f}')}; {run.workload}"
+            f"{with_interval(run.most.lead, '{:.2f}', 'step')}; {run.workload}"
         ),
         kind=MEASURED,
         runs=(run.opened,),
         judged=run.most.lead,
+        doubt="steps of a single visit",
         hidden=f"which takes more, {first} or {rival}",
         settle=repeated(run.opened, "--active_steps"),
         option="--active_steps",

@@ -14,16 +14,21 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 
+from common.analysis.micro_batches.mode_comparison import STATIC, read_comparison
+from common.analysis.runs import Run
+from common.analysis.show import judged_format
 from common.data.text_tokens import TokenizedTexts
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import Recorder, record_run
+from common.runtime.records.recorder import RankStream, Recorder, record_run
+from common.runtime.wording import counted
 from common.samples import rotated
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
@@ -107,7 +112,7 @@ def main(settings: ModeComparison) -> None:
             settings, "compare_modes", worker, recorded_settings=task.facts()
         ) as recorder:
             ranks = calibrate(settings, task, worker, recorder)
-            ratios = compare(settings, task, planners, ranks, worker, recorder)
+            compare(settings, task, planners, ranks, worker, recorder)
             if is_slowed:
                 task.step.exchange.slow_factor = factor
                 slowdown = [1.0] * worker.world_size
@@ -115,17 +120,17 @@ def main(settings: ModeComparison) -> None:
                 compare_slowed(
                     settings, task, planners["dynamic"], ranks, slowdown, worker, recorder
                 )
-            if worker.is_main:
-                print_ratios(ratios)
-                print(f"Written to {relative_to_project(recorder.run.path)}")
+        if worker.is_main:  # only now the witness has judged the machine
+            print_ratios(recorder.run.path)
+            print(f"Written to {relative_to_project(recorder.run.path)}")
 
 
-def print_ratios(ratios: Mapping[str, float]) -> None:
+def print_ratios(folder: Path) -> None:
     """Prints the modes of the same texts; the rest computes something else, for the notebook."""
-    print("Slowest rank's step over static's, median:")
-    for mode, ratio in ratios.items():
-        if ARMS.get(mode) in SAME_BATCH:
-            print(f"  {mode:20s} {ratio:5.2f}")
+    comparison = read_comparison(Run(folder, folder))
+    print("Slowest rank's step over static's, mean of paired steps:")
+    for mode, ratio in comparison.over(STATIC).items():
+        print(f"  {mode:20s} {judged_format()(ratio)}, {counted(ratio.rounds, 'step')}")
     print("Other modes make their steps of other texts: see mode-times.csv by text.")
 
 
@@ -136,11 +141,8 @@ def compare(
     ranks: RankCosts,
     worker: Worker,
     recorder: Recorder,
-) -> dict[str, float]:
-    """Runs all modes on all global batches; returns each one's median ratio to static.
-
-    A ratio is that of the slowest ranks' times in the same step. All ranks return the same.
-    """
+) -> None:
+    """Runs all modes on all global batches."""
     table = recorder.stream("mode-times.csv", MODE_COLUMNS)
     costs = {name: TokensCost() for name in ARMS}
     costs |= {"dynamic_tokens_sq": TokensSquaredCost(), "dynamic_calibrated": ranks.costs}
@@ -149,7 +151,6 @@ def compare(
         for name, mode in ARMS.items()
     }
     control = control_texts(settings, task, plans["dynamic"], worker)
-    ratios: dict[str, list[float]] = {}
     visits = [
         (name, step, order)
         for step in range(-settings.warmup, settings.steps)
@@ -176,12 +177,10 @@ def compare(
             rows.append(keys | row)
             progress.step(f"step {step}, {name}")
             if index + 1 == len(visits) or visits[index + 1][1] != step:
-                slowest = _write(table, rows, worker) if step >= 0 else {}
-                for mode, time_ms in slowest.items():
-                    ratios.setdefault(mode, []).append(time_ms / slowest["static"])
+                if step >= 0:
+                    _write(table, rows, worker)
                 rows = []
                 recorder.witness("modes", step + 1)
-    return {mode: float(np.median(values)) for mode, values in ratios.items()}
 
 
 def compare_slowed(
@@ -293,17 +292,15 @@ def _one_step(
     return step_columns(parts, batch) | of_plan | {"loss": parts.loss}
 
 
-def _write(table, rows: list[dict], worker: Worker) -> dict[str, float]:
-    """Writes the rows with their exchange split; returns each mode's slowest rank's step in ms."""
+def _write(table: RankStream, rows: list[dict], worker: Worker) -> None:
+    """Writes the rows with their exchange split."""
     for row in rows:
         for name in ("plan", "tag"):
             row.pop(name, None)
     gathered = worker.gather(rows)
-    local, slowest = [], {}
+    local = []
     for ranks in zip(*gathered, strict=True):
         loss = sum(row["loss"] for row in ranks) if "loss" in ranks[0] else None
         row = split_exchange(ranks)[worker.rank]
         local.append(row if loss is None else row | {"loss": loss})
-        slowest[row["mode"]] = max(rank_row["step_time_ms"] for rank_row in ranks)
     table.write(local)
-    return slowest

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from common.errors import UserError
-from common.judged import QUIET
+from common.judged import FIRST_PAGE_ROUNDS, QUIET
 from common.machine_state import RUN, WITNESS, MachineState, judge_machine
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.environment import RankGroup, describe_environment
@@ -27,7 +27,7 @@ from common.runtime.machine.witness import (
 from common.runtime.processes.ranks import current_ranks
 from common.runtime.progress import Progress
 from common.runtime.records.run_directory import RunDirectory, SampleStream
-from common.samples import LEAST_ROUNDS, Item, rotated, widest
+from common.samples import Item, rotated, widest
 from common.settings import RoundOptions
 from common.tables import WITNESS_COLUMNS
 
@@ -134,7 +134,7 @@ def goes_on(
     """Returns True if another round is to follow these: there is time, and intervals are wide."""
     if spent_s >= plan.budget_s:
         return False
-    return rounds < LEAST_ROUNDS or widest(times()) > plan.half_width
+    return rounds < FIRST_PAGE_ROUNDS or widest(times()) > plan.half_width
 
 
 class RankStream:
