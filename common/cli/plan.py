@@ -56,7 +56,8 @@ class Plan:
     seq_len: int | None = None
     """Tokens of a sample of --model, by default 1024."""
     precision: str | None = None
-    """float32 or bfloat16 (by autocast); by default bfloat16 on GPUs and float32 on a CPU."""
+    """float32 or bfloat16: by autocast, or FSDP's policy, which casts norms and the loss, too. By
+    default bfloat16 on GPUs and float32 on a CPU."""
     changes_training: str = "no"
     """yes: also the other precision may be chosen, which changes what is computed. Accumulation at
     a fixed global batch changes nothing."""

@@ -35,20 +35,22 @@ Made = tuple[nn.Module, object, Callable[[nn.Module, object], Tensor]]
 Result = TypeVar("Result")
 
 
-def traced_architecture(make: Callable[[], Made], name: str, device: str = CUDA) -> Architecture:
+def traced_architecture(
+    make: Callable[[], Made], name: str, device: str = CUDA, samples: int | None = None
+) -> Architecture:
     """Follows a module's passes on fake tensors, and returns it as layers.
 
     Args:
-        make: returns (module, batch, loss); it is called where tensors are fake. The batch's first
-            tensor has a sample in each row.
+        make: returns (module, batch, loss); it is called where tensors are fake.
         name: name of the model.
         device: cuda, or cpu, whose dropout and attention are other kernels.
+        samples: samples of the batch; by default the rows of its first tensor.
 
     Raises UserError where the module cannot be followed, with what stopped it.
     """
     try:
         with faked(make) as (module, batch, loss):
-            samples = next(len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+            samples = samples or _rows(batch, name)
             architecture = _followed(module, lambda: loss(module, batch), samples, name)
             sized = with_activations(
                 architecture, module, lambda: loss(module, batch), batch, samples, device
@@ -62,6 +64,15 @@ def traced_architecture(make: Callable[[], Made], name: str, device: str = CUDA)
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{name} cannot be followed on fake tensors: {first[0]}") from error
+
+
+def _rows(batch: object, name: str) -> int:
+    """Returns the rows of a batch's first tensor. Raises UserError where none has rows."""
+    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())
+    first = next(tensors, None)
+    if first is None:
+        raise UserError(f"{name}: its batch has no tensor with a sample in each row")
+    return len(first)
 
 
 @contextmanager
@@ -175,7 +186,8 @@ def _units(module: nn.Module) -> dict[str, bool]:
         if isinstance(child, nn.ModuleList | nn.Sequential):
             signatures = [_signature(item) for item in child]
             if any(item and item == after for item, after in pairwise(signatures)):
-                units |= {f"{path}.{i}": True for i, item in enumerate(signatures) if item}
+                paths = (f"{path}.{i}".removeprefix(".") for i in range(len(signatures)))
+                units |= {p: True for p, item in zip(paths, signatures, strict=True) if item}
                 continue
         if path not in units and any(p.requires_grad for p in child.parameters(recurse=False)):
             units[path] = False

@@ -75,6 +75,8 @@ def _tied(searched: Searched, verified: Sequence[VerifiedPlan]) -> list[Verified
 
 def choice(searched: Searched, verified: Sequence[VerifiedPlan]) -> str:
     """Returns whether the best plan is told from the second best, in a sentence, or nothing."""
+    if verified and not _tied(searched, verified):
+        return "no plan that was run ended within the memory: the one to take is only predicted"
     second = next((plan for plan in verified if plan.over_best), None)
     if second is None:
         return ""

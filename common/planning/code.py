@@ -14,9 +14,10 @@ def python_lines(question: Question, plan: Plan) -> list[str]:
 def wrapping_lines(question: Question, plan: Plan) -> list[str]:
     """Returns the lines that wrap ``model`` and make ``optimizer``, which stand before the loop."""
     lines = []
-    if plan.checkpointing != "none" or plan.is_sharded:
+    by_blocks = plan.checkpointing != "none" and not question.checkpoints_itself
+    if by_blocks or plan.is_sharded:
         lines.append(f"blocks = {_blocks(question)}")
-    lines += _checkpointing(plan)
+    lines += _checkpointing(question, plan)
     lines += _wrapping(question, plan)
     if plan.strategy == "ZERO1":
         lines += [
@@ -37,14 +38,22 @@ def _blocks(question: Question) -> str:
     )
     if not lists:
         return "[...]  # the model's repeated layers, in the order of the forward pass"
-    return "[" + ", ".join(f"*model.{name}" for name in lists) + "]"
+    return "[" + ", ".join(f"*{_module(name)}" for name in lists) + "]"
 
 
-def _checkpointing(plan: Plan) -> list[str]:
+def _module(path: str) -> str:
+    """Returns an expression of a module of ``model`` by its path; empty is the model itself."""
+    if all(part.isidentifier() for part in path.split(".")):
+        return f"model.{path}"
+    return f'model.get_submodule("{path}")' if path else "model"
+
+
+def _checkpointing(question: Question, plan: Plan) -> list[str]:
     if plan.checkpointing == "none":
         return []
-    lines = ["from functools import partial", "from torch.utils.checkpoint import checkpoint"]
-    context = ""
+    lines, context = [], ""
+    if not question.checkpoints_itself:
+        lines += ["from functools import partial", "from torch.utils.checkpoint import checkpoint"]
     if plan.checkpointing == "selective":
         lines += [
             "from torch.utils.checkpoint import CheckpointPolicy as Policy",
@@ -61,6 +70,8 @@ def _checkpointing(plan: Plan) -> list[str]:
             "    return contexts(policy)",
         ]
         context = ", context_fn=every_second_product"
+    if question.checkpoints_itself:  # it leaves out its cache of keys and values then
+        return [*lines, f"model.gradient_checkpointing_enable(dict(use_reentrant=False{context}))"]
     return [
         *lines,
         "for block in blocks:  # of transformers: model.gradient_checkpointing_enable(...)",
@@ -105,6 +116,8 @@ def _wrapping(question: Question, plan: Plan) -> list[str]:
     return [
         f"from torch.distributed.fsdp import {', '.join(imports)}",
         *lines,
+        "for parameter in model.parameters():  # all ranks begin with rank 0's, as under DDP",
+        "    torch.distributed.broadcast(parameter.data, src=0)",
         unit[0],
         f"    fully_shard({unit[1]}, {', '.join(of_blocks)})",
         f"fully_shard(model, {of_root})",

@@ -259,6 +259,8 @@ class MeasuredTimes:
         return float(simulated[0][0])
 
     def _collective_s(self, collective: Collective) -> float:
+        if not collective.size_bytes:  # a root without parameters
+            return 0.0
         curve = self.inputs.collectives[collective.operation, collective.group_size]
         return float(curve.time_s(collective.size_bytes))
 

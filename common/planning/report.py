@@ -134,6 +134,11 @@ def memory_basis(searched: Searched, best: TimedPlan) -> list[str]:
             f"1 GB is left to the CUDA context and the libraries; CUDA's allocator may hold about "
             f"{digits(held)} GB for the peak{tight if held > usable else ''}"
         )
+    if best.plan.is_sharded and best.plan.precision == "bfloat16":
+        lines.append(
+            "bfloat16 under FSDP is that of inputs, norms and the loss, too; autocast, of DDP and "
+            "a single rank, keeps these in float32"
+        )
     return [*lines, *question.left_out]
 
 

@@ -116,6 +116,7 @@ class Question:
         unshardable: why FSDP cannot take the model; empty where it can.
         prefetch: units that FSDP may gather ahead.
         untaken: which micro-batches the model cannot take, and why; empty where it can take all.
+        checkpoints_itself: whether the model has a switch of its own, as those of transformers.
         fused_loss: whether a kernel makes the loss without float32 logits, where the architecture
             leaves that open: one that was followed has the loss of its own function.
     """
@@ -134,6 +135,7 @@ class Question:
     prefetch: tuple[int, ...] = (1,)
     untaken: str = ""
     fused_loss: bool = False
+    checkpoints_itself: bool = False
 
     def __post_init__(self) -> None:
         for strategy in self.strategies:

@@ -120,7 +120,7 @@ def halved(
     for level, count in enumerate(levels):
         times = times_after(level, ranked[:count])
         ran = [name(arm) for arm in ranked[:count] if name(arm) in times]
-        base = reference or next(iter(ran), "")
+        base = reference if reference in times else next(iter(ran), "")
         saved = {
             arm: saving(times, name(arm), base).estimate if name(arm) in ran else -math.inf
             for arm in ranked[:count]

@@ -66,6 +66,18 @@ def no_common_dimension() -> tuple:
     return Blocks(), batch, lambda module, b: loss_of(module, b[0]) * b[1].mean()
 
 
+def sequence_first(batch_size: int = 4) -> tuple:
+    """Makes a batch whose samples stand in its second dimension."""
+    return Blocks(), torch.randint(50, (8, batch_size)), loss_of
+
+
+def frozen(batch_size: int = 4) -> tuple:
+    """Makes a model whose embedding is not trained."""
+    module, tokens, loss = make(batch_size)
+    module.embedding.requires_grad_(False)
+    return module, tokens, loss
+
+
 class Tied(Blocks):
     """Blocks whose first and last share a product, and whose head is the embedding."""
 

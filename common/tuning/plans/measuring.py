@@ -288,6 +288,7 @@ class _Messages:
             (call.operation, call.group_size, call.size_bytes)
             for plan in plans
             for call in collectives_of(question, plan)
+            if call.size_bytes
         }
         kinds = Counter(call[:2] for call in sizes)
         # A curve has two sizes at least, and a model without blocks has one message.
@@ -299,9 +300,8 @@ class _Messages:
         rows = []
         for operation, ranks, size_bytes in self.sizes:
             group = self.groups.get((operation, ranks))
-            message = torch.zeros(max(1, size_bytes // 4), device=self.worker.device)
-            part = torch.zeros(max(1, message.numel() // ranks), device=self.worker.device)
-            message = message[: part.numel() * ranks]
+            part = torch.zeros(max(1, size_bytes // 4 // ranks), device=self.worker.device)
+            message = torch.zeros(part.numel() * ranks, device=self.worker.device)
             call = {
                 "all_gather": partial(dist.all_gather_into_tensor, message, part, group=group),
                 "reduce_scatter": partial(dist.reduce_scatter_tensor, part, message, group=group),
@@ -314,8 +314,12 @@ class _Messages:
 
 
 def sizes_to_time(plans: Iterable[Plan]) -> tuple[int, int]:
-    """Returns the two sizes of a micro-batch whose passes are timed: the largest, and a quarter."""
+    """Returns the two sizes of a micro-batch whose passes are timed: the largest, and a quarter.
+
+    The largest is that of a plan without checkpointing, as its passes are timed as well.
+    """
+    plans = list(plans)
     sizes = sorted({plan.micro_batch for plan in plans})
-    many = sizes[-1]
+    many = max((p.micro_batch for p in plans if p.checkpointing == "none"), default=sizes[0])
     few = [size for size in sizes if size <= max(sizes[0], many // 4)]
     return few[-1], many

@@ -108,7 +108,8 @@ class PlannedStep:
     def timed_s(self) -> float:
         """Runs a step that all ranks begin together; returns its seconds on this rank."""
         clock = clock_for(self.worker.device)
-        self.worker.barrier()
+        if self.plan.strategy != SINGLE:  # the others are idle: they wait for nothing
+            self.worker.barrier()
         clock.wait()
         start = clock.mark()
         self.run()
@@ -171,11 +172,16 @@ def recompute(module: nn.Module, kind: str) -> None:
     settings: dict[str, object] = {"use_reentrant": False}
     if kind == "selective":
         settings["context_fn"] = every_second_product
-    if getattr(module, "supports_gradient_checkpointing", False):
+    if checkpoints_itself(module):
         module.gradient_checkpointing_enable(settings)
         return
     for block in blocks_of(module):
         block.forward = partial(checkpoint, block.forward, **settings)
+
+
+def checkpoints_itself(module: nn.Module) -> bool:
+    """Returns True for a model with a switch of its own, as those of transformers."""
+    return bool(getattr(module, "supports_gradient_checkpointing", False))
 
 
 def in_half(user: UserModel) -> UserModel:

@@ -88,10 +88,22 @@ class SizedModel:
     def architecture(self, batch_size: int, device: str) -> Architecture:
         """Follows the model's passes on fake tensors, with the kernels of cuda or cpu.
 
-        Raises UserError where that cannot be.
+        Raises UserError where that cannot be, and where parameters are frozen: what they take is
+        not counted.
         """
-        make = partial(self._on_cpu, batch_size)
-        return replace(traced_architecture(make, self.name, device), name=self.name)
+
+        def trained() -> Made:
+            made = self._on_cpu(batch_size)
+            whole = list(made[0].parameters())
+            if frozen := sum(not parameter.requires_grad for parameter in whole):
+                raise UserError(
+                    f"{self.name}: {frozen} of its {len(whole)} parameters are frozen; plans are "
+                    "made of models whose parameters are all trained"
+                )
+            return made
+
+        samples = 1 if self.fixed else batch_size
+        return replace(traced_architecture(trained, self.name, device, samples), name=self.name)
 
     def refusals(self, sizes: Iterable[int]) -> dict[int, str]:
         """Returns the sizes of a micro-batch that the model cannot train on, and why.

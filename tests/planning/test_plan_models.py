@@ -1,0 +1,128 @@
+"""Models as plans see them: their samples, their blocks, and the lines that are printed of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from common.errors import UserError
+from common.models.traced import block_paths, traced_architecture
+from common.planning.code import python_lines
+from common.planning.space import Plan, Question
+from common.tuning.plans.planned_step import checkpoints_itself
+from common.tuning.plans.sized_model import SizedModel, of_configuration
+
+HERE = Path(__file__).parent
+CPU = torch.device("cpu")
+OF_A_TOKEN = 3 * 2 * 2 * 16 * 64 + 2 * 16 * 50
+"""Operations of ``plan_models.Blocks``: two products in each of three blocks, and the head's."""
+
+
+@pytest.mark.parametrize(
+    ("function", "asked", "tokens"),
+    [("make", 4, 8), ("no_common_dimension", 1, 4 * 8), ("sequence_first", 4, 8)],
+)
+def test_operations_are_those_of_a_sample_wherever_it_stands(
+    function: str, asked: int, tokens: int
+) -> None:
+    model = SizedModel.load(f"plan_models:{function}", HERE, seed=0)
+    assert model.architecture(asked, "cpu").forward_flops == tokens * OF_A_TOKEN
+
+
+def test_frozen_parameters_are_refused_in_a_line() -> None:
+    model = SizedModel.load("plan_models:frozen", HERE, seed=0)
+    with pytest.raises(UserError, match="1 of its 20 parameters are frozen"):
+        model.architecture(4, "cpu")
+
+
+def test_a_batch_without_rows_is_refused_in_a_line() -> None:
+    def made() -> tuple:
+        return nn.Linear(2, 2), {"scale": torch.tensor(1.0)}, lambda module, batch: None
+
+    with pytest.raises(UserError, match="model: its batch has no tensor with a sample in each row"):
+        traced_architecture(made, "model")
+
+
+def stages() -> nn.Module:
+    """Makes a model whose blocks are in lists of a list."""
+    model = nn.Module()
+    model.stages = nn.ModuleList(
+        nn.Sequential(nn.Linear(size, size), nn.Linear(size, size)) for size in (8, 16)
+    )
+    return model
+
+
+def in_itself() -> nn.Module:
+    """Makes a model that is the list of its blocks."""
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+
+def in_a_list() -> nn.Module:
+    """Makes a model with blocks under a name."""
+    model = nn.Module()
+    model.layers = in_itself()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "printed"),
+    [
+        (in_a_list, "blocks = [*model.layers]"),
+        (in_itself, "blocks = [*model]"),
+        (stages, 'blocks = [*model.get_submodule("stages.0"), *model.get_submodule("stages.1")]'),
+    ],
+)
+def test_printed_blocks_are_those_of_the_model(make, printed: str) -> None:
+    model = make()
+
+    def loss(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        parts = (
+            [*module.stages] if hasattr(module, "stages") else [getattr(module, "layers", module)]
+        )
+        return sum(part(batch[:, : part[0].in_features]).sum() for part in parts)
+
+    architecture = traced_architecture(lambda: (make(), torch.ones(2, 16), loss), "model")
+    question = Question(architecture, 2, 2, 4, 1e9, device="cpu")
+    lines = python_lines(question, Plan("FULL_SHARD", 2))
+    [line] = [line for line in lines if line.startswith("blocks = ")]
+    assert line == printed
+    names: dict[str, object] = {"model": model}
+    exec(line, names)
+    assert names["blocks"] == [model.get_submodule(path) for path in block_paths(model)]
+
+
+@pytest.mark.parametrize("kind", ["block", "selective"])
+def test_printed_checkpointing_of_a_decoder_leaves_its_gradients_as_they_are(
+    kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 50}
+    counts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    path.write_text(json.dumps({"model_type": "llama", "use_cache": True} | sizes | counts))
+    model = of_configuration(str(path), 8, seed=0)
+    plain = model.make(2, CPU)
+    plain.loss(plain.module.train(), plain.batch).backward()
+    user = model.make(2, CPU)
+    question = Question(
+        model.architecture(2, "cpu"),
+        1,
+        1,
+        2,
+        1e9,
+        checkpoints_itself=checkpoints_itself(user.module),
+    )
+    lines = python_lines(question, Plan("single", 2, checkpointing=kind))
+    assert "gradient_checkpointing_enable" in "\n".join(lines)
+    batch = user.batch
+    names = {"torch": torch, "model": user.module.train(), "batch": batch, "lr": 0.0}
+    names["loss_of"] = user.loss
+    lines = [line for line in lines if "zero_grad" not in line]
+    exec("\n".join(lines), names)
+    for (name, expected), found in zip(
+        plain.module.named_parameters(), user.module.parameters(), strict=True
+    ):
+        torch.testing.assert_close(found.grad, expected.grad, msg=name)
