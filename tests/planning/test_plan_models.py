@@ -80,9 +80,7 @@ def test_printed_blocks_are_those_of_the_model(make, printed: str) -> None:
     model = make()
 
     def loss(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        parts = (
-            [*module.stages] if hasattr(module, "stages") else [getattr(module, "layers", module)]
-        )
+        parts = getattr(module, "stages", None) or [getattr(module, "layers", module)]
         return sum(part(batch[:, : part[0].in_features]).sum() for part in parts)
 
     architecture = traced_architecture(lambda: (make(), torch.ones(2, 16), loss), "model")
@@ -107,14 +105,8 @@ def test_printed_checkpointing_of_a_decoder_leaves_its_gradients_as_they_are(
     plain = model.make(2, CPU)
     plain.loss(plain.module.train(), plain.batch).backward()
     user = model.make(2, CPU)
-    question = Question(
-        model.architecture(2, "cpu"),
-        1,
-        1,
-        2,
-        1e9,
-        checkpoints_itself=checkpoints_itself(user.module),
-    )
+    architecture, itself = model.architecture(2, "cpu"), checkpoints_itself(user.module)
+    question = Question(architecture, 1, 1, 2, 1e9, device="cpu", checkpoints_itself=itself)
     lines = python_lines(question, Plan("single", 2, checkpointing=kind))
     assert "gradient_checkpointing_enable" in "\n".join(lines)
     batch = user.batch

@@ -282,6 +282,9 @@ def test_what_is_not_told_from_the_second_best_gives_way_to_the_simpler_plan(
     assert chosen(searched, (too_large, ran[1])) == second
     assert "more memory than there is" in as_json(searched, (too_large, ran[1]), second)["choice"]
     assert as_json(searched, ran[:1], first)["verdict"] == "not measured"
+    died = tuple(replace(each, step=None, peak_bytes=None, died="it died") for each in ran)
+    answer = as_json(searched, died, chosen(searched, died))
+    assert answer["choice"].startswith("no plan that was run")
 
 
 def test_the_simplest_of_all_that_are_tied_is_taken_and_one_round_gives_no_number():
