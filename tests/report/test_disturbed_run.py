@@ -6,6 +6,7 @@ Its first page said "1.68 times, the exchange adds −21 %" and "0.56 → 1.44 (
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -136,6 +137,29 @@ def test_only_stages_whose_numbers_are_shown_say_how_the_machine_was(tmp_path: P
     record.write_text(record.read_text().replace('"complete"', '"failed"'))
     assert list(machine_states(tmp_path)) == ["stage"]
     assert machine_line(machine_states(tmp_path)).endswith("judged by rounds alone.")
+
+
+def test_a_copied_stage_counts_where_the_one_it_was_copied_from_is_not_asked(
+    tmp_path: Path,
+) -> None:
+    strategies(tmp_path / "stage")
+    busy(tmp_path / "stage")
+    record = tmp_path / "stage" / "environment.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"copied_from": "elsewhere"}))
+    [(state, _)] = machine_states(tmp_path).values()
+    assert state == "disturbed"
+    assert machine_states(tmp_path, with_copies=False) == {}
+
+
+@pytest.mark.parametrize("content", ["", "stage,round\nrun,0\n"])
+def test_a_witness_that_was_cut_costs_a_state_and_not_the_page(
+    tmp_path: Path, content: str
+) -> None:
+    strategies(tmp_path / "stage")
+    (tmp_path / "stage" / "witness.csv").write_text(content)
+    [(state, reason)] = machine_states(tmp_path).values()
+    assert state == "not witnessed"
+    assert "cannot be read" in reason
 
 
 def test_the_main_limit_of_a_disturbed_sweep_is_not_said(tmp_path: Path) -> None:

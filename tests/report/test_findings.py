@@ -536,14 +536,43 @@ def test_on_the_first_page_one_rule_says_how_many_rounds_are_enough() -> None:
     assert all(one.said.startswith("not settled: ") for one in options)
 
 
-def test_that_nothing_limits_scaling_takes_as_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lost", "value"),
+    [
+        ("", "no limiting cause found"),
+        ("A step waits most.", "scaling falls short, and no cause was found for it"),
+    ],
+)
+def test_that_nothing_limits_scaling_takes_as_many_rounds(
+    monkeypatch: pytest.MonkeyPatch, lost: str, value: str
+) -> None:
     def without_causes(case: Case) -> Diagnosis:
-        return replace(examine_case(case), verdicts=())
+        return replace(examine_case(case), verdicts=(), unexplained=None, lost=lost)
 
     monkeypatch.setattr(scaling, "examine_case", without_causes)
     one = findings_of("assignment4", RUNS["assignment4"])[0].answer
-    assert one.value == "no limiting cause found"
+    assert (one.value, one.doubt) == (value, lost)
     assert one.text == "not settled: what limits scaling; 2 more rounds"
+
+
+def test_a_limit_that_is_not_told_from_the_next_one_is_not_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def with_two_causes(case: Case) -> Diagnosis:
+        found = examine_case(case)
+        first = found.verdicts[0]
+        rival = replace(first, cause="unequal-lengths", title="Texts of unequal length")
+        return replace(found, verdicts=(first, rival))
+
+    def shares(case: Case, cause: str) -> list[float]:
+        near = {"unequal-lengths": [0.20, 0.30, 0.22, 0.31, 0.19, 0.30]}
+        return near.get(cause, [0.25, 0.26, 0.25, 0.26, 0.24, 0.25])
+
+    monkeypatch.setattr(scaling, "examine_case", with_two_causes)
+    monkeypatch.setattr(scaling, "lost_by_round", shares)
+    one = findings_of("assignment4", RUNS["assignment4"])[0].answer
+    assert one.text.startswith("hidden by noise: which limits scaling most: ")
+    assert one.text.endswith(", or Texts of unequal length")
 
 
 @pytest.mark.slow  # in kind: test_disturbed_run.py
