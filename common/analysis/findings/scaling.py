@@ -26,7 +26,7 @@ from common.diagnose.changes import (
     open_changes,
     sweep_before,
 )
-from common.diagnose.diagnosis import LIMITS, case_of, examine_case, lost_by_round
+from common.diagnose.diagnosis import LIMITS, MISTAKES, case_of, examine_case, lost_by_round
 from common.diagnose.evidence.case import Case, Verdict
 from common.errors import UserError
 from common.judged import FIRST_PAGE_ROUNDS, Judged
@@ -102,7 +102,13 @@ def _closest(case: Case, verdicts: Sequence[Verdict]) -> tuple[Verdict | None, J
     before the limit that is left without it, whichever takes more.
     """
     first, *others = verdicts
-    rivals = [v for v in others if v.lost_share and (first.cause in LIMITS) == (v.cause in LIMITS)]
+    rivals = [
+        verdict
+        for verdict in others
+        if verdict.lost_share
+        and verdict.group == first.group
+        and not (first.cause in MISTAKES and verdict.cause in LIMITS)
+    ]
     if not (first.lost_share and rivals):
         return None, None
     shares = lost_by_round(case, first.cause)
