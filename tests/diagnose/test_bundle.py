@@ -347,8 +347,8 @@ def test_what_is_no_archive_is_told_in_one_line(tmp_path: Path, content: bytes) 
 
 def test_a_folder_of_two_jobs_is_refused(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "b")
-    write_bundle(tmp_path / "more", ranks=(2, 3), world_size=4)
-    for path in (tmp_path / "more").iterdir():
-        path.rename(folder / path.name)
+    write_bundle(tmp_path / "more", world_size=4)
+    for rank in (0, 1):
+        (tmp_path / "more" / f"rank{rank}.jsonl").rename(folder / f"rank{rank + 2}.jsonl")
     with pytest.raises(UserError, match="of jobs of 2 and 4 ranks; give each job a folder"):
         read_bundle(folder)

@@ -189,7 +189,7 @@ def longer_texts_later(row: dict) -> dict:
     ("change", "about", "said"),
     [
         (longer_texts, {}, "the number of elements in a batch differs (1024 and 4096)"),
-        (longer_texts_later, {}, "its batch changes at step 15, from 1024 to 4096 elements"),
+        (longer_texts_later, {}, "its batch changes at step 15, from 2048 to 8192 elements"),
         (dict, {"world_size": 4}, "the job's world_size differs (2 and 4)"),
         (other_model, {}, "parameters differs (1000 and 7)"),
         (smaller_batch, {}, "batch_per_rank differs (8 and 4)"),

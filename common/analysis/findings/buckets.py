@@ -107,7 +107,7 @@ def error_of_prediction(folder: Path) -> Answer:
     noise = f"noise {accuracy.noise_floor:.1%}" if is_known else "noise not known: a single round"
     others = {other.name: other.accuracy() for other in measured_networks(open_run(folder))[1:]}
     elsewhere = "".join(
-        f"; {f'{at.median_error:.1%}' if at.error.is_settled else at.error.said} on {name}"
+        f"; on {name}: {f'{at.median_error:.1%}' if at.error.is_settled else at.error.said}"
         for name, at in others.items()
     )
     beaten = [

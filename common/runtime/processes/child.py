@@ -17,8 +17,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TextIO
 
-import psutil
-
 from common.errors import UserError
 from common.runtime.paths import project_root
 from common.runtime.processes.orphans import ending_with_parent
@@ -28,6 +26,7 @@ RANK_VARIABLES = re.compile(
     r"|DDPLAB_ERROR_FILE|SLURM_(PROCID|LOCALID|NODEID|NTASKS|NPROCS|NTASKS_PER_NODE|STEP_.*)"
 )
 """Variables that torchrun, Slurm and ``common.cluster.launch`` set for a rank, not its children."""
+_running: set[subprocess.Popen] = set()
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,7 @@ def run_child(
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the child
         )
         with process.stdout, ended_after(process, timeout_s) as is_over:
+            _running.add(process)
             try:
                 for line in process.stdout:
                     on_output(line.rstrip())
@@ -103,6 +103,8 @@ def run_child(
                 kill_group(process)
                 process.wait()
                 raise
+            finally:
+                _running.discard(process)
 
 
 def run_forked(
@@ -207,12 +209,12 @@ def ended_after(process: subprocess.Popen, timeout_s: float | None) -> Iterator[
 
 
 def end_children() -> None:
-    """Kills all children of this process, with their groups; other threads may wait for them."""
-    for child in psutil.Process().children():
-        kill_group(child)
+    """Kills all children of ``run_child``, which other threads wait for."""
+    for process in list(_running):
+        kill_group(process)
 
 
-def kill_group(process: subprocess.Popen | multiprocessing.Process | psutil.Process) -> None:
+def kill_group(process: subprocess.Popen | multiprocessing.Process) -> None:
     """Kills a process that leads a group and all of the group, the workers of torch.compile too."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
