@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
-WORKERS = 2
+WORKERS = 3
 """Processes of a whole run on two cores: ranks and jobs wait for each other much of the time."""
 FIRST, LAST = ("slurm", "emulated"), "alone"
 """Groups that are long and mostly wait begin first; what has to be alone comes last."""

@@ -101,10 +101,10 @@ def _closest(case: Case, verdicts: Sequence[Verdict]) -> tuple[Verdict | None, J
     Asked are those that take a share of the step, as the first does. One that is a mistake comes
     before the limit that is left without it, whichever takes more.
     """
-    first, *others = verdicts
+    first, *further = verdicts
     rivals = [
         verdict
-        for verdict in others
+        for verdict in further
         if verdict.lost_share
         and verdict.group == first.group
         and not (first.cause in MISTAKES and verdict.cause in LIMITS)

@@ -94,11 +94,11 @@ class SizedModel:
 
         def trained() -> Made:
             made = self._on_cpu(batch_size)
-            whole = list(made[0].parameters())
-            if frozen := sum(not parameter.requires_grad for parameter in whole):
+            parameters = list(made[0].parameters())
+            if frozen := sum(not parameter.requires_grad for parameter in parameters):
                 raise UserError(
-                    f"{self.name}: {frozen} of its {len(whole)} parameters are frozen; plans are "
-                    "made of models whose parameters are all trained"
+                    f"{self.name}: {frozen} of its {len(parameters)} parameters are frozen; plans "
+                    "are made of models whose parameters are all trained"
                 )
             return made
 
