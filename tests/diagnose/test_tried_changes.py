@@ -110,6 +110,7 @@ def test_loading_that_workers_do_not_shorten_has_low_confidence(
     case = Case(open_evidence(case.run.folder))
     [verdict] = [v for v in examine_case(case).verdicts if v.cause == "data-loading"]
     assert (verdict.confidence == "low") == is_low
+    assert (verdict.sure_share == 0.0) == is_low  # it comes after what surely costs time
     # Workers hide loading; what better data would gain is what the loading takes.
     assert verdict.predicted_speedup == pytest.approx(case.speedup_now / (1 - 0.15))
 

@@ -194,8 +194,9 @@ def borne_out(case: Case, tried: Sequence[Tried], verdicts: Sequence[Verdict]) -
     Where a remedy was tried, what it saved is what it is predicted to save, in place of the model's
     answer. If it saved less than ``LEAST_GAIN`` of a step even at the upper end of its interval,
     or in the median where it is not told from no change, its cause has low confidence; if it surely
-    costs time, a predicted cause is none. What a needless search costs is known from its trial
-    alone. Trials of loader workers decide only how sure it is that loading can be shortened here.
+    costs time, a predicted cause is none, and any other one comes last. What a needless search
+    costs is known from its trial alone. Trials of loader workers decide only how sure it is that
+    loading can be shortened here.
     """
     judged = (_borne_out(case, verdict, tried_against(verdict, tried)) for verdict in verdicts)
     return [verdict for verdict in judged if verdict is not None]
@@ -213,7 +214,8 @@ def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | N
         verdict = _as_tried(case, verdict, trial)
     most = trial.gain.high if trial.gain.low > 0 else trial.gain.estimate
     if most * trial.share < LEAST_GAIN:
-        return replace(verdict, confidence="low", reason=reason)
+        sure = 0.0 if trial.gain.high < 0 else verdict.sure_share  # such a remedy costs time
+        return replace(verdict, confidence="low", reason=reason, sure_share=sure)
     if verdict.cause == "needless-search" and trial.gain.low > 0:
         return replace(
             verdict,
