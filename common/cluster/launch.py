@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -119,40 +119,44 @@ def _opened(log: Path) -> TextIO:
         raise UserError(f"log {log}: {error.strerror}") from None
 
 
+@contextmanager
 def _ranks(
     program: Sequence[str],
     ranks: int,
     error_file: Path,
     hosts: EmulatedCluster | None = None,
-) -> AbstractContextManager[subprocess.Popen]:
-    """Returns a context that runs the program on ranks of this machine or of emulated hosts."""
-    if hosts:
-        command = emulated.command(hosts, program)
-    else:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(ranks),
-            *program,
-        ]
+) -> Iterator[subprocess.Popen]:
+    """Runs the program on ranks of this machine or of emulated hosts; yields their launcher."""
     variables = {
         "PATH": search_path(),
         "OMP_NUM_THREADS": str(threads_per_rank(ranks)),
         "PYTHONUNBUFFERED": "1",
         "DDPLAB_ERROR_FILE": str(error_file),
     }
-    return started(
-        command,
-        mark=secrets.token_hex(8),
-        variables=variables,
-        grace_s=GRACE_S,
-        cwd=project_root(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    with torchrun_logs() as logs:
+        here = (*torchrun(ranks, logs), *program)
+        command = emulated.command(hosts, program) if hosts else [sys.executable, "-m", *here]
+        with started(
+            command,
+            mark=secrets.token_hex(8),
+            variables=variables,
+            grace_s=GRACE_S,
+            cwd=project_root(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:
+            yield process
+
+
+def torchrun(ranks: int, logs: str) -> list[str]:
+    """Returns the words that start ranks of this machine, behind ``python -m``."""
+    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*words, "--log-dir", logs]
+
+
+def torchrun_logs() -> tempfile.TemporaryDirectory:
+    """Makes the folder of torchrun's logs, which it would leave behind."""
+    return tempfile.TemporaryDirectory(prefix="ddplab-torchrun-", ignore_cleanup_errors=True)
 
 
 def _pass_on(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.cluster.launch import started, threads_per_rank
+from common.cluster.launch import started, threads_per_rank, torchrun, torchrun_logs
 from common.errors import UserError
 from common.runtime.paths import search_path
 from common.runtime.processes.orphans import ending_with_its_parent
@@ -46,12 +46,12 @@ def run_watched(
     Returns:
         the script's exit status, as a shell would give it.
     """
+    logs = torchrun_logs()
     command = [sys.executable, "-m", "ddplab_watch", *program]
     if ranks > 1:
-        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         # A script that is not ours does not ask the kernel to end with torchrun, as our ranks do.
         rank = ending_with_its_parent([sys.executable, "-u", "-m", "ddplab_watch", *program])
-        command = [sys.executable, "-m", *torchrun, "--no-python", *rank]
+        command = [sys.executable, "-m", *torchrun(ranks, logs.name), "--no-python", *rank]
         variables = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))} | variables
     mark = secrets.token_hex(8)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -66,4 +66,5 @@ def run_watched(
                     meanwhile()
     finally:
         signal.signal(signal.SIGTERM, before)
+        logs.cleanup()
     return status if status >= 0 else 128 - status

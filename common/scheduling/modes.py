@@ -244,9 +244,11 @@ class Planner:
         if max_batch is None:
             return
         limits = np.broadcast_to(np.asarray(max_batch), self.world_size).tolist()
+        # Which rank has the larger share differs from step to step, but for equal counts in order.
+        largest = max(map(len, groups)) if self.mode == "karmarkar_karp" else 0
         for rank, (group, limit) in enumerate(zip(groups, limits, strict=True)):
-            if len(group) > limit:
+            if (most := max(len(group), largest)) > limit:
                 raise UserError(
-                    f"{self.mode} gives rank {rank} {len(group)} samples, and its limit is "
+                    f"{self.mode} gives rank {rank} {most} samples, and its limit is "
                     f"{limit}; a smaller global batch, or the mode dynamic"
                 )

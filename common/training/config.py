@@ -13,7 +13,15 @@ from common.perfmodel.one_device.workload import Workload
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.placement import own_placement, split_groups
 from common.runtime.wording import counted
-from common.settings import NonNegative, OneOf, Positive, RankOptions, dividing_batch, is_changed
+from common.settings import (
+    NonNegative,
+    OneOf,
+    Positive,
+    RankOptions,
+    Seed,
+    dividing_batch,
+    is_changed,
+)
 
 DDP_STRATEGIES = ("DDP", "MY_DDP", "MY_BUCKETS", "MY_ZERO1")
 FSDP_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
@@ -105,7 +113,7 @@ class TrainingConfig(RankOptions):
     output_dir."""
     async_checkpoints: Annotated[str, OneOf(ASYNCHRONOUS)] = "auto"
     """Write checkpoints while training goes on: on, off, or auto (on a GPU)."""
-    seed: int = 42
+    seed: Annotated[int, Seed] = 42
     """Seed of the initial weights: rank r draws with seed + r, then takes rank 0's weights."""
     output_dir: str = "outputs/assignment1"
 

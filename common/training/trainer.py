@@ -138,12 +138,15 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
                 loss, gradient_norm, stopping = agree(loss, step.gradient_norm, stop, worker)
                 next_lr = learning_rate(index + 1, config)
                 log.add(loss, gradient_norm, lr, next_lr)
-                # In float16 the scaler leaves out an update that overflows.
-                if not math.isfinite(loss) and not step.scaler.is_enabled():
-                    log.flush()
-                    require_finite([loss], index)
                 done = index + 1
                 is_last = done == config.num_steps
+                numbers = {"loss": loss, "gradient norm": gradient_norm}
+                broken = [name for name, number in numbers.items() if not math.isfinite(number)]
+                if broken and is_lost(loss, step.scaler, is_last):
+                    log.flush()
+                    if checkpoints:
+                        checkpoints.wait()
+                    require_finite([numbers[broken[0]]], index, what=broken[0])
                 if checkpoints and (stopping or is_last or is_due(done, config.save_every)):
                     log.flush()
                     facts = checkpoint_facts(
@@ -173,6 +176,17 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
 def learning_rate(step: int, config: TrainingConfig) -> float:
     """Returns the learning rate of step ``step`` (from 0)."""
     return cosine(step, config.lr, config.min_lr, config.warmup_steps, config.num_steps)
+
+
+def is_lost(loss: float, scaler: torch.amp.GradScaler, is_last: bool) -> bool:
+    """Returns True if a loss or gradient that is no number ends a training.
+
+    In float16 the scaler leaves out an update that overflows, and lowers its scale until none does.
+    Below 1 that helps no more.
+    """
+    if not scaler.is_enabled():
+        return True
+    return not math.isfinite(loss) and (is_last or scaler.get_scale() < 1)
 
 
 def is_due(steps: int, save_every: int) -> bool:

@@ -18,6 +18,7 @@ import yaml
 from honest_variants import BUCKETS, RING
 
 from common.course.answers import TEXT, questions_path, read_questions
+from common.course.grading.checks import Exercises
 from common.course.grading.evidence import evidence, profile, shingles, sketch, stages_of
 from common.course.grading.limited import lay_out
 from common.course.grading.plausibility import (
@@ -35,6 +36,8 @@ from common.course.grading.plausibility import (
     suspicions_of,
 )
 from common.course.markers import student_source
+from common.course.outcomes import PASSED, SKIPPED
+from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn, Submission
 from common.course.tasks import read_tasks
 from common.runtime.paths import project_root
@@ -203,6 +206,18 @@ def test_honest_solutions_are_not_alike_and_copies_are() -> None:
                 renamed = re.sub(rf"\b{word}\b(?!=)", f"{word}_of_mine", renamed)
             copy = re.sub(r"\n    (\w)", r"\n    # I thought of this myself\n    \1", renamed)
             assert compared(texts | {"t": copy}, file) == {(name, "t"): "strong"}
+
+
+@pytest.mark.grading
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, number) for name in VARIANTS for number in range(3)]
+)
+def test_honest_solutions_get_all_points(name: str, number: int) -> None:
+    task = read_tasks()[name]
+    texts = {task.file: solved(name, VARIANTS[name][number])}
+    exercises = Exercises(ROOT, {name: task}, texts, 0, strongest_isolation())
+    failed = [o for o in exercises.outcomes() if o.outcome not in (PASSED, SKIPPED)]
+    assert failed == []
 
 
 def test_a_reference_is_found_and_what_many_wrote_is_not() -> None:

@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 
+from common.errors import UserError
 from common.runtime.processes.ranks import current_ranks
 from common.runtime.wording import counted
 
@@ -36,6 +37,18 @@ def ranks_on_machine(ranks_on_host: int) -> int:
     """
     emulated = emulated_network()
     return ranks_on_host * (emulated["hosts"] if emulated else 1)
+
+
+def require_interfaces(env: Mapping[str, str] = os.environ) -> None:
+    """Raises UserError where GLOO_SOCKET_IFNAME names an interface that this host has not."""
+    legal = [name for _, name in socket.if_nameindex()]
+    for name in filter(None, env.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        if name not in legal:
+            raise UserError(
+                f"GLOO_SOCKET_IFNAME={name}: {socket.gethostname()} has no such interface; it has "
+                f"{', '.join(legal)}",
+                this_rank_only=True,
+            )
 
 
 def give_gloo_the_interface_of_nccl(

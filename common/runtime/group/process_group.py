@@ -20,7 +20,7 @@ import torch.distributed as dist
 from common.errors import Preempted, RunFailed, UserError
 from common.runtime import private
 from common.runtime.group import nccl
-from common.runtime.group.network import give_gloo_the_interface_of_nccl
+from common.runtime.group.network import give_gloo_the_interface_of_nccl, require_interfaces
 from common.runtime.group.rendezvous import agree_on_attempt
 from common.runtime.machine.device import choose_device
 from common.runtime.processes.orphans import die_with_parent
@@ -184,6 +184,7 @@ def process_group(
     if backend == "nccl":
         nccl.choose_group()
         give_gloo_the_interface_of_nccl()
+    require_interfaces()
     dist.init_process_group(
         backend,
         store=store,

@@ -94,7 +94,11 @@ def load_states(
 
 
 def _states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+    has_states = bool(optimizer.state)
     model_state, optimizer_state = get_state_dict(without_wrapper(model), optimizer)
+    if not has_states:  # PyTorch has made them by a step of its own, which counts
+        for state in optimizer.state.values():
+            state["step"].zero_()
     return {MODEL: model_state, OPTIMIZER: optimizer_state}
 
 

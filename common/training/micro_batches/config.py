@@ -19,6 +19,7 @@ from common.settings import (
     OneOf,
     Positive,
     RankOptions,
+    Seed,
     is_changed,
     part_of,
 )
@@ -74,7 +75,7 @@ class TextSettings(RankOptions):
     """Steps after which ranks exchange how long their steps took, under cost_type calibrated."""
     bucket_cap_mb: Annotated[float | None, Positive] = None
     """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
-    seed: Annotated[int, NonNegative] = 42
+    seed: Annotated[int, Seed] = 42
     """Seed of the samples' order and of the initial weights."""
     output_dir: str = "outputs"
 

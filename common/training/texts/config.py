@@ -14,7 +14,7 @@ from common.data.text_splits import TextOptions, ignored_data_settings
 from common.errors import UserError
 from common.models.text_classifier import TextClassifierConfig
 from common.runtime.group.process_group import Worker
-from common.settings import Fraction, NonNegative, OneOf, Positive, RankOptions, part_of
+from common.settings import Fraction, NonNegative, OneOf, Positive, RankOptions, Seed, part_of
 from common.training.ddp import COMPRESSIONS
 from common.training.precision import PRECISION_NAMES, resolved_precision
 from common.training.scaling.data_parallel_step import StepOptions
@@ -41,7 +41,7 @@ class TextScalingConfig(RankOptions):
     experiment_name: str = ""
     """Name of the run in tables; by default the data set and the number of ranks."""
     output_dir: str = "outputs/assignment4/text"
-    seed: Annotated[int, NonNegative] = 42
+    seed: Annotated[int, Seed] = 42
     """Seed of the initial weights and of the samples' order; rank r draws its dropout with seed +
     r."""
 
@@ -70,7 +70,7 @@ class TextScalingConfig(RankOptions):
     """Texts drawn from the training split; 0 for all."""
     eval_samples: Annotated[int, NonNegative] = 0
     """Texts of the validation split; 0 for all."""
-    data_seed: Annotated[int, NonNegative] = 42
+    data_seed: Annotated[int, Seed] = 42
     """Seed of the choice of texts, where not all are taken."""
     pad: Annotated[str, OneOf(PADDINGS)] = "longest"
     """Fill up every text to the micro-batch's longest one, or to max_length."""

@@ -139,7 +139,8 @@ def test_it_gathers_in_16_bits_and_keeps_gradients_in_32(on_ranks, ranks: int) -
     expected = sum(p.grad.square().sum().item() for p in model.parameters() if p.grad is not None)
     together = on_ranks(ranks)
     results = together.call_each("fsdp_in_16_bits", [(each, tokens) for each in values])
-    ways = {"all_gather": torch.bfloat16, "reduce_scatter": torch.float32}
+    ways = dict.fromkeys(("reduce_scatter", "all_reduce"), torch.float32)
+    ways["all_gather"] = torch.bfloat16
     for operation, wanted in ways.items():  # of floats: integers may say who has what
         tensors = [
             tensor for part in together.exchange.sent(None, operation) for tensor in part.tensors

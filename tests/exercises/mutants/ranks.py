@@ -374,6 +374,18 @@ RANKS = (
         "test_fsdp.py::test_it_gathers_in_16_bits_and_keeps_gradients_in_32",
     ),
     Mutant(
+        "gradients are exchanged in 16 bits by all-reduce",
+        "fsdp",
+        "            work = dist.reduce_scatter_tensor(own, all_rows, group=self.group, "
+        "async_op=True)\n",
+        "            work = torch.futures.Future()\n"
+        "            rounded = all_rows.to(weights[0].full.dtype)\n"
+        "            dist.all_reduce(rounded, group=self.group)\n"
+        "            own.copy_(rounded.view(world, -1)[dist.get_rank(self.group)])\n"
+        "            work.set_result(None)\n",
+        "test_fsdp.py::test_it_gathers_in_16_bits_and_keeps_gradients_in_32",
+    ),
+    Mutant(
         "gathered weights are never freed",
         "fsdp",
         "        self.blocks[index].free()\n        for tensor",
