@@ -20,6 +20,7 @@ from common.settings import (
     OneOf,
     Positive,
     RunOptions,
+    Seed,
     Settings,
     SomeOf,
     part_of,
@@ -124,3 +125,10 @@ def test_every_flag_of_a_command_says_what_it_is(path: Path) -> None:
             flags[list(flags)[-1]] += " " + line.strip()
     said = {flag: SIGNATURE.sub("", text, count=1) for flag, text in flags.items()}
     assert [flag for flag, text in said.items() if not re.sub(r"\(default:.*", "", text)] == []
+
+
+def test_a_seed_that_pytorch_does_not_take_is_refused() -> None:
+    Seed.check("seed", 2**62)
+    for number in (-1, 2**64):
+        with pytest.raises(UserError, match=f"seed is {number}; it must be from 0 to"):
+            Seed.check("seed", number)

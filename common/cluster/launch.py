@@ -134,8 +134,9 @@ def _ranks(
         "DDPLAB_ERROR_FILE": str(error_file),
     }
     with torchrun_logs() as logs:
-        here = (*torchrun(ranks, logs), *program)
-        command = emulated.command(hosts, program) if hosts else [sys.executable, "-m", *here]
+        command = [sys.executable, "-m", *torchrun(ranks, logs), *program]
+        if hosts:
+            command = emulated.command(hosts, program)
         with started(
             command,
             mark=secrets.token_hex(8),

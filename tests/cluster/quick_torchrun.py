@@ -23,7 +23,8 @@ for flag in ("backend", "id", "endpoint", "conf"):
 parser.add_argument("program", nargs=argparse.REMAINDER)
 own = parser.parse_args()
 
-ranks, host = own.nproc_per_node, int(own.log_dir.rpartition("host")[2])
+ranks, host = own.nproc_per_node, own.log_dir.rpartition("host")[2]
+host = int(host) if host.isdigit() else 1  # ranks of this machine log anywhere
 program = [sys.executable, "-u", *(["-m"] if own.m else []), *own.program]
 processes = []
 for local in range(ranks):

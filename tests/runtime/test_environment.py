@@ -13,11 +13,13 @@ import sys
 
 import pytest
 
+from common.errors import UserError
 from common.runtime.group.network import (
     EMULATED_NETWORK,
     give_gloo_the_interface_of_nccl,
     network_name,
     ranks_on_machine,
+    require_interfaces,
 )
 from common.runtime.machine.environment import RankGroup, describe_environment, hardware_line
 from common.runtime.paths import git as project_git
@@ -256,3 +258,10 @@ def test_interfaces_are_those_of_this_host():
     env = {"NCCL_SOCKET_IFNAME": here}
     give_gloo_the_interface_of_nccl(env)
     assert env["GLOO_SOCKET_IFNAME"] == here
+
+
+def test_an_interface_that_is_not_there_is_refused_by_name() -> None:
+    first = socket.if_nameindex()[0][1]
+    require_interfaces({"GLOO_SOCKET_IFNAME": first})
+    with pytest.raises(UserError, match=f"GLOO_SOCKET_IFNAME=eth99: .*; it has {first}"):
+        require_interfaces({"GLOO_SOCKET_IFNAME": f"{first},eth99"})

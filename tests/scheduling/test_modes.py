@@ -115,6 +115,14 @@ def test_dynamic_is_the_best_partition_under_the_given_cost_and_limits() -> None
     assert planner(3).slowest_cost(TokensCost()) <= planner(3, slow).slowest_cost(TokensCost())
 
 
+def test_karmarkar_karp_is_refused_where_any_rank_may_get_the_larger_share() -> None:
+    planner = Planner("karmarkar_karp", lengths_of(400), 3, 32)
+    for step in range(4):
+        with pytest.raises(UserError, match="gives rank 2 11 samples, and its limit is 10"):
+            planner(step, None, (12, 11, 10))
+        planner(step, None, 11)
+
+
 def test_karmarkar_karp_has_equal_counts_and_nearly_equal_tokens() -> None:
     plan = Planner("karmarkar_karp", lengths_of(400), 4, 64)(0)
     static = Planner("static", lengths_of(400), 4, 64)(0)

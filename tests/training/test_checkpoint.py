@@ -22,8 +22,9 @@ from common.data.token_shards import write_shard
 from common.errors import RunFailed, UserError
 from common.exercises.checkpoint_commit import read_manifest
 from common.runtime.group.process_group import process_group
+from common.training.checkpoints import states
 from common.training.config import BaselineConfig
-from common.training.trainer import train
+from common.training.trainer import is_lost, train
 
 WORKER = Path(__file__).with_name("resume_worker.py")
 STEPS = 6
@@ -237,6 +238,32 @@ def test_a_loss_that_is_no_number_ends_the_run_before_checkpoints_hold_it(start,
             assert not isinstance(value, torch.Tensor) or value.isfinite().all()
     partial = pd.read_csv(tmp_path / "run" / "training-steps.csv.partial")  # has the step, too
     assert partial["loss"].isna().tolist() == [False] * (len(partial) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("loss", "scale", "is_last", "lost"),
+    [
+        (float("nan"), None, False, True),
+        (float("nan"), 65536.0, False, False),  # the scaler leaves the update out
+        (float("nan"), 0.5, False, True),  # and has done so for long
+        (float("nan"), 65536.0, True, True),
+        (1.0, 0.5, True, False),  # a gradient that overflows
+        (1.0, None, False, True),
+    ],
+)
+def test_what_is_no_number_ends_a_training_unless_a_scaler_leaves_it_out(
+    loss: float, scale: float | None, is_last: bool, lost: bool
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    assert is_lost(loss, scaler, is_last) == lost
+
+
+def test_making_a_checkpoint_is_no_step_of_an_optimizer_that_has_made_none() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    found = states._states(model, optimizer)["optimizer"]["state"]
+    assert [state["step"].item() for state in optimizer.state.values()] == [0, 0]
+    assert [state["step"].item() for state in found.values()] == [0, 0]
 
 
 def test_settings_without_effect_are_said(start, tmp_path, caplog):
