@@ -53,7 +53,7 @@ INFINITY = float("inf")
 Positive = Bound("above 0 and finite", lambda number: 0 < number < INFINITY)
 NonNegative = Bound("at least 0 and finite", lambda number: 0 <= number < INFINITY)
 Seed = Bound("from 0 to 2^63 - 2^20", lambda number: 0 <= number <= 2**63 - 2**20)
-"""PyTorch's are of 64 bits; a rank adds its number."""
+"""Seeds that PyTorch takes, with room for a rank's number."""
 Fraction = Bound("at least 0 and below 1", lambda number: 0 <= number < 1)
 
 

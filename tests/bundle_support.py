@@ -73,3 +73,13 @@ def with_steps(bundle: Path, rank: int, **values: float) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows = [row | values if row["table"] == "steps" else row for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def with_surroundings(bundle: Path, **changed: object) -> None:
+    """Adds what both ranks read of two cores, which were busy between the two readings."""
+    first = {"table": "surroundings", "machine": "m", "host": "h", "machine_cores": 2}
+    first |= {"core_list": "0-1", "load_1min": 2.0}
+    span = {"interval_s": 9.0, "interval_busy_cores": 2.0, "interval_stolen_cores": 0.0}
+    for rank in (0, 1):
+        with (bundle / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in (first, first | span | changed))

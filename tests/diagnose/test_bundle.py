@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from bundle_support import step_row, with_steps, write_bundle
+from bundle_support import step_row, with_steps, with_surroundings, write_bundle
 
 from common.diagnose.causes.ranks import slow_rank, unequal_lengths
 from common.diagnose.causes.validity import mixed_configurations
@@ -208,12 +208,7 @@ def changed_rows(folder: Path, table: str, change: dict, ranks: tuple[int, ...] 
 def test_other_work_on_the_ranks_cores_leaves_hints(tmp_path: Path, changed, state: str) -> None:
     folder = write_bundle(tmp_path / "b")
     changed_rows(folder, "steps", {"data_time_ms": 6.0})
-    read = {"table": "surroundings", "machine": "m", "host": "h", "machine_cores": 2}
-    read |= {"core_list": "0-1", "load_1min": 2.0}
-    span = {"interval_s": 9.0, "interval_busy_cores": 2.0, "interval_stolen_cores": 0.0}
-    for rank in (0, 1):
-        with (folder / f"rank{rank}.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in (read, read | span | changed))
+    with_surroundings(folder, **changed)
     case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
     assert case.run.opened.machine_state == state
     diagnosis = examine_case(case)

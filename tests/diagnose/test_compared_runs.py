@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundle_support import step_row, write_bundle
+from bundle_support import step_row, with_surroundings, write_bundle
 from command_line import ddplab, refused
 from ddplab_watch.change_points import Change
 
@@ -120,12 +120,7 @@ def test_the_machine_is_judged_as_a_diagnosis_judges_it(
     tmp_path: Path, cores: dict, status: int
 ) -> None:
     before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b", 1.2, seed=1)
-    read = {"table": "surroundings", "machine": "m", "host": "h", "machine_cores": 2}
-    read |= {"core_list": "0-1", "load_1min": 2.0}
-    span = {"interval_s": 9.0, "interval_busy_cores": 2.0, "interval_stolen_cores": 0.0}
-    for rank in (0, 1):
-        with (after / f"rank{rank}.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in (read, read | span | cores))
+    with_surroundings(after, **cores)
     gate = ddplab("diagnose", "--compare", before, after, "--fail-above", 5)
     assert gate.status == status, gate.stdout
     assert ("without other jobs" in gate.stdout) == (status == 3)

@@ -258,12 +258,19 @@ def test_what_is_no_number_ends_a_training_unless_a_scaler_leaves_it_out(
     assert is_lost(loss, scaler, is_last) == lost
 
 
-def test_making_a_checkpoint_is_no_step_of_an_optimizer_that_has_made_none() -> None:
+@pytest.mark.parametrize(
+    ("optimizer_class", "settings"),
+    [(torch.optim.AdamW, {"foreach": True}), (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})],
+)
+def test_making_a_checkpoint_is_no_step_of_an_optimizer_that_has_made_none(
+    optimizer_class: type, settings: dict
+) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    optimizer = optimizer_class(model.parameters(), **settings)
     found = states._states(model, optimizer)["optimizer"]["state"]
-    assert [state["step"].item() for state in optimizer.state.values()] == [0, 0]
-    assert [state["step"].item() for state in found.values()] == [0, 0]
+    for state in (*optimizer.state.values(), *found.values()):
+        assert not any(value.any() for value in state.values())
+    assert len(found) == len(optimizer.state) == 2
 
 
 def test_settings_without_effect_are_said(start, tmp_path, caplog):

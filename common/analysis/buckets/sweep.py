@@ -404,10 +404,6 @@ def exposed_steps(path: Path | str) -> pd.Series:
 
 def local_backward_s(path: Path | str) -> float:
     """Reads the median backward time (s) without DDP in a sweep's rounds (``local-times.csv``)."""
-    return float(local_steps_ms(path).median()) / 1e3
-
-
-def local_steps_ms(path: Path | str) -> pd.Series:
-    """Reads the backward times (ms) without DDP of a sweep; by round and iteration."""
     table = read_table(path, ["round", "iteration", "rank", "backward_time_ms"])
-    return slowest_rank(table, "backward_time_ms", by=["round", "iteration"])
+    steps_ms = slowest_rank(table, "backward_time_ms", by=["round", "iteration"])
+    return float(steps_ms.median()) / 1e3

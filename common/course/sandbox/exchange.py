@@ -25,7 +25,7 @@ LARGEST_BYTES = 2**20
 HELD_BYTES = 2**29
 """Most bytes that are held for ranks: what they launched and have not waited for, and the log."""
 LAUNCH_BYTES = 2**10
-"""What a launch takes besides its data."""
+"""Bytes that a launch counts for, besides its data."""
 POINT_TO_POINT = ("send", "recv")
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "SUM": lambda parts: parts.sum(0),

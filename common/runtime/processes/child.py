@@ -27,6 +27,7 @@ RANK_VARIABLES = re.compile(
 )
 """Variables that torchrun, Slurm and ``common.cluster.launch`` set for a rank, not its children."""
 _running: set[subprocess.Popen] = set()
+"""Children of ``run_child`` that have not ended."""
 
 
 @dataclass(frozen=True)

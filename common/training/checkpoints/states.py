@@ -98,7 +98,8 @@ def _states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     model_state, optimizer_state = get_state_dict(without_wrapper(model), optimizer)
     if not has_states:  # PyTorch has made them by a step of its own, which counts
         for state in optimizer.state.values():
-            state["step"].zero_()
+            if "step" in state:  # SGD counts none
+                state["step"].zero_()
     return {MODEL: model_state, OPTIMIZER: optimizer_state}
 
 
