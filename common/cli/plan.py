@@ -150,7 +150,13 @@ class Plan:
             raise UserError(
                 f"cluster {cluster.name}: the memory of a {cluster.gpu} is not known; give --memory"
             )
-        architecture, _ = asked_model(self.model or self.function, self.seq_len)
+        if self.function is None:
+            user, (architecture, _) = None, asked_model(self.model, self.seq_len)
+        else:
+            from common.tuning.plans.sized_model import SizedModel
+
+            user = SizedModel.of_fakes(self.function, Path.cwd(), self.seed)
+            architecture = user.architecture(user.samples, "cuda")
         question = Question(
             architecture=architecture,
             ranks=gpus,
@@ -161,11 +167,8 @@ class Plan:
             strategies=self.strategies or STRATEGIES,
             fused_loss=self.fused_loss,
         )
-        if self.function is not None:
-            from common.tuning.plans.sized_model import SizedModel
-
-            model = SizedModel.of_fakes(self.function, Path.cwd(), self.seed)
-            question = question.without(model.refusals(question.sizes))
+        if user is not None:
+            question = question.without(user.refusals(question.sizes))
         searched = search_cluster(question, cluster, tf32=self.tf32, compile=self.compile)
         self._tell(searched, searched.best, f"{gpus:,} × {cluster.gpu} ({cluster.name})")
 

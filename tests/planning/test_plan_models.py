@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import ddplab, refused
 from torch import nn
 
 from common.errors import UserError
@@ -31,6 +33,19 @@ def test_operations_are_those_of_a_sample_wherever_it_stands(
 ) -> None:
     model = SizedModel.load(f"plan_models:{function}", HERE, seed=0)
     assert model.architecture(asked, "cpu").forward_flops == tokens * OF_A_TOKEN
+
+
+def test_the_command_for_a_cluster_sees_the_same_samples_and_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(HERE)
+    flags = ("--cluster", "h100-ib", "--gpus", 8, "--global-batch", 64)
+    steps = [
+        re.search(r"a step of \S+ s", ddplab("plan", f"plan_models:{name}", *flags).stdout)[0]
+        for name in ("make", "sequence_first")
+    ]
+    assert steps[0] == steps[1]
+    assert "parameters are frozen" in refused("plan", "plan_models:frozen", *flags)
 
 
 def test_frozen_parameters_are_refused_in_a_line() -> None:
