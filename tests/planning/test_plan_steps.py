@@ -8,7 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from common.planning.space import STRATEGIES, Plan
+from common.errors import UserError
+from common.planning.space import STRATEGIES, Plan, Question, candidates
+from common.tuning.plans.measuring import sizes_to_time
+from common.tuning.plans.sized_model import SizedModel
 from common.tuning.visit_plan import FEWEST_FINAL
 
 JOB = Path(__file__).parents[2] / "common" / "tuning" / "plans" / "job.py"
@@ -141,6 +144,40 @@ def test_units_that_are_gathered_ahead_take_the_memory_that_is_predicted(rank_se
     assert peaks[0] < peaks[1] < peaks[2]
     for line in lines:
         assert line["predicted"] == pytest.approx(line["peak"], rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.two_ranks
+@pytest.mark.parametrize(
+    ("memory_bytes", "strategies"),
+    [("1e9", {"DDP", "ZERO1", "FULL_SHARD", "SHARD_GRAD_OP"}), ("2.5e8", {"SHARD_GRAD_OP"})],
+)
+def test_measuring_holds_one_model_and_its_states(rank_server, tmp_path, memory_bytes, strategies):
+    # AdamW's states, weights and gradients are 16 bytes a parameter. FSDP over one rank holds
+    # gathered weights and gradients beside its own, messages are as large as the model, and a
+    # rank's libraries take some 100 MB. Models that lived from round to round took 71 bytes.
+    worker = Path(__file__).with_name("measured_memory_worker.py")
+    done = rank_server.run(worker, tmp_path, memory_bytes, ranks=2)
+    assert done.exit_codes == [0, 0], done.stderr[0]
+    measured = json.loads(done.stdout[0].splitlines()[0])
+    assert strategies <= set(measured["strategies"])
+    assert measured["taken"] < 45 * measured["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "sizes"), [(1e9, (4, 16)), (9e6, (1, 4)), (6.5e6, (1, 2)), (5e6, None)]
+)
+def test_passes_are_timed_at_sizes_that_a_rank_can_hold_alone(free_bytes, sizes):
+    model = SizedModel.load("plan_models:large", WORKER.parent, seed=0)
+    question = Question(model.architecture(2, "cpu"), 2, 2, 16, 1e9, ("float32",), "cpu")
+    plans = list(candidates(question))
+    if sizes:
+        assert sizes_to_time(question, plans, free_bytes) == sizes
+        return
+    with pytest.raises(
+        UserError, match=r"of 1 sample that takes 0.00\d+ GB, and 0.005 GB are free"
+    ):
+        sizes_to_time(question, plans, free_bytes)
 
 
 @pytest.mark.two_ranks

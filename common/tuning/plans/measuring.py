@@ -1,31 +1,37 @@
 """Measures what predictions of plans start from: passes, updates, collectives, and DDP's costs.
 
-Everything is visited in rounds whose order rotates. Raw samples are tables of the run directory.
+Everything is visited in rounds whose order rotates. Each visit makes the model anew and drops it,
+so that a rank holds one model at a time. Raw samples are tables of the run directory.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from statistics import median
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from common.benchmarks.buckets.calibration import watch_pass
 from common.benchmarks.buckets.lasting_messages import gradient_dtype
+from common.errors import UserError
 from common.perfmodel.ddp.profile import NO_COSTS
+from common.perfmodel.one_device.training_memory import predict_training_memory
 from common.planning.measured_times import Inputs, collectives_of
-from common.planning.space import Plan, Question, numerics_of
+from common.planning.space import SINGLE, Plan, Question, numerics_of, passes_of, sharding_of
 from common.runtime.group.collective_timing import time_one_by_one
 from common.runtime.group.gradient_marks import ready_marks, ready_rows
 from common.runtime.group.one_rank_group import own_group
 from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder
 from common.runtime.timing import clock_for
+from common.runtime.wording import counted
 from common.training.parallel import make_mesh
 from common.tuning.measured import (
     WatchedPasses,
@@ -33,16 +39,24 @@ from common.tuning.measured import (
     measure_costs,
     write_passes,
 )
-from common.tuning.plans.planned_step import PlannedStep, in_half, make_optimizer, recompute
+from common.tuning.plans.planned_step import (
+    PlannedStep,
+    drop_unused,
+    in_half,
+    make_optimizer,
+    recompute,
+)
 from common.tuning.plans.read_inputs import ReadInputs
 from common.tuning.plans.sized_model import SizedModel
 from common.tuning.same_graph import check_same_graph
-from common.tuning.user_model import UserModel, user_step
+from common.tuning.user_model import user_step
 
 ROUNDS, WARMUP, PASSES = 4, 1, 2
 CALLS = 4
 PRODUCT = 512
 """Rows of the square matrices by which precisions are compared."""
+MOMENTS_BYTES = 8
+"""Bytes of AdamW's two moments a parameter."""
 PART_COLUMNS = ("arm", "samples", "round", "iteration", "rank", "part", "time_ms")
 """``plan-parts.csv``: a row per rank and pass, update or step of FSDP alone."""
 COLLECTIVE_COLUMNS = (
@@ -82,29 +96,22 @@ def measure_inputs(
     """
     plans = list(plans)
     few, many = sizes
-    lab = _Lab(model, worker)
-    small = model.make(few, worker.device)
-    check_same_graph(small, worker)
+    lab = _Lab(model, question, plans, worker)
+    check_same_graph(model.make(few, worker.device), worker)
     casts = [numerics_of(question, plan).casts for plan in plans]
-    precision = question.precisions[0]
-    base = "float32" if precision == "float32" else "autocast"
-    passes = lab.passes(small, few, "none", base)
+    base = "float32" if question.precisions[0] == "float32" else "autocast"
     zero1 = any(plan.strategy == "ZERO1" for plan in plans)
-    arms = [passes, lab.updates(small, few, zero1)]
-    kinds = {(plan.checkpointing, kind) for plan, kind in zip(plans, casts, strict=True)}
-    kinds = sorted(kinds | {passes.kind})
-    for checkpointing, kind in kinds:
-        user = model.make(many, worker.device)
-        recompute(user.module, checkpointing)
-        is_base = (checkpointing, kind) == passes.kind
-        arms.append(lab.passes(user, many, checkpointing, kind, ready=is_base))
+    kinds = {(plan.checkpointing, cast) for plan, cast in zip(plans, casts, strict=True)}
+    kinds = sorted(kinds | {("none", base)})
     sharded = [plan for plan in plans if plan.is_sharded]
-    within = base
-    if sharded and base == "autocast":
-        within = "half"
-        arms.append(lab.passes(model.make(few, worker.device), few, "none", within))
-    for strategy in dict.fromkeys(_alone_as(plan.strategy) for plan in sharded):
-        arms.append(lab.alone(strategy, few, precision))
+    within = "half" if sharded and base == "autocast" else base
+    arms = [
+        lab.passes(few, "none", base),
+        lab.updates(few, zero1),
+        *(lab.passes(many, *kind, ready=kind == ("none", base)) for kind in kinds),
+        *([lab.passes(few, "none", within)] if within != base else []),
+        *(lab.alone(strategy, few) for strategy in dict.fromkeys(map(_alone_as, sharded))),
+    ]
     parts = recorder.stream("plan-parts.csv", PART_COLUMNS)
     messages = _Messages(question, sharded, worker)
     sent = recorder.stream("plan-collectives.csv", COLLECTIVE_COLUMNS)
@@ -114,6 +121,7 @@ def measure_inputs(
         else:
             keys = {"arm": arm.name, "samples": arm.samples, "round": round_}
             parts.write([keys | row for row in arm.visit(round_)])
+        drop_unused(worker)
     profiled = lab.ready_passes()
     _, profile = write_passes(profiled, worker, recorder)
     curve = crowded = None
@@ -135,29 +143,32 @@ def measure_inputs(
         update_s=read.part_s("updates", "update"),
         zero1_s=read.part_s("updates", "zero1") if zero1 else 0.0,
         collectives=read.curves(),
-        overhead_s=read.overheads(within),
+        overhead_s=read.overheads(within, with_update=lab.holds_all),
         backend=worker.backend,
         noise=read.noise(),
         rounds=ROUNDS,
     )
 
 
-def _alone_as(strategy: str) -> str:
-    """Returns the strategy whose own work a strategy has, inside a group and without messages."""
-    return "FULL_SHARD" if strategy == "HYBRID_SHARD" else strategy
-
-
-@dataclass(frozen=True)
-class _Passes(_Arm):
-    kind: tuple[str, str] = ("none", "float32")
-    """Checkpointing, and one of ``CASTS``."""
+def _alone_as(plan: Plan) -> str:
+    """Returns the strategy whose own work a plan has, inside a group and without messages."""
+    return "FULL_SHARD" if plan.strategy == "HYBRID_SHARD" else plan.strategy
 
 
 class _Lab:
-    """Makes the arms, and keeps the ready times of gradients that one of them sees."""
+    """Makes the arms, and keeps the ready times of gradients that one of them sees.
 
-    def __init__(self, model: SizedModel, worker: Worker) -> None:
+    Attributes:
+        holds_all: whether a plan lets a rank update all parameters. Where none does, a rank may not
+            have the memory: an update is that of its share, and FSDP over one rank has none.
+    """
+
+    def __init__(
+        self, model: SizedModel, question: Question, plans: Iterable[Plan], worker: Worker
+    ) -> None:
         self.model, self.worker = model, worker
+        self.precision = question.precisions[0]
+        self.holds_all = any(plan.strategy in (SINGLE, "DDP") for plan in plans)
         self._ready: list[Row] = []
         self._times: list[Row] = []
 
@@ -165,24 +176,18 @@ class _Lab:
         """Returns the watched passes of the arm with ``ready``."""
         return WatchedPasses(self._ready, self._times)
 
-    def passes(
-        self,
-        user: UserModel,
-        samples: int,
-        checkpointing: str,
-        casts: str,
-        *,
-        ready: bool = False,
-    ) -> _Passes:
+    def passes(self, samples: int, checkpointing: str, casts: str, *, ready: bool = False) -> _Arm:
         """Returns the arm of passes without any exchange, all ranks computing at the same time.
 
         In ``half`` weights and inputs are cast before, as FSDP does.
         """
-        user = in_half(user) if casts == "half" else user
-        step = user_step(user, self.worker, "bfloat16" if casts == "autocast" else "float32")
         clock = clock_for(self.worker.device)
 
         def visit(round_: int) -> list[Row]:
+            user = self.model.make(samples, self.worker.device)
+            recompute(user.module, checkpointing)
+            user = in_half(user) if casts == "half" else user
+            step = user_step(user, self.worker, "bfloat16" if casts == "autocast" else "float32")
             rows: list[Row] = []
             with ready_marks(step.model, clock) as gradients:
                 for iteration in range(-WARMUP, PASSES):
@@ -200,48 +205,59 @@ class _Lab:
                         number = round_ * PASSES + iteration
                         self._ready += ready_rows(step.model, watched.ready_s, number)
                         self._times.append(watched.row(number))
-            step.zero_grad()
             return rows
 
-        name = f"passes {checkpointing} {casts}"
-        return _Passes(name, samples, visit, (checkpointing, casts))
+        return _Arm(f"passes {checkpointing} {casts}", samples, visit)
 
-    def updates(self, user: UserModel, samples: int, zero1: bool) -> _Arm:
+    def updates(self, samples: int, zero1: bool) -> _Arm:
         """Returns the arm of updates: of all parameters by each rank, and ZeRO-1's if asked for."""
-        parameters = [p for p in user.module.parameters() if p.requires_grad]
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        optimizers = {"update": make_optimizer(parameters, False)}
-        if zero1:
-            optimizers["zero1"] = make_optimizer(parameters, True)
         clock = clock_for(self.worker.device)
 
         def visit(_round: int) -> list[Row]:
-            for parameter in parameters:
+            module = self.model.make(samples, self.worker.device).module
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            updated = trained if self.holds_all else _share(trained, self.worker.world_size)
+            longer = _elements(trained) / _elements(updated)
+            for parameter in trained if zero1 else updated:
                 parameter.grad = torch.zeros_like(parameter)
+            optimizers = {"update": (make_optimizer(updated, False), longer)}
+            if zero1:
+                optimizers["zero1"] = (make_optimizer(trained, True), 1.0)
             rows = []
             for iteration in range(-WARMUP, PASSES):
                 times = {
-                    part: _seconds(optimizer.step, self.worker, clock)
-                    for part, optimizer in optimizers.items()
+                    part: scale * _seconds(optimizer.step, self.worker, clock)
+                    for part, (optimizer, scale) in optimizers.items()
                 }
                 rows += _rows(iteration, times) if iteration >= 0 else []
             return rows
 
         return _Arm("updates", samples, visit)
 
-    def alone(self, strategy: str, samples: int, precision: str) -> _Arm:
+    def alone(self, strategy: str, samples: int) -> _Arm:
         """Returns the arm of FSDP over one rank: its own work, and no message."""
-        plan = Plan(strategy, samples, precision=precision)
+        plan = Plan(strategy, samples, precision=self.precision)
         mesh = DeviceMesh.from_group(own_group(self.worker), self.worker.device.type)
-        step = PlannedStep(self.model.make(samples, self.worker.device), plan, self.worker, mesh)
 
-        def visit(round_: int) -> list[Row]:
-            warmup = WARMUP if round_ else WARMUP + 1
-            times = [step.timed_s() for _ in range(warmup + PASSES)][warmup:]
+        def visit(_round: int) -> list[Row]:
+            user = self.model.make(samples, self.worker.device)
+            step = PlannedStep(user, plan, self.worker, mesh, updates=self.holds_all)
+            # The first step makes FSDP's state, the second what is kept of it.
+            times = [step.timed_s() for _ in range(1 + WARMUP + PASSES)][1 + WARMUP :]
             return [row for i, s in enumerate(times) for row in _rows(i, {"step": s})]
 
         return _Arm(f"alone {strategy}", samples, visit)
+
+
+def _elements(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _share(parameters: list[nn.Parameter], ranks: int) -> list[nn.Parameter]:
+    """Returns the first parameters that are a rank's share of all elements, or just above it."""
+    sums = accumulate(parameter.numel() for parameter in parameters)
+    below = [total < _elements(parameters) / ranks for total in sums]
+    return parameters[: sum(below) + 1]
 
 
 def half_is_no_slower(worker: Worker) -> bool:
@@ -313,13 +329,42 @@ class _Messages:
         return rows
 
 
-def sizes_to_time(plans: Iterable[Plan]) -> tuple[int, int]:
+def sizes_to_time(question: Question, plans: Iterable[Plan], free_bytes: float) -> tuple[int, int]:
     """Returns the two sizes of a micro-batch whose passes are timed: the largest, and a quarter.
 
-    The largest is that of a plan without checkpointing, as its passes are timed as well.
+    The largest is that of a plan without checkpointing, as its passes are timed as well, and of
+    which a rank can hold the passes by itself, with all weights and gradients.
+
+    Args:
+        question: what is to be planned.
+        plans: the plans that may be chosen.
+        free_bytes: what each rank may take while passes are timed.
+
+    Raises UserError where not even that of the smallest fits.
     """
     plans = list(plans)
     sizes = sorted({plan.micro_batch for plan in plans})
-    many = max((p.micro_batch for p in plans if p.checkpointing == "none"), default=sizes[0])
-    few = [size for size in sizes if size <= max(sizes[0], many // 4)]
-    return few[-1], many
+    kept = sorted({plan.micro_batch for plan in plans if plan.checkpointing == "none"})
+    fitting = [size for size in kept if alone_bytes(question, SINGLE, size) <= free_bytes]
+    many = max(fitting, default=sizes[0])
+    few = [size for size in sizes if size <= max(sizes[0], many // 4)][-1]
+    sharded = {_alone_as(plan) for plan in plans if plan.is_sharded}
+    need_bytes = max(
+        alone_bytes(question, SINGLE, many),
+        *(alone_bytes(question, strategy, few) for strategy in sharded),
+    )
+    if need_bytes > free_bytes:
+        raise UserError(
+            f"a rank is timed alone before anything is sharded: of {counted(many, 'sample')} that "
+            f"takes {need_bytes / 1e9:.3g} GB, and {free_bytes / 1e9:.3g} GB are free for it here; "
+            "for a larger machine plan with --cluster"
+        )
+    return few, many
+
+
+def alone_bytes(question: Question, strategy: str, samples: int) -> float:
+    """Returns the peak of a rank's passes by itself: a step's without what AdamW keeps."""
+    plan = Plan(strategy, samples, precision=question.precisions[0])
+    sharding = replace(sharding_of(question, plan), ranks=1)
+    step = predict_training_memory(passes_of(question, plan), sharding)
+    return step.peak_bytes - MOMENTS_BYTES * question.architecture.num_parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import RankStream, Recorder
 from common.samples import per_round
-from common.tuning.plans.planned_step import PlannedStep, close_ddp
+from common.tuning.plans.planned_step import PlannedStep, close_ddp, drop_unused
 from common.tuning.plans.sized_model import SizedModel
 from common.tuning.visits import WARMUP_STEPS
 
@@ -130,9 +129,7 @@ def visit(
     except torch.OutOfMemoryError:
         died = "ran out of memory"
     step = None
-    gc.collect()
-    if worker.device.type == "cuda":
-        torch.cuda.empty_cache()
+    drop_unused(worker)
     died = next((why for why in worker.gather(died) if why), "")
     keys = {"plan": plan.name, "round": round_}
     visits.write([keys | row for row in rows if not died])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,6 +50,7 @@ class PlannedStep:
         worker: this rank.
         mesh: ranks that FSDP spreads the model over; by default as the plan says.
         ranks_per_node: ranks of a node, for HYBRID_SHARD.
+        updates: whether a step updates the parameters.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class PlannedStep:
         worker: Worker,
         mesh: DeviceMesh | None = None,
         ranks_per_node: int = 1,
+        *,
+        updates: bool = True,
     ) -> None:
         self.user, self.plan, self.worker = user, plan, worker
         self.autocast_to = "float32" if plan.is_sharded else plan.precision
@@ -89,6 +93,7 @@ class PlannedStep:
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         elif plan.strategy != SINGLE:
             self.model = make_ddp(module, worker.device, bucket_cap_mb=plan.bucket_cap_mib)
+        self.updates = updates
         self.optimizer = make_optimizer(trained, plan.strategy == "ZERO1")
 
     def run(self) -> None:
@@ -102,7 +107,8 @@ class PlannedStep:
                 with autocast(self.autocast_to, self.worker.device):
                     loss = checked_loss(self.user, self.model)
                 (loss / count).backward()
-        self.optimizer.step()
+        if self.updates:
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def timed_s(self) -> float:
@@ -148,6 +154,13 @@ def close_ddp(model: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
         model.zero_grad(set_to_none=True)
         model.reducer = model.logger = None
+
+
+def drop_unused(worker: Worker) -> None:
+    """Frees a model that nothing refers to any more; its parts refer to each other."""
+    gc.collect()
+    if worker.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], in_parts: bool) -> torch.optim.Optimizer:

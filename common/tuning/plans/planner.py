@@ -37,7 +37,7 @@ CONTENDERS = 3
 TRACED = 8
 """Samples that a model is followed with, at most."""
 ROOM = 0.8
-"""Share of the free memory of a machine that a plan may take that was refused."""
+"""Share of a machine's free memory that passes may take, or a plan that was refused."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def plan_model(
     options = options if options and half_is_no_slower(worker) else []
     in_others = [replace(plan, precision=p) for plan in wanted if plan.is_sharded for p in options]
     measured = [*wanted, *in_others]
-    inputs = measure_inputs(model, question, measured, sizes_to_time(wanted), worker, recorder)
+    sizes = on_main(worker, lambda: sizes_to_time(question, wanted, ROOM * free_bytes(worker)))
+    inputs = measure_inputs(model, question, measured, sizes, worker, recorder)
     environment = _environment(worker)
     health = network_health(
         inputs.curve, environment["network"], worker.world_size, recorded_tables()
@@ -192,15 +193,19 @@ def _kind(plan: Plan) -> tuple[str, str, str]:
 
 def _runnable(plans: Iterable[SizedPlan], question: Question, worker: Worker) -> Plan | None:
     """Returns the first of plans that do not fit which this machine has the memory to try."""
-    if worker.device.type == "cuda":
-        free = torch.cuda.mem_get_info(worker.device)[0]
-    else:
-        free = psutil.virtual_memory().available / worker.ranks.local_world_size
+    free = free_bytes(worker)
     for refused in plans:
         over = refused.peak_bytes > question.usable_bytes
         if over and refused.peak_bytes <= ROOM * free:
             return refused.plan
     return None
+
+
+def free_bytes(worker: Worker) -> float:
+    """Returns the memory that is free for this rank: on a CPU, its share of the machine's."""
+    if worker.device.type == "cuda":
+        return torch.cuda.mem_get_info(worker.device)[0]
+    return psutil.virtual_memory().available / worker.ranks.local_world_size
 
 
 def predictions_of(searched: Searched) -> pd.DataFrame:

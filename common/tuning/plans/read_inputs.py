@@ -37,10 +37,13 @@ class ReadInputs:
             lines.append(Line(line.fixed_s * at_many / plain, line.sample_s * at_many / plain))
         return PassLines(*lines)
 
-    def overheads(self, casts: str) -> dict[str, float]:
-        """Returns what FSDP adds to a micro-batch over one rank in its types, by strategy."""
+    def overheads(self, casts: str, with_update: bool) -> dict[str, float]:
+        """Returns what FSDP adds to a micro-batch over one rank in its types, by strategy.
+
+        ``with_update`` tells whether its steps over one rank updated the parameters.
+        """
         plain = sum(self.part_s(f"passes none {casts}", part) for part in ("forward", "backward"))
-        plain += self.part_s("updates", "update")
+        plain += self.part_s("updates", "update") if with_update else 0.0
         alone = {
             arm.split()[1]: self._s(arm) - plain
             for arm in self.parts.columns
