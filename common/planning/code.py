@@ -14,7 +14,7 @@ def python_lines(question: Question, plan: Plan) -> list[str]:
 def wrapping_lines(question: Question, plan: Plan) -> list[str]:
     """Returns the lines that wrap ``model`` and make ``optimizer``, which stand before the loop."""
     lines = []
-    by_blocks = plan.checkpointing != "none" and not question.checkpoints_itself
+    by_blocks = plan.checkpointing != "none" and not question.checkpointing_switch
     if by_blocks or plan.is_sharded:
         lines.append(f"blocks = {_blocks(question)}")
     lines += _checkpointing(question, plan)
@@ -52,7 +52,7 @@ def _checkpointing(question: Question, plan: Plan) -> list[str]:
     if plan.checkpointing == "none":
         return []
     lines, context = [], ""
-    if not question.checkpoints_itself:
+    if not question.checkpointing_switch:
         lines += ["from functools import partial", "from torch.utils.checkpoint import checkpoint"]
     if plan.checkpointing == "selective":
         lines += [
@@ -70,8 +70,9 @@ def _checkpointing(question: Question, plan: Plan) -> list[str]:
             "    return contexts(policy)",
         ]
         context = ", context_fn=every_second_product"
-    if question.checkpoints_itself:  # it leaves out its cache of keys and values then
-        return [*lines, f"model.gradient_checkpointing_enable(dict(use_reentrant=False{context}))"]
+    if question.checkpointing_switch:  # it leaves out its cache of keys and values then
+        settings = f"dict(use_reentrant=False{context})"
+        return [*lines, f"model.{question.checkpointing_switch}({settings})"]
     return [
         *lines,
         "for block in blocks:  # of transformers: model.gradient_checkpointing_enable(...)",

@@ -116,7 +116,8 @@ class Question:
         unshardable: why FSDP cannot take the model; empty where it can.
         prefetch: units that FSDP may gather ahead.
         untaken: which micro-batches the model cannot take, and why; empty where it can take all.
-        checkpoints_itself: whether the model has a switch of its own, as those of transformers.
+        checkpointing_switch: the method by which a model of transformers recomputes its blocks by
+            itself; empty for others.
         fused_loss: whether a kernel makes the loss without float32 logits, where the architecture
             leaves that open: one that was followed has the loss of its own function.
     """
@@ -135,7 +136,7 @@ class Question:
     prefetch: tuple[int, ...] = (1,)
     untaken: str = ""
     fused_loss: bool = False
-    checkpoints_itself: bool = False
+    checkpointing_switch: str = ""
 
     def __post_init__(self) -> None:
         for strategy in self.strategies:

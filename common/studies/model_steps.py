@@ -43,6 +43,7 @@ from common.samples import rotated
 from common.settings import AtLeast, OneOf, Positive, Settings
 from common.training.recording.memory_watch import AllocationWatch
 from common.training.step import TrainingStep, time_steps
+from common.tuning.plans.planned_step import checkpointing_switch
 
 MEASURED, OUT_OF_MEMORY = "measured", "out of memory"
 TIME_COLUMNS = ("case", "round", "iteration", "step_time_ms")
@@ -333,7 +334,7 @@ def build(case: ModelCase, device: torch.device) -> tuple[TrainingStep, tuple[Te
         model = transformers_model(case.config)
         inputs, labels = random_samples(model, case.batch_size, case.seq_len)
     if case.checkpointing:
-        model.gradient_checkpointing_enable()
+        getattr(model, checkpointing_switch(model))()
     model.train()
     return TrainingStep(case.workload(), device, model=LossOf(model)), (inputs, labels)
 

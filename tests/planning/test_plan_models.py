@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.models.traced import block_paths, traced_architecture
 from common.planning.code import python_lines
 from common.planning.space import Plan, Question
-from common.tuning.plans.planned_step import checkpoints_itself
+from common.tuning.plans.planned_step import checkpointing_switch
 from common.tuning.plans.sized_model import SizedModel, of_configuration
 
 HERE = Path(__file__).parent
@@ -120,10 +120,10 @@ def test_printed_checkpointing_of_a_decoder_leaves_its_gradients_as_they_are(
     plain = model.make(2, CPU)
     plain.loss(plain.module.train(), plain.batch).backward()
     user = model.make(2, CPU)
-    architecture, itself = model.architecture(2, "cpu"), checkpoints_itself(user.module)
-    question = Question(architecture, 1, 1, 2, 1e9, device="cpu", checkpoints_itself=itself)
+    architecture, switch = model.architecture(2, "cpu"), checkpointing_switch(user.module)
+    question = Question(architecture, 1, 1, 2, 1e9, device="cpu", checkpointing_switch=switch)
     lines = python_lines(question, Plan("single", 2, checkpointing=kind))
-    assert "gradient_checkpointing_enable" in "\n".join(lines)
+    assert f"model.{switch}(" in "\n".join(lines)
     batch = user.batch
     names = {"torch": torch, "model": user.module.train(), "batch": batch, "lr": 0.0}
     names["loss_of"] = user.loss

@@ -185,16 +185,21 @@ def recompute(module: nn.Module, kind: str) -> None:
     settings: dict[str, object] = {"use_reentrant": False}
     if kind == "selective":
         settings["context_fn"] = every_second_product
-    if checkpoints_itself(module):
-        module.gradient_checkpointing_enable(settings)
+    if switch := checkpointing_switch(module):
+        getattr(module, switch)(settings)
         return
     for block in blocks_of(module):
         block.forward = partial(checkpoint, block.forward, **settings)
 
 
-def checkpoints_itself(module: nn.Module) -> bool:
-    """Returns True for a model with a switch of its own, as those of transformers."""
-    return bool(getattr(module, "supports_gradient_checkpointing", False))
+def checkpointing_switch(module: nn.Module) -> str:
+    """Returns the method by which a model of transformers recomputes its blocks by itself.
+
+    The newest name comes first; it is empty for a model that has none.
+    """
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    has_switch = getattr(module, "supports_gradient_checkpointing", False)
+    return next((name for name in names if has_switch and hasattr(module, name)), "")
 
 
 def in_half(user: UserModel) -> UserModel:

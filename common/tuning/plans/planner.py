@@ -27,7 +27,7 @@ from common.tuning.plans.measuring import half_is_no_slower, measure_inputs, siz
 from common.tuning.plans.plan_settings import PlanSettings
 from common.tuning.plans.plan_tuning import tune_plan
 from common.tuning.plans.plan_visits import PlanVisits
-from common.tuning.plans.planned_step import checkpoints_itself, why_unshardable
+from common.tuning.plans.planned_step import checkpointing_switch, why_unshardable
 from common.tuning.plans.sized_model import SizedModel
 from common.tuning.plans.verifying import verify
 from common.tuning.same_graph import on_main
@@ -158,7 +158,7 @@ def _question(model: SizedModel, worker: Worker, settings: PlanSettings) -> Ques
         micro_batches=sizes,
         checkpointing=settings.checkpointing,
         unshardable=why_unshardable(user.module, worker),
-        checkpoints_itself=checkpoints_itself(user.module),
+        checkpointing_switch=checkpointing_switch(user.module),
     )
     question = question.without(model.refusals(question.sizes))
     named_plans(question, named_fields(settings.mine))
