@@ -42,19 +42,13 @@ class AlphaBeta:
     def fit(cls, size_bytes: ArrayLike, time_s: ArrayLike) -> AlphaBeta:
         """Fits α and β by least squares of the relative error, so that all sizes count alike.
 
-        Minimises Σ ((α + x/β − t) / t)², which is linear in α and 1/β; where the minimum has α
-        below 0, α is 0. Raises UserError for fewer than two sizes or unusable values.
+        Where the minimum has α below 0, α is 0. Raises UserError for fewer than two sizes or
+        unusable values.
         """
-        sizes, times = _checked(size_bytes, time_s)
-        # Each row is divided by its time, α/t + (x/t)/β = 1, so that residuals are relative errors.
-        # With α = 0 the one unknown left has the closed form Σ(x/t) / Σ(x/t)².
-        columns = np.stack([1 / times, sizes / times], axis=1)
-        (alpha, inverse), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
-        if alpha < 0:
-            alpha, inverse = 0.0, float((sizes / times).sum() / ((sizes / times) ** 2).sum())
+        alpha, inverse = relative_line(*_checked(size_bytes, time_s))
         if inverse <= 0:
             raise UserError("all-reduce times do not grow with the size: no bandwidth to fit")
-        return cls(float(alpha), float(1 / inverse))
+        return cls(alpha, 1 / inverse)
 
     @classmethod
     def from_endpoints(cls, size_bytes: ArrayLike, time_s: ArrayLike) -> AlphaBeta:
@@ -66,6 +60,20 @@ class AlphaBeta:
         if times[-1] <= times[0]:
             raise UserError("the largest message is not slower than the smallest: no bandwidth")
         return cls(float(times[0]), float((sizes[-1] - sizes[0]) / (times[-1] - times[0])))
+
+
+def relative_line(sizes: NDArray, times: NDArray) -> tuple[float, float]:
+    """Fits a + b·x to times by least squares of the relative error, Σ ((a + b·x − t) / t)².
+
+    Returns a, which is at least 0, and b, which may be below 0.
+    """
+    # Each row is divided by its time, a/t + b·(x/t) = 1, so that residuals are relative errors.
+    # With a = 0 the one unknown has the closed form Σ(x/t) / Σ(x/t)².
+    columns = np.stack([1 / times, sizes / times], axis=1)
+    (fixed, slope), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
+    if fixed < 0:
+        fixed, slope = 0.0, (sizes / times).sum() / ((sizes / times) ** 2).sum()
+    return float(fixed), float(slope)
 
 
 class MeasuredAllReduce:

@@ -140,6 +140,8 @@ def profile_from_layers(tables: LayerTables) -> BackwardProfile:
     Raises UserError for a layer whose number of parameters is not that of a GPT-2's.
     """
     width = next(count for name, count, _ in tables.layers if name == "ln_f") // 2
+    if width < 1:
+        raise UserError(f"{tables.source}: ln_f has 1 parameter; a norm of width d has 2d")
     sizes = GPT2Config(
         vocab_size=tables.embedding_parameters // width,
         n_positions=max(1, tables.position_parameters // width),
@@ -148,8 +150,9 @@ def profile_from_layers(tables: LayerTables) -> BackwardProfile:
         n_embd=width,
     )
     embedding, *layers, head = sizes.architecture(seq_len=1).one_by_one()
-    listed = embedding.tensors if tables.position_parameters else embedding.tensors[:1]
-    timed = [(replace(embedding, tensors=listed), tables.embedding_s)]
+    if not tables.position_parameters:
+        embedding = replace(embedding, tensors=embedding.tensors[:1], forward_modules=())
+    timed = [(embedding, tables.embedding_s)]
     for layer, (name, count, duration_s) in zip(layers, tables.layers, strict=True):
         if layer.elements != count:
             raise UserError(

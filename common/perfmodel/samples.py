@@ -38,7 +38,10 @@ class ReadySamples:
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> ReadySamples:
-        """Makes samples from checked rows of ``gradient-ready-times.csv``."""
+        """Makes samples from checked rows of ``gradient-ready-times.csv``.
+
+        Raises UserError where the order on rank 0 is not known.
+        """
         # Rows are scattered into an array that begins as NaN, which ``fmax`` overwrites; of several
         # rows for one place it keeps the latest time.
         keys = ["parameter", "registration_index", "dtype", "size_bytes"]
@@ -53,6 +56,9 @@ class ReadySamples:
         if "ready_index" in table.columns:
             on_first = table[table["rank"] == 0].groupby("parameter")["ready_index"].median()
             order = about["parameter"].map(on_first).to_numpy(float)
+            if np.isnan(order).any():
+                name = about["parameter"].iloc[int(np.isnan(order).argmax())]
+                raise UserError(f"no row of {name} on rank 0, by whose order DDP goes")
         by_order = np.argsort(order, kind="stable")
         about = about.iloc[by_order]
         return cls(
@@ -134,7 +140,9 @@ class AllReduceSamples:
         sizes, _, calls = self.time_s.shape
         # A run that was stopped in a round has not all sizes in it.
         complete = np.flatnonzero((~np.isnan(self.time_s)).any(axis=2).all(axis=0))
-        [chosen] = resampled(complete, draws=1, seed=generator)
+        chosen = np.arange(self.time_s.shape[1])  # all of them, where none has all sizes
+        if len(complete):
+            [chosen] = resampled(complete, draws=1, seed=generator)
         present = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
         iterations = (generator.random((sizes, len(chosen), calls)) * present).astype(int)
         iterations = np.where(np.arange(calls) < present, iterations, calls - 1)
@@ -198,7 +206,8 @@ class OverlapSamples:
     def of(cls, table: pd.DataFrame, backend: str | None = None) -> OverlapSamples:
         """Makes samples from checked rows of ``overlap-times.csv``.
 
-        Raises UserError where all-reduces beside the pass were not measured alone.
+        Raises UserError where all-reduces beside the pass were not measured alone, and where the
+        pass alone, or DDP over one rank, has messages.
         """
         # The rank whose pass is longest has seen the most all-reduces end.
         times = ["backward_time_ms", "all_reduce_time_ms", "messages_done", "copy_out_time_ms"]
@@ -211,6 +220,9 @@ class OverlapSamples:
             return by_round.loc[(arm, size), column].reindex(rounds).to_numpy(float)
 
         arms = sorted(set(by_round.droplevel("round").index))
+        for arm, size in arms:
+            if arm in ("local", "bookkeeping") and size:
+                raise UserError(f"{arm} with message_bytes {size:g}: it sends nothing, so 0")
         local_s = samples("local", "backward_time_ms") / 1e3
         messages = table.groupby(["arm", "message_bytes"])["messages"].first()
 

@@ -114,7 +114,8 @@ def read_ready_samples(path: Path | str) -> ReadySamples:
         raise UserError(f"{path}: every row needs a parameter and a dtype")
     if "ready_index" in table.columns:
         table["ready_index"] = numbers(table, "ready_index", path, at_least=0)
-    return ReadySamples.of(table)
+    with naming(path):
+        return ReadySamples.of(table)
 
 
 def read_costs(path: Path | str, backend: str | None = None) -> DdpCosts:

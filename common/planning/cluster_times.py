@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from common.errors import NotYetWritten, UserError
 from common.perfmodel.architectures.variants import in_units
-from common.perfmodel.cluster.assumptions import Assumptions, Range
+from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.pass_time import adamw_s, step_s
@@ -122,16 +122,14 @@ def search_cluster(
 
     Args:
         question: what is to be planned.
-        cluster: nodes and network, which is as fast as it was measured where it was.
+        cluster: nodes and network; on as many GPUs as it was measured on it is that fast.
         named: fields of plans that are predicted in any case.
         job: settings of the passes besides the plan's (tf32, compile).
 
     Raises UserError where times or memory are not known.
     """
-    assumed = {"network_speed": Range(1.0, 1.0, 1.0)} if cluster.measured else {}
     passes = Job(question.architecture, precision="float32", **job)
-    times = ClusterTimes(question, cluster, Assumptions(**assumed), passes)
-    return search(question, times, named)
+    return search(question, ClusterTimes(question, cluster, Assumptions(), passes), named)
 
 
 def peak_of(cluster: Cluster) -> DevicePeak:

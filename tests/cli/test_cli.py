@@ -125,6 +125,35 @@ def test_another_latency_is_that_of_all_reduces_in_flight_together_too() -> None
     assert float(slow) > max(100.0, float(best) + 50)
 
 
+def test_a_table_of_large_messages_tells_no_latency(tmp_path: Path) -> None:
+    # 1 Gbit/s: what 1 MiB takes is nearly all transfer
+    sizes = [2**20, 2**24]
+    times = [5e-5 + size / 125e6 for size in sizes]
+    table = pd.DataFrame({"world_size": 2, "total_bytes": sizes, "average_time": times})
+    table.to_csv(tmp_path / "large.csv", index=False)
+    question = ("predict", "--run-dir", RECORDED, "--allreduce", tmp_path / "large.csv")
+    answer = answered(*question)
+    assert "begins at 1,024 KiB, more than 64: it does not tell the latency" in answer
+    assert "b* with α" not in answer
+    assert "large.csv begins at" in refused(*question, "--alpha-us", 5)
+
+
+@pytest.mark.parametrize(
+    "flags", [("--bucket-cap-mb", "5"), ("--timeline", "timeline.json")], ids=lambda flags: flags[0]
+)
+def test_a_table_of_operations_has_no_caps_and_no_timeline(flags: tuple, tmp_path: Path) -> None:
+    rows = [(0, 0, 1, "forward-compute", t, 1.0, t) for t in range(3)]
+    columns = ["dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "ops.csv", index=False)
+    question = ("predict", "--from-traces", tmp_path / "ops.csv")
+    assert f"{flags[0]} has an effect on traces" in refused(*question, *flags)
+    answer = answered(*question)
+    assert "1.000 times as long" in answer
+    assert "costs most" not in answer  # there is one stage
+    (tmp_path / "ops.csv").write_text(",".join(columns) + "\n0,0,1,forward-compute,0,long,0\n")
+    assert refused(*question).count("ops.csv") == 1
+
+
 def test_predict_refuses_missing_inputs() -> None:
     assert "--allreduce" in refused("predict")
     assert "--layer-sizes" in refused("predict", "--allreduce", "x.csv")

@@ -55,6 +55,18 @@ def test_every_column_can_be_written_to_a_file(tmp_path: Path) -> None:
     assert "bucket_cap_mib" in table
 
 
+def test_measured_all_reduces_are_certain_on_their_own_number_of_gpus(tmp_path: Path) -> None:
+    table = tmp_path / "allreduce.csv"
+    rows = "".join(f"8,{size},{1e-4 + size / 1e11}\n" for size in (2**10, 2**20, 2**30))
+    table.write_text(f"world_size,total_bytes,average_time\n{rows}")
+    flags = (*QUESTION, "--allreduce", table, "--draws", 20)
+    assert "1 (0.5 to 1.1) times the speed of what was measured, and at just that speed on 8" in (
+        predict(*flags)
+    )
+    answer = predict(*flags, "--network-speed", 0.8)
+    assert "0.8 times the speed of what was measured; no congestion" in answer
+
+
 def test_a_cluster_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
     text = (ROOT / "data" / "clusters" / "h100-ib.yaml").read_text()
     own = tmp_path / "mine.yaml"
@@ -76,6 +88,7 @@ def test_a_cluster_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
         ((*QUESTION, "--mfu", "1.4"), ["--mfu", "0.001 to 1"]),
         ((*QUESTION, "--mfu", "0.4", "0.5"), ["--mfu", "three"]),
         ((*QUESTION, "--mfu", "0.4", "--pass-rate", "1"), ["--pass-rate", "--mfu"]),
+        ((*QUESTION, "--mfu", "0.4", "--compile"), ["--compile", "--mfu"]),
         ((*QUESTION, "--overlap-slowdown", "0.9"), ["--overlap-slowdown"]),
         ((*QUESTION, "--straggler-distribution", "cauchy"), ["cauchy", "lognormal"]),
         ((*QUESTION, "--draws", "1"), ["1 draws"]),

@@ -45,6 +45,21 @@ def test_checkpointing_and_a_configuration_of_ones_own(tmp_path: Path) -> None:
     assert largest[0] < largest[1]
 
 
+def test_cards_have_gib_and_the_flag_gb() -> None:
+    flags = ("--model", "gpt2", "--seq-len", 128, "--checkpointing", "block")
+    usual = re.findall(r"card of 80 GiB +([\d,]+)", predict(*flags))
+    answer = predict(*flags, "--capacity-gb", 80 * 2**30 / 1e9, 80)
+    same, less = re.findall(r"8[\d.]+ GB +([\d,]+)", answer)
+    assert usual == [same]
+    assert int(less.replace(",", "")) < int(same.replace(",", ""))
+
+
+def test_a_text_has_at_most_the_positions_of_its_model() -> None:
+    assert "sequences of 512 tokens" in predict("--model", "bert-base")
+    assert "sequences of 256 tokens" in predict("--model", "gpt2-nano")
+    assert "sequences of 1024 tokens" in predict("--model", "llama-3.1-8b")
+
+
 def test_images_need_no_length() -> None:
     assert "8 samples" in predict("--model", "vit-base")
 

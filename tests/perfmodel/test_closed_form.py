@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from perfmodel_support import MIB, make_profile, refused
 
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.ddp.closed_form import ClosedForm
+from common.perfmodel.ddp.closed_form import ClosedForm, closed_form
 from common.perfmodel.simulator import simulate_backward
 
 LAYERS = 24  # with divisors 1, 2, 3, 4, 6, 8, 12, 24
@@ -110,6 +112,25 @@ def test_the_square_root_law_grows_with_the_root_of_alpha_and_b_and_falls_with_t
 def test_without_latency_the_smallest_bucket_is_best():
     form = ClosedForm(100e6, 1.0, 50, AlphaBeta(0.0, 50e6))
     assert form.best_bucket_bytes() == pytest.approx(2e6)
+
+
+@pytest.mark.parametrize(
+    ("names", "layers"),
+    [
+        (("wte.weight", "wpe.weight", "blocks.0.ln_1.weight", "blocks.11.ln_1.bias"), 4),
+        (("ln_f.weight", "ln_f.bias"), 1),
+        (("layers.0.weight", "layers.0.bias", "layers.2.weight"), 2),
+        (("0.weight", "0.bias", "2.weight"), 2),
+        (("transformer.wte.weight", "transformer.h.0.a.weight", "transformer.h.0.b.weight"), 2),
+        (("conv1.weight", "layer1.0.conv1.weight", "layer1.0.bn2.bias", "layer1.1.bn1.bias"), 3),
+        (("encoder.block.0.layer.0.q.weight", "encoder.block.0.layer.1.k.weight"), 1),
+        (("gradient 0", "gradient 1", "cls_token"), 3),
+    ],
+)
+def test_the_layers_of_a_model_are_told_by_any_names(names, layers):
+    count = len(names)
+    profile = replace(make_profile([4] * count, range(1, count + 1)), names=names)
+    assert closed_form(profile, AlphaBeta(1e-3, 1e9)).layers == layers
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from perfmodel_support import refused
 
+from common.perfmodel.architectures.published_sizes import architecture_of
+from common.perfmodel.cluster.assumptions import LEAST_DRAWS, Assumptions
 from common.perfmodel.cluster.clusters import (
     CLUSTERS,
     COURSE_CLUSTERS,
@@ -15,7 +17,11 @@ from common.perfmodel.cluster.clusters import (
     known_clusters,
     load_cluster,
 )
+from common.perfmodel.cluster.job import Job
+from common.perfmodel.cluster.judged_table import expected, judge_rows
+from common.perfmodel.cluster.scale_out import OTHERS, STRATEGIES, predict_scale_out
 from common.perfmodel.one_device.peaks import known_peak
+from common.perfmodel.printed.collectives import READ, PrintedCollective
 
 
 def written(folder: Path, **changes: object) -> Path:
@@ -52,6 +58,50 @@ def test_fewer_gpus_of_a_mesh_have_fewer_channels() -> None:
     assert [dgx.channels_of(gpus) for gpus in (2, 3, 4, 5, 8, 16)] == [1, 2, 4, 4, 6, 6]
     # switches give any two GPUs all of their links
     assert load_cluster("v100-dgx2").channels_of(2) == 6
+
+
+def test_a_part_of_a_nodes_gpus_has_its_share_of_the_network() -> None:
+    dgx = load_cluster("v100-dgx1")
+    two, three = dgx.with_fewer(2), dgx.with_fewer(3)
+    assert (two.interconnect, two.channels, two.channels_of_fewer) == ("nvlink", 1, {})
+    assert (three.interconnect, three.channels, three.channels_of_fewer) == (
+        "nvlink-mesh",
+        2,
+        {2: 1},
+    )
+    assert two.network_gb_per_s == dgx.network_gb_per_s / 4
+    assert dgx.with_fewer(8) == dgx
+
+
+@pytest.mark.parametrize("name", known_clusters())
+def test_every_cluster_predicts_every_strategy_on_any_part_of_its_nodes(name: str) -> None:
+    cluster = load_cluster(name)
+    nodes = min(2, cluster.max_nodes)
+    job = Job(architecture_of("gpt2", 128), precision="float16")
+    predicted = predict_scale_out(
+        job=job,
+        cluster=cluster,
+        gpus=[nodes * cluster.gpus_per_node],
+        assumptions=Assumptions(draws=LEAST_DRAWS),
+        caps_mib=[25],
+        strategies=(*STRATEGIES, *OTHERS),
+    )
+    assert len(predicted.table) == 2 * 5
+    assert (predicted.table["step_s"] > 0).all()
+    for gpus in range(2, nodes * cluster.gpus_per_node + 1, nodes):
+        for collective in READ:
+            table = PrintedCollective(collective, gpus, (2.0**20, 2.0**30), (1.0, 1.0))
+            for model in expected(cluster, table, nodes):
+                assert 0 < model.time_s(2**20) < model.time_s(2**30)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "nodes"),
+    [("GH200 120GB", 8, 2), ("V100-SXM3-32GB", 16, 1), ("H100 80GB HBM3", 16, 2), ("", 16, 2)],
+)
+def test_a_table_without_hosts_is_of_as_few_nodes_as_such_gpus_have(gpu, ranks, nodes) -> None:
+    table = PrintedCollective("all_reduce", ranks, (2.0**30,), (1.0,))
+    assert judge_rows(table, gpu=gpu).nodes == nodes
 
 
 def test_one_node_has_no_network(tmp_path: Path) -> None:

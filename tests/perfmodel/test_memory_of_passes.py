@@ -39,6 +39,20 @@ BERT = SIZES | {
     "max_position_embeddings": 512,
     "architectures": ["BertForMaskedLM"],
 }
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+    "vocab_size": 500,
+}
+OPT = SIZES | {
+    "model_type": "opt",
+    "ffn_dim": 256,
+    "word_embed_proj_dim": 64,
+    "max_position_embeddings": 512,
+}
 NEOX = SIZES | {"model_type": "gpt_neox", "intermediate_size": 256}
 VIT = SIZES | {"model_type": "vit", "intermediate_size": 256, "image_size": 64}
 RESNET = {"model_type": "resnet", "image_size": 128, "depths": [2, 2, 2, 2]}
@@ -54,7 +68,9 @@ T5 = {
 }
 CLASSES = {
     "llama": transformers.AutoModelForCausalLM,
+    "gpt2": transformers.AutoModelForCausalLM,
     "gpt_neox": transformers.AutoModelForCausalLM,
+    "opt": transformers.AutoModelForCausalLM,
     "bert": transformers.AutoModelForMaskedLM,
     "vit": transformers.AutoModelForImageClassification,
     "resnet": transformers.AutoModelForImageClassification,
@@ -136,6 +152,25 @@ def test_a_model_keeps_what_is_predicted(values, fused, half):
     pieces = [piece for layer in layers for piece in layer.count * layer.activations.kept]
     predicted = sum(in_parts(pieces, numerics(fused, half), BATCH).values())
     assert predicted == pytest.approx(saved_bytes(module, loss, batch, half), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "keys", "off_by"),
+    [
+        (GPT2, ("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0),
+        (OPT, ("dropout", "attention_dropout"), 0.035),  # OPT has none behind its embeddings
+    ],
+    ids=["gpt2", "opt"],
+)
+def test_the_dropout_of_a_configuration_keeps_what_is_predicted(values, keys, off_by):
+    predicted, saved = [], []
+    for share in (0.1, 0.0):
+        changed = values | dict.fromkeys(keys, share)
+        saved.append(saved_bytes(*built(changed, fused=False), half=False))
+        layers = architecture(changed).layers
+        pieces = [piece for layer in layers for piece in layer.count * layer.activations.kept]
+        predicted.append(sum(in_parts(pieces, numerics(False, False), BATCH).values()))
+    assert predicted[0] - predicted[1] == pytest.approx(saved[0] - saved[1], rel=off_by)
 
 
 @pytest.mark.parametrize(

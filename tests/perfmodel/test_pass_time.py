@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from common.perfmodel.architectures.hugging_face import model_of
 from common.perfmodel.architectures.published_sizes import architecture_of
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.pass_time import forward_s, step_s
@@ -54,6 +55,21 @@ def test_gpt2_on_another_gpu_reaches_what_was_measured_there():
     for compiled, tokens_per_s in ((False, 279_000), (True, 410_000)):
         predicted = 8 * 1024 / step_s(replace(job, compile=compiled), H100)
         assert predicted == pytest.approx(tokens_per_s, rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+def test_tf32_has_no_effect_on_a_gpu_without_it(name):
+    layers = architecture_of("gpt2", 1024)
+    if name == "resnet":
+        layers = model_of({"model_type": "resnet"}, name).architecture(None)
+    quick, v100 = (known_peak(gpu) for gpu in ("A100-SXM4-80GB", "V100-SXM2-32GB"))
+    seconds = {
+        (peak.device, tf32): step_s(Job(layers, precision="float32", tf32=tf32), peak)
+        for peak in (quick, v100)
+        for tf32 in (False, True)
+    }
+    assert seconds[v100.device, True] == seconds[v100.device, False]
+    assert seconds[quick.device, True] < seconds[quick.device, False]
 
 
 def test_parts_of_a_layer_add_up():

@@ -40,11 +40,13 @@ OPTIONS = {
 OTHERS = {
     "eager attention",
     "both",
+    "bfloat16",
     "bfloat16, eager",
     "bfloat16 loss in pieces",
     "pieces, eager",
     "pieces, checkpointing",
     "accumulation",
+    "small batch",
     "small batch, sgd",
     "small batch, loop",
     "small batch, foreach",

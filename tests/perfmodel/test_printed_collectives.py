@@ -121,6 +121,9 @@ def test_the_table_of_all_reduce_bench_has_units_in_its_cells(tmp_path):
         (BENCH.replace("64MiB", "64 pages"), ["line 10", "64 pages"]),
         (BENCH.replace("|   64MiB |", "|"), ["line 10", "2 columns"]),
         (BENCH.replace("payload", "what"), ["what", "payload"]),
+        (BENCH.replace("   algbw", "my algbw"), ["columns payload, busbw, my", "algbw"]),
+        (BENCH.replace("64MiB", "1.2.3MiB"), ["line 10", "1.2.3MiB"]),
+        (BENCH.replace("346.51GBps", "3.4.6GBps"), ["line 10", "3.4.6GBps"]),
     ],
 )
 def test_what_cannot_be_read_is_one_line_with_the_path(tmp_path, text, words):

@@ -162,6 +162,32 @@ def test_the_stage_of_a_published_pipeline_is_named() -> None:
     assert result.gate.is_open
 
 
+ROW = {"dp_rank": 0, "stage": 0, "step": 1, "optype": "forward-compute"}
+ROWS = pd.DataFrame([ROW | {"start_ts": t, "duration": 1.0, "seq_id": t} for t in range(3)])
+
+
+def test_a_job_of_one_stage_is_its_own_ideal(tmp_path: Path) -> None:
+    ROWS.to_csv(tmp_path / "table.csv")
+    assert slowdown(read_operations(tmp_path / "table.csv")).ratio == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("duration", ["1", "abc", "1"], r"line 3, column 'duration': 'abc' is not a number"),
+        ("duration", [1, 1, -1], r"line 4, column 'duration': '-1' is not a number of at least 0"),
+        ("start_ts", ["soon", "1", "2"], r"line 2, column 'start_ts': 'soon' is not a number"),
+        ("stage", [0, np.inf, 0], r"line 3, column 'stage'"),
+        ("duration", [0, 0, 0], r"step 1: all of its operations take no time"),
+    ],
+)
+def test_operations_that_cannot_be_are_refused(tmp_path: Path, column, values, message) -> None:
+    path = tmp_path / "table.csv"
+    ROWS.assign(**{column: values}).to_csv(path)
+    with pytest.raises(UserError, match=rf"table\.csv: {message}"):
+        read_operations(path)
+
+
 def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     pd.DataFrame({"step": [1], "stage": [0]}).to_csv(path)

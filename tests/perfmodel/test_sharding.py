@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import UserError
 from common.perfmodel.one_device.memory import predict_memory
-from common.perfmodel.one_device.sharding import STRATEGIES, Sharding
+from common.perfmodel.one_device.sharding import STRATEGIES, Sharding, whole_tensors
 from common.perfmodel.one_device.workload import Workload
 
 WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")  # the worker's
@@ -72,6 +72,21 @@ def test_sharding_saves_more_the_more_ranks_and_ddp_never_does():
         assert peaks[strategy] == sorted(peaks[strategy], reverse=True)
         assert peaks[strategy][0] < peaks["DDP"][0]
     assert all(a >= b for a, b in zip(peaks["SHARD_GRAD_OP"], peaks["FULL_SHARD"], strict=True))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 50])
+def test_each_tensor_goes_to_the_rank_that_has_least(ranks):
+    sizes, held = [9, 1, 5, 5, 2, 7, 1], [0] * ranks
+    for size in sizes:
+        held[held.index(min(held))] += size
+    shares = whole_tensors(sizes, ranks)
+    assert shares + [0] * (ranks - len(shares)) == held
+
+
+def test_a_billion_ranks_take_no_longer_than_as_many_as_tensors():
+    for ranks in (10**6, 10**9):
+        update = predict_memory(WORKLOAD, Sharding("ZERO1", ranks)).at("update")
+        assert update.components["optimizer states"] >= 8 * 8192 * 256  # the token embedding's
 
 
 @pytest.mark.parametrize(

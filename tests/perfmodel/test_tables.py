@@ -184,6 +184,16 @@ def test_a_small_model_is_profiled_as_computed_by_hand(tmp_path):
     assert ready["wte.weight"] == pytest.approx(6.5)
 
 
+def test_without_a_row_for_the_positions_there_are_none(tmp_path):
+    tables = read_layers(tmp_path, sizes=without(SIZES, "Position embedding"))
+    assert any("taken as 0 parameters" in note for note in tables.notes)
+    profile = profile_from_layers(tables)
+    assert profile.total_bytes == 4 * (80 + 2 * BLOCK + 2 * WIDTH)
+    assert "wpe.weight" not in profile.names
+    with refused("sizes.csv", "ln_f has 1 parameter"):
+        profile_from_layers(read_layers(tmp_path, SIZES | {"LayerNorm final": 1}))
+
+
 def test_a_credible_backward_row_and_a_weight_listed_once_need_no_note(tmp_path):
     assert read_layers(tmp_path, sizes=without(SIZES, "LM head")).notes == ()
 

@@ -91,6 +91,13 @@ def test_an_unusable_table_of_ready_times_is_refused_by_its_name(tmp_path, rows,
         read_ready_times(path)
 
 
+def test_ready_times_without_the_order_of_rank_0_are_refused(tmp_path):
+    rows = [(1, 0, "a", 0, "float32", 4, 1.5, 0), (0, 0, "b", 1, "float32", 4, 2.5, 1)]
+    path = write(tmp_path, "gradient-ready-times.csv", f"{READY_HEADER},ready_index", rows)
+    with refused("gradient-ready-times.csv", "no row of a on rank 0"):
+        read_ready_times(path)
+
+
 # --- overlap-times.csv -----------------------------------------------------------------------
 
 OVERLAP_HEADER = (
@@ -239,6 +246,10 @@ def changed(column: int, value: object) -> list[tuple]:
         (changed(1, "big"), ["message_bytes", "big"]),
         ([row for row in OVERLAP if row[0] != "all_reduce"], ["64", "all_reduce"]),
         ([row for row in OVERLAP if row[0] != "local"], ["local"]),
+        (
+            [(row[0], 64, *row[2:]) if row[0] == "local" else row for row in OVERLAP],
+            ["local with message_bytes 64", "sends nothing"],
+        ),
         ([(*row[:9], 0) for row in OVERLAP], ["gradient_bytes"]),
         (
             [(*row[:2], 0, *row[3:]) if row[0] == "continuous" else row for row in OVERLAP],

@@ -41,6 +41,15 @@ def made_up(ready_s, all_reduce_s, costs: DdpCosts | None = None) -> Calibration
     )
 
 
+def test_where_no_round_has_all_sizes_only_calls_are_drawn():
+    times = np.array([[[1.0, 2.0], [np.nan, np.nan]], [[np.nan, np.nan], [4.0, 8.0]]])
+    samples = AllReduceSamples(np.array([4.0, 8.0]), times, 2)
+    generator = np.random.default_rng(0)
+    drawn = np.array([samples.drawn(generator).times_s for _ in range(200)])
+    # Two calls of two are drawn: their median is either one or the middle.
+    assert [set(column) for column in drawn.T] == [{1.0, 1.5, 2.0}, {4.0, 6.0, 8.0}]
+
+
 def test_all_samples_give_the_prediction_that_the_tables_give(recorded):
     bands = prediction_bands(recorded, CAPS, draws=2)
     profile, network = read_ready_times(TABLES[0]), read_all_reduce(TABLES[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,8 +84,8 @@ class ClusterQuestion:
     compile: bool = False
     """A compiler joins operators (torch.compile), so that less moves through memory."""
     network_speed: tuple[float, ...] = ()
-    """Likeliest, lowest and highest speed of collectives relative to the model of NCCL; by default
-    1 0.5 1.1."""
+    """Likeliest, lowest and highest speed of collectives relative to the model of NCCL, or to what
+    was measured; by default 1 0.5 1.1, and 1 on the number of GPUs that was measured."""
     work: str | None = None
     """equal (the default) where all ranks have the same work, or texts where they have texts of
     unequal lengths: which spread and distribution the next two have, where they are not given."""
@@ -104,8 +104,8 @@ class ClusterQuestion:
     csv: str | None = None
     """Write every column of the prediction to this file."""
     capacity_gb: tuple[float, ...] = ()
-    """Without --cluster: memories whose largest micro-batch is said, in 10⁹ bytes, by default 24 40
-    80 141."""
+    """Without --cluster: memories whose largest micro-batch is said, in 10⁹ bytes; by default cards
+    of 24, 40, 80 and 141 GiB."""
 
     def run(self, allreduce: str | None = None, from_traces: str | None = None) -> None:
         """Predicts and prints. Raises UserError for what the cluster, or the model, has not.
@@ -133,7 +133,7 @@ class ClusterQuestion:
         """Prints the memory of a step of the model, on one GPU or on --gpus. Raises UserError."""
         from rich.console import Console
 
-        from common.cli.prediction.memory import CAPACITIES_GB, print_memory
+        from common.cli.prediction.memory import print_memory
         from common.perfmodel.cluster.scale_out import STRATEGIES, parse_gpus
 
         if flags := given_flags(self, leave_out=MEMORY_FLAGS):
@@ -145,7 +145,7 @@ class ClusterQuestion:
             job=self._job(),
             gpus=gpus,
             strategies=self.strategies or STRATEGIES,
-            capacities_gb=self.capacity_gb or CAPACITIES_GB,
+            capacities_gb=self.capacity_gb,
             console=Console(width=max(Console().width, WIDTH)),
         )
 
@@ -166,13 +166,15 @@ class ClusterQuestion:
                 raise UserError(f"--cluster needs {flag}, as in {example}")
         gpus = parse_gpus(self.gpus)
         cluster = measured_cluster(load_cluster(self.cluster), allreduce, from_traces)
+        if self.network_speed:  # of what was measured, too
+            cluster = replace(cluster, measured_gpus=0)
         batch = GLOBAL_BATCH_SIZE if self.global_batch_size is None else self.global_batch_size
         return predict_scale_out(
             job=self._job(),
             cluster=cluster,
             gpus=gpus,
             global_batch_size=batch,
-            assumptions=self._assumptions(bool(cluster.measured)),
+            assumptions=self._assumptions(),
             strategies=self.strategies or STRATEGIES,
         )
 
@@ -188,7 +190,7 @@ class ClusterQuestion:
         architecture, _ = asked_model(self.model, self.seq_len)
         return Job(architecture=architecture, tf32=self.tf32, compile=self.compile, **flags)
 
-    def _assumptions(self, is_measured: bool = False) -> Assumptions:
+    def _assumptions(self) -> Assumptions:
         from common.perfmodel.cluster.assumptions import Assumptions, Range
 
         bounds = {
@@ -203,13 +205,12 @@ class ClusterQuestion:
             for name, limits in bounds.items()
             if (values := getattr(self, name))
         }
-        if is_measured:
-            changed.setdefault("network_speed", Range(1.0, 1.0, 1.0))
         for name in ("work", "straggler_distribution", "draws", "seed"):
             if getattr(self, name) is not None:
                 changed[name] = getattr(self, name)
-        if self.mfu and self.pass_rate:
-            raise UserError("--pass-rate has no effect with --mfu, which is a rate of its own")
+        for flag, value in (("--pass-rate", self.pass_rate), ("--compile", self.compile)):
+            if self.mfu and value:
+                raise UserError(f"{flag} has no effect with --mfu, which is a rate of its own")
         return Assumptions(**changed)
 
 

@@ -8,11 +8,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from common.analysis.replay.caps import at_caps, checked_system, default_caps, own_error
+from common.analysis.buckets.choice import near_text
+from common.analysis.replay.caps import (
+    at_caps,
+    best_cap,
+    checked_system,
+    default_caps,
+    own_error,
+)
 from common.analysis.replay.job import Job, read_job
 from common.analysis.replay.page import page, timelines
 from common.analysis.replay.system import TraceSystem
-from common.errors import UserError
+from common.errors import UserError, naming
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.perfmodel.perfetto_trace import lanes_json
 from common.perfmodel.replay.changes import CHANGES, Predicted, predicted
@@ -45,6 +52,9 @@ def print_from_traces(
     if timeline is not None:
         check_timeline(timeline)
     if Path(folder).is_file() and Path(folder).suffix in TABLES:
+        for flag, has_it in (("--bucket-cap-mb", caps), ("--timeline", timeline)):
+            if has_it:
+                raise UserError(f"{flag} has an effect on traces, not on a table such as {folder}")
         _print_slowdown(Path(folder), console)
         return
     job = read_job(folder)
@@ -58,6 +68,9 @@ def print_from_traces(
     answers = [predicted(name, change, replayed) for name, change in CHANGES.items()]
     changes = _changes(answers)
     console.print(as_rich(changes))
+    few = [a.step_s for a in answers if a.step_s is not None and not a.step_s.is_told]
+    for interval in few[:1]:
+        _note(console, f"95 %: {interval.text(unit='step')}")
     for answer in answers:
         for text in answer.assumed:
             _note(console, f"{answer.name}: assumed: {text}")
@@ -89,16 +102,22 @@ def check_timeline(path: str) -> None:
 
 def _print_slowdown(path: Path, console: Console) -> None:
     """Prints what differences between the workers of a table of operations cost."""
-    result = slowdown(read_operations(path))
-    result.gate.check()
+    operations = read_operations(path)
+    with naming(path):
+        result = slowdown(operations)
+        result.gate.check()
     stage, alike_s = result.slowest_stage, result.gate.replayed_s / result.ratio
-    for line in (
+    lines = [
         _gate_line(result.gate),
         f"Were all workers and steps alike, a step would take {alike_s * 1e3:.4g} ms: "
         f"differences make it {result.ratio:.3f} times as long.",
-        f"Stage {stage} costs most: as it is, beside stages that are alike, it makes the step "
-        f"{result.by_stage[stage]:.3f} times as long.",
-    ):
+    ]
+    if len(result.by_stage) > 1:
+        lines.append(
+            f"Stage {stage} costs most: as it is, beside stages that are alike, it makes the step "
+            f"{result.by_stage[stage]:.3f} times as long."
+        )
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -151,21 +170,15 @@ def _changes(answers: Sequence[Predicted]) -> AnswerTable:
         (
             answer.name,
             f"{answer.step_s.estimate * 1e3:.1f}",
-            _ends(answer.step_s.low * 1e3, answer.step_s.high * 1e3, "{:.1f}"),
+            answer.step_s.map(lambda s: s * 1e3).text("{:.1f}", unit=""),
             f"{answer.gain.estimate:.1%}",
-            _ends(answer.gain.low, answer.gain.high, "{:.1%}"),
+            answer.gain.text("{:.1%}", unit=""),
         )
         for answer in answers
         if answer.step_s is not None and answer.gain is not None
     ]
     columns = ("change", "step (ms)", "95 %", "saves", "95 %")
     return AnswerTable("What a step would take", columns, tuple(rows))
-
-
-def _ends(low: float, high: float, form: str) -> str:
-    if low != low:  # NaN: of a single step
-        return "one step"
-    return f"{form.format(low)} to {form.format(high)}"
 
 
 def _print_caps(console: Console, job: Job, gate: Gate, caps: Sequence[float | None]) -> None:
@@ -176,13 +189,18 @@ def _print_caps(console: Console, job: Job, gate: Gate, caps: Sequence[float | N
         _note(console, f"another bucket cap: not judged: {reason}")
         return
     console.print(_tabulated_caps(system, gate, caps or default_caps(system)))
-    best = system.calibration.model().best_cap()
-    console.print(
-        f"b* = {best.cap_mib:.3g} MiB. The trace's own {counted(len(system.buckets), 'bucket')}: "
+    best, gain = best_cap(system)
+    gain = gain.map(lambda seconds: -seconds * 1e3)
+    compared = "cannot be told from DDP's default"
+    if gain.is_told and not gain.low <= 0 <= gain.high:
+        words = "faster" if gain.low > 0 else "slower"
+        compared = f"{abs(gain.estimate):.1f} ms {words} than DDP's default"
+    for line in (
+        f"b* = {best.cap_mib:.3g} MiB: {compared}; within 1 %: {near_text(best)}.",
+        f"The trace's own {counted(len(system.buckets), 'bucket')}: "
         f"{system.measured_s.mean() * 1e3:.1f} ms measured, {own_error(system):+.1%} predicted.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
     for text in system.assumed:
         _note(console, f"another bucket cap: assumed: {text}")
 
@@ -199,6 +217,6 @@ def _tabulated_caps(system: TraceSystem, gate: Gate, caps: Sequence[float | None
             f"{row.backward_s * 1e3:.1f}",
             f"{row.exposed_s * 1e3:.1f}",
             f"{row.step_s * 1e3:.1f}",
-            _ends(row.low_s * 1e3, row.high_s * 1e3, "{:.1f}"),
+            row.step.map(lambda s: s * 1e3).text("{:.1f}", unit=""),
         )
     return table

@@ -58,7 +58,7 @@ def print_gains(
         f"clusters: {numbers[0]:,} GPUs, {WORKLOAD.batch_size} sequences of {WORKLOAD.seq_len:,} "
         f"tokens a GPU, {WORKLOAD.precision}, all-reduces by a model of NCCL; "
         "ddplab predict --cluster has bands",
-        "of a step it is about two thirds of that, as the forward pass and the update have no cap",
+        "of a step on a cluster it is about two thirds of that, as the forward pass has no cap",
     ]
     if run_dir:
         lines.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from common.perfmodel.one_device.sharding import Sharding
 
 GB = 10**9
-CAPACITIES_GB = (24.0, 40.0, 80.0, 141.0)
+CARDS_GIB = (24, 40, 80, 141)
+"""Memories of usual cards. Data sheets call GiB of memory GB."""
 GPUS_PER_NODE = 8
 """GPUs that share a copy under HYBRID_SHARD where no cluster says how many a node has."""
 
@@ -35,7 +36,8 @@ def print_memory(
         job: the work of a GPU.
         gpus: numbers of GPUs, each with every strategy; 1 is a single GPU without one.
         strategies: strategies of ``Sharding``.
-        capacities_gb: memories whose largest micro-batch is said, in 10⁹ bytes.
+        capacities_gb: memories whose largest micro-batch is printed, in 10⁹ bytes; those of
+            ``CARDS_GIB`` without any.
         console: where to print.
 
     Raises UserError for capacities that are not positive, and as ``predict_training_memory``.
@@ -59,7 +61,9 @@ def print_memory(
         soft_wrap=True,
     )
     _print_parts(predicted, console)
-    _print_largest(job, cases, capacities_gb, console)
+    cards = {f"card of {gib} GiB": gib * 2**30 for gib in CARDS_GIB}
+    capacities = {f"{capacity:g} GB": capacity * GB for capacity in capacities_gb} or cards
+    _print_largest(job, cases, capacities, console)
     for line in _notes(job, predicted):
         console.print(f"- {line}", highlight=False, soft_wrap=True)
 
@@ -86,7 +90,7 @@ def _print_parts(predicted: dict[str, MemoryPrediction], console: Console) -> No
 
 
 def _print_largest(
-    job: Job, cases: dict[str, Sharding], capacities_gb: Sequence[float], console: Console
+    job: Job, cases: dict[str, Sharding], capacities: Mapping[str, float], console: Console
 ) -> None:
     from rich import box
     from rich.table import Table
@@ -98,10 +102,10 @@ def _print_largest(
     table.add_column("memory", justify="right")
     for name in cases:
         table.add_column(name, justify="right", no_wrap=True)
-    for capacity in capacities_gb:
-        usable = capacity * GB - LIBRARIES_BYTES
+    for name, capacity in capacities.items():
+        usable = capacity - LIBRARIES_BYTES
         most = [largest_micro_batch(job.passes, usable, sharding) for sharding in cases.values()]
-        table.add_row(f"{capacity:g} GB", *(f"{samples:,}" if samples else "-" for samples in most))
+        table.add_row(name, *(f"{samples:,}" if samples else "-" for samples in most))
     console.print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
@@ -14,7 +15,7 @@ def measured_cluster(cluster: Cluster, allreduce: str | None, from_traces: str |
     """Returns the cluster with the all-reduces of --allreduce or --from-traces, where given.
 
     Raises UserError for a table or traces that cannot be read, of ranks that the cluster cannot
-    hold, or of CPUs.
+    hold, or of CPUs; for traces that lack ranks, or whose replay is off.
     """
     from common.perfmodel.cluster.measured_network import with_measured
     from common.perfmodel.tables import AllReduceTable, read_all_reduce
@@ -25,13 +26,23 @@ def measured_cluster(cluster: Cluster, allreduce: str | None, from_traces: str |
         return with_measured(cluster, read_all_reduce(allreduce))
     if not from_traces:
         return cluster
+    from common.analysis.replay.caps import checked_system
     from common.analysis.replay.job import read_job
-    from common.analysis.replay.system import system_of
+    from common.perfmodel.replay.engine import run
+    from common.perfmodel.replay.gate import gate_of
 
     job = read_job(from_traces)
     if not job.on_device:
         raise UserError(f"--from-traces {from_traces}: all-reduces of CPUs, not of {cluster.gpu}")
-    samples = system_of(job).calibration.all_reduce
-    return with_measured(
+    if not job.is_whole:
+        raise UserError(
+            f"--from-traces {from_traces}: {len(job.lanes)} of {job.world_size} ranks: their waits "
+            "for the others are in every all-reduce"
+        )
+    gate_of(run(job.program)).check()
+    system = checked_system(job)
+    samples = system.calibration.all_reduce
+    cluster = with_measured(
         cluster, AllReduceTable(samples.curve(), None, samples.world_size, from_traces)
     )
+    return replace(cluster, assumptions=(*cluster.assumptions, *system.assumed))

@@ -33,6 +33,8 @@ from common.perfmodel.uncertainty import Chance, chance_at
 from common.runtime.records.run_directory import find_table, read_environment
 
 SUSPICIOUS_ALPHA_S = 1e-3
+LATENCY_BYTES = 64 * 2**10
+"""Size up to which a message's time is taken for a latency."""
 
 
 class Report:
@@ -55,6 +57,15 @@ class Report:
         profile = self._read_profile()
         table = read_all_reduce(question.allreduce)
         self.curve: MeasuredAllReduce = table.curve
+        smallest = table.curve.sizes_bytes[0]
+        self.without_latency = (
+            f"{question.allreduce} begins at {smallest / 2**10:,.0f} KiB, more than "
+            f"{LATENCY_BYTES // 2**10}: it does not tell the latency"
+            if smallest > LATENCY_BYTES
+            else None
+        )
+        if question.alpha_us is not None and self.without_latency:
+            raise UserError(f"--alpha-us {question.alpha_us:g}: {self.without_latency}")
         self.world_size = table.world_size
         self.backend: str | None = settings.get("backend")
         overlap = read_overlap_samples(question.overlap, self.backend) if question.overlap else None
@@ -189,7 +200,9 @@ class Report:
         measured_alpha = float(self.curve.times_s[0])
         console.print(_best_line("b*", best), highlight=False, soft_wrap=True)
         alpha = self.question.alpha_us / 1e6 if self.question.alpha_us is not None else None
-        if alpha is None and measured_alpha > SUSPICIOUS_ALPHA_S:
+        if self.without_latency:
+            self.notes.append(self.without_latency)
+        elif alpha is None and measured_alpha > SUSPICIOUS_ALPHA_S:
             alpha = PLAUSIBLE_ALPHA_S
             self.notes.append(
                 f"the smallest message takes {measured_alpha * 1e3:.2f} ms, more than a network's "

@@ -40,6 +40,8 @@ def _gpt2(sizes: Sizes) -> Transformer:
         position_rows=sizes.whole("n_positions"),
         head=sizes.head(True),
         transposed=True,
+        dropout=sizes.share("resid_pdrop", 0.0) > 0,
+        attention_dropout=sizes.share("attn_pdrop", 0.0) > 0,
     )
 
 
@@ -77,6 +79,8 @@ def _opt(sizes: Sizes) -> Transformer:
             *("attention.key", "attention.value", "attention", "attention_norm"),
             *("feed_forward", "feed_forward_norm"),
         ),
+        dropout=sizes.share("dropout", 0.1) > 0,
+        attention_dropout=sizes.share("attention_dropout", 0.0) > 0,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.architectures.architecture import Architecture
-from common.perfmodel.architectures.hugging_face import Model, model_of, read_config, read_values
+from common.perfmodel.architectures.hugging_face import Model, model_of, read_model, read_values
 
 COLUMNS = {
     "llama": "num_hidden_layers hidden_size num_attention_heads num_key_value_heads"
@@ -206,13 +206,16 @@ def gpt2(values: Mapping[str, object], name: str) -> Model:
 def sized_architecture(name_or_path: str, seq_len: int | None) -> tuple[Architecture, int | None]:
     """Returns an architecture as ``architecture_of``, and the tokens of its samples.
 
-    Where ``seq_len`` is None, texts have ``SEQ_LEN`` tokens; images stay without.
+    Where ``seq_len`` is None, texts have ``SEQ_LEN`` tokens, or as many as the model takes at most;
+    images stay without.
     """
+    tokens = SEQ_LEN if seq_len is None else seq_len
+    model = _model(name_or_path, tokens)
     if seq_len is None:
         with suppress(UserError):  # of a text, which has no length of its own
-            return architecture_of(name_or_path, None), None
-    tokens = SEQ_LEN if seq_len is None else seq_len
-    return architecture_of(name_or_path, tokens), tokens
+            return model.architecture(None), None
+        tokens = min(tokens, getattr(model, "longest", tokens))
+    return model.architecture(tokens), tokens
 
 
 def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
@@ -225,14 +228,18 @@ def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
 
     Raises:
         UserError: neither a name nor a path; naming the nearest name. Also a sequence that the
-            model cannot take, and what is wrong with a configuration (``read_config``).
+            model cannot take, and what is wrong with a configuration (``read_model``).
     """
+    return _model(name_or_path, seq_len).architecture(seq_len)
+
+
+def _model(name_or_path: str, seq_len: int | None) -> Model:
     name = _listed_name(name_or_path)
     if name in SIZES:
         make = gpt2 if SIZES[name].family == "gpt2" else model_of
-        return make(SIZES[name].values(seq_len), name_or_path).architecture(seq_len)
+        return make(SIZES[name].values(seq_len), name_or_path)
     _check_path(name_or_path)
-    return read_config(name_or_path, seq_len)
+    return read_model(name_or_path)
 
 
 def configuration_of(name_or_path: str, seq_len: int | None = None) -> dict[str, object]:

@@ -6,6 +6,7 @@ of its own (``Transformer.registration``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -117,9 +118,10 @@ class Transformer(Settings):
             UserError: the sequence is not positive, or longer than the learned positions.
         """
         Whole.check("sequence length", seq_len)
-        longest = self.position_rows - self.position_offset
-        if self.positions == "learned" and seq_len > longest:
-            raise UserError(f"{self.name} has {longest} learned positions, fewer than {seq_len}")
+        if seq_len > self.longest:
+            raise UserError(
+                f"{self.name} has {self.longest} learned positions, fewer than {seq_len}"
+            )
         layers = [self._embedding(seq_len), *self._blocks(seq_len)]
         if self.final_norm:
             norms = tuple(norm("norm", self.width, self.norm))
@@ -132,6 +134,12 @@ class Transformer(Settings):
             layers.append(self._head(seq_len))
         tied = self.head in ("tied", "masked", "pretraining")
         return Architecture(self.name, tuple(layers), seq_len, tied, sample_bytes=16 * seq_len)
+
+    @property
+    def longest(self) -> float:
+        """Returns the most tokens of a sample; infinite unless positions are learned."""
+        has_rows = self.positions == "learned"
+        return self.position_rows - self.position_offset if has_rows else math.inf
 
     def _embedding(self, seq_len: int) -> Layer:
         tensors = [Tensor("token.weight", (self.vocabulary, self.width))]

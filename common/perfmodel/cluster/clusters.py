@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 
 import yaml
@@ -72,6 +72,7 @@ class Cluster:
             they are not all; a number that is missing has the channels of the next smaller one.
         measured: (size, factor): what a message takes as a multiple of what the model of NCCL
             gives, where that was measured (``measured_network``); in no file.
+        measured_gpus: number of GPUs that this was measured on; in no file.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Cluster:
     interconnect: str = "nvlink"
     channels_of_fewer: Mapping[int, int] = field(default_factory=dict, hash=False)
     measured: tuple[tuple[float, float], ...] = ()
+    measured_gpus: int = 0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -122,6 +124,21 @@ class Cluster:
             return self.channels
         named = [number for number in self.channels_of_fewer if number <= gpus]
         return self.channels_of_fewer[max(named)] if named else self.channels
+
+    def with_fewer(self, gpus_per_node: int) -> Cluster:
+        """Returns the cluster with fewer GPUs a node, which have their share of its network."""
+        fewer = {gpus: n for gpus, n in self.channels_of_fewer.items() if gpus < gpus_per_node}
+        nvls = {"nvls_channels": 0, "nvls_channel_gb_per_s": 0.0} if gpus_per_node == 1 else {}
+        return replace(
+            self,
+            gpus_per_node=gpus_per_node,
+            network_gb_per_s=self.network_gb_per_s * gpus_per_node / self.gpus_per_node,
+            channels=self.channels_of(gpus_per_node),
+            # A mesh of two GPUs is a link between them.
+            interconnect=self.interconnect if fewer or self.interconnect == "pcie" else "nvlink",
+            channels_of_fewer=fewer,
+            **nvls,
+        )
 
 
 def known_clusters() -> list[str]:
@@ -154,7 +171,7 @@ def _read(path: Path) -> Cluster:
         raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: a cluster file is a YAML mapping of keys to values")
-    keys = {attribute.name for attribute in fields(Cluster)} - {"measured"}
+    keys = {attribute.name for attribute in fields(Cluster)} - {"measured", "measured_gpus"}
     for key in values:
         if key not in keys:
             raise UserError(f"{path}: {unknown_name('key', str(key), sorted(keys))}")

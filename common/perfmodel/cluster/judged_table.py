@@ -181,7 +181,8 @@ def judge_rows(
 def _nodes(table: PrintedCollective, hardware: Cluster | None) -> int:
     if table.nodes:
         return table.nodes
-    per_node = hardware.gpus_per_node if hardware else 8
+    sizes = (cluster.gpus_per_node for cluster in clusters_of(table.gpu, 1))
+    per_node = hardware.gpus_per_node if hardware else max(sizes, default=8)
     return max(1, -(-table.ranks // per_node))
 
 
@@ -217,13 +218,7 @@ def _part_of(cluster: Cluster, ranks: int, nodes: int) -> Cluster:
     per_node = ranks // nodes
     if nodes == 1 or per_node * nodes != ranks or per_node >= cluster.gpus_per_node:
         return cluster
-    without = {"nvls_channels": 0, "nvls_channel_gb_per_s": 0.0}
-    return replace(
-        cluster,
-        gpus_per_node=per_node,
-        network_gb_per_s=cluster.network_gb_per_s * per_node / cluster.gpus_per_node,
-        **without if per_node < 2 else {},
-    )
+    return cluster.with_fewer(per_node)
 
 
 def _row(measured: tuple[float, float, float], times_s: np.ndarray, margin: float) -> JudgedRow:

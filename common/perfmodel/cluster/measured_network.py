@@ -28,6 +28,7 @@ def with_measured(cluster: Cluster, table: AllReduceTable) -> Cluster:
     return replace(
         cluster,
         measured=tuple(zip(sizes.tolist(), factors.tolist(), strict=True)),
+        measured_gpus=ranks,
         assumptions=(
             *cluster.assumptions,
             f"all-reduces over {ranks} GPUs are those of {table.source}, {factors.min():.2g} to "

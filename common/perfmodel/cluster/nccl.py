@@ -20,7 +20,7 @@ GPUs are extrapolations of constants that NCCL's authors measured on few nodes.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -193,11 +193,7 @@ def between_nodes(cluster: Cluster, gpus: int) -> NcclAllReduce:
 
     All GPUs of a node make theirs at once, so each has its share of the node's network.
     """
-    share = cluster.network_gb_per_s / cluster.gpus_per_node
-    alone = replace(
-        cluster, gpus_per_node=1, network_gb_per_s=share, nvls_channels=0, nvls_channel_gb_per_s=0
-    )
-    return NcclAllReduce(alone, cluster.nodes(gpus))
+    return NcclAllReduce(cluster.with_fewer(1), cluster.nodes(gpus))
 
 
 def soft_minimum(first: NDArray, second: NDArray) -> NDArray:

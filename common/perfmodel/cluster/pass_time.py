@@ -41,7 +41,7 @@ FORWARD_SHARE = 1 / 3
 def product_share(job: Job, peak: DevicePeak) -> float:
     """Returns the share of a GPU's peak that a job's matrix products reach."""
     shares = PRODUCT_SHARES | (A100_PRODUCT_SHARES if "A100" in peak.device else {})
-    return shares[_kind(job)]
+    return shares[_kind(job, peak)]
 
 
 def moves(job: Job) -> float:
@@ -54,16 +54,16 @@ def is_convolution(layer: Layer) -> bool:
     return any(len(tensor.shape) == 4 for tensor in layer.tensors)
 
 
-def convolutions(job: Job) -> tuple[float, float]:
+def convolutions(job: Job, peak: DevicePeak) -> tuple[float, float]:
     """Returns, of layers with convolutions, the share of the peak and how often bytes move."""
-    return CONVOLUTIONS[_kind(job)]
+    return CONVOLUTIONS[_kind(job, peak)]
 
 
 def forward_s(job: Job, layer: Layer, peak: DevicePeak) -> float:
     """Returns the seconds of a sample in the forward pass of one layer."""
     share, moved = product_share(job, peak), moves(job)
     if is_convolution(layer):
-        share, moved = convolutions(job)
+        share, moved = convolutions(job, peak)
     flops_per_s = share * peak.flops(job.precision, job.tf32)
     flops = layer.forward_flops + (ATTENTION - 1) * layer.attention_flops
     kept_bytes = sum(in_parts(layer.activations.kept, job.usual_types).values())
@@ -76,10 +76,10 @@ def adamw_s(parameters: float, memory_bytes_per_s: float) -> float:
     return ADAMW_BYTES * parameters / memory_bytes_per_s
 
 
-def _kind(job: Job) -> str:
+def _kind(job: Job, peak: DevicePeak) -> str:
     if job.precision != "float32":
         return "16 bits"
-    return "tf32" if job.tf32 else "float32"
+    return "tf32" if job.tf32 and "tf32" in peak.flops_per_s else "float32"
 
 
 def step_s(job: Job, peak: DevicePeak) -> float:

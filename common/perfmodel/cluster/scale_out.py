@@ -176,7 +176,7 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
         f"{assumed.overlap_slowdown.text()} times as long (arXiv 2507.03114: 19 %, at most 40 %)",
         f"network speed: collectives run at {assumed.network_speed.text()} times the speed of "
         + (
-            "what was measured"
+            "what was measured" + _where_certain(predicted.cluster)
             if predicted.cluster.measured
             else f"the model of NCCL for {predicted.cluster.name} (unfitted, it is a third off on "
             "a published table of two H100 nodes)"
@@ -194,6 +194,12 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
     ]
 
 
+def _where_certain(cluster: Cluster) -> str:
+    """Returns on how many GPUs collectives are as fast as measured; nothing where on none."""
+    gpus = cluster.measured_gpus
+    return f", and at just that speed on {gpus:,} GPUs" if gpus else ""
+
+
 def _of_passes(predicted: ScaleOut) -> str:
     """Returns what the time of passes rests on; the words end where a peak is named."""
     assumed, work = predicted.assumptions, predicted.job
@@ -202,16 +208,16 @@ def _of_passes(predicted: ScaleOut) -> str:
     return (
         f"passes: {assumed.pass_rate.text()} times as fast as the sum of two times (--mfu assumes "
         f"one rate): each kept byte goes {moves(work):g} times through memory"
-        f"{_of_convolutions(work)}, attention takes {ATTENTION:g} times as long as other products, "
-        f"and these run at {product_share(work, predicted.peak):.0%} of"
+        f"{_of_convolutions(predicted)}, attention takes {ATTENTION:g} times as long as other "
+        f"products, and these run at {product_share(work, predicted.peak):.0%} of"
     )
 
 
-def _of_convolutions(work: Job) -> str:
+def _of_convolutions(predicted: ScaleOut) -> str:
     """Returns what is assumed of convolutions instead; nothing where there are none."""
-    if not any(is_convolution(layer) for layer in work.architecture.layers):
+    if not any(is_convolution(layer) for layer in predicted.job.architecture.layers):
         return ""
-    share, moved = convolutions(work)
+    share, moved = convolutions(predicted.job, predicted.peak)
     return f" (of convolutions {moved:g} times, at {share:.0%} of the peak)"
 
 

@@ -34,6 +34,7 @@ from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import FLOAT32_BYTES, padded_elements
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
 from common.perfmodel.one_device.peaks import DevicePeak, copy_s_per_byte
+from common.perfmodel.one_device.sharding import whole_tensors
 from common.samples import middle
 
 BAND = 0.9
@@ -98,7 +99,8 @@ class ClusterSteps:
         self.samples = self._of_bases([base.samples for base in self.bases])
         self.micro_batches = -(-self.samples // job.batch_size)
         self.pass_rate = np.tile(draws.pass_rate, len(self.bases))
-        self.network_scale = 1 / np.tile(draws.network_speed, len(self.bases))
+        speed = np.tile(draws.network_speed, len(self.bases))
+        self.network_scale = 1 / np.where(self.gpus_of_case == cluster.measured_gpus, 1.0, speed)
         self.slowdown = np.tile(draws.overlap_slowdown, len(self.bases))
         slowest = [assumptions.slowest(n, draws) for n in gpus]
         self.straggler = np.concatenate([slowest[base.network] for base in self.bases])
@@ -203,8 +205,10 @@ class ClusterSteps:
             return np.full(len(self.index), self.update_s), np.zeros(len(self.index))
         size = FLOAT32_BYTES * self.job.architecture.num_parameters
         gather_s = [NcclRing(self.cluster, n, "all_gather").time_s(size) for n in self.gpus]
+        parts = [whole_tensors(self.job.architecture.parameter_sizes(), n) for n in self.gpus]
+        largest = np.array([max(part) / sum(part) for part in parts])
         return (
-            self.update_s / self.gpus_of_case,
+            self.update_s * largest[self.index],
             np.array(gather_s)[self.index] * self.network_scale,
         )
 

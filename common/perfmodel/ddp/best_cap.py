@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -113,21 +114,13 @@ def fastest_cap(
     if caps_mib is not None:
         inside = [c for c in caps_mib if best.contains(c)]
         cap = min(inside, key=lambda c: abs(np.log(c / cap)))
-    near = _near_intervals(candidates, best.total_s * (1 + tolerance))
+    runs = near_runs([c.total_s for c in candidates], best.total_s * (1 + tolerance))
+    near = tuple((candidates[first].low_mib, candidates[last].high_mib) for first, last in runs)
     return BestCap(cap, best.total_s, near, tuple(candidates))
 
 
-def _near_intervals(
-    candidates: Sequence[Candidate], limit_s: float
-) -> tuple[tuple[float, float], ...]:
-    intervals: list[tuple[float, float]] = []
-    extend = False
-    for candidate in candidates:
-        if candidate.total_s > limit_s:
-            extend = False
-        elif extend:
-            intervals[-1] = (intervals[-1][0], candidate.high_mib)
-        else:
-            intervals.append((candidate.low_mib, candidate.high_mib))
-            extend = True
-    return tuple(intervals)
+def near_runs(total_s: Sequence[float], limit_s: float) -> list[tuple[int, int]]:
+    """Returns the first and the last of each run of neighbours that take at most ``limit_s``."""
+    by_nearness = groupby(range(len(total_s)), lambda index: bool(total_s[index] <= limit_s))
+    runs = [[*run] for is_near, run in by_nearness if is_near]
+    return [(run[0], run[-1]) for run in runs]

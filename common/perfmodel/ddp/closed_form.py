@@ -27,6 +27,7 @@ doubling B at the same g, and at the same T_c it doubles it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,12 +92,15 @@ class ClosedForm:
 
 def closed_form(profile: BackwardProfile, network: AllReduceModel) -> ClosedForm:
     """Returns the course's quantities: B, T_c, L (embeddings, blocks) and a(x) = α + x/β."""
-    layers = {
-        tuple(name.split(".")[: 2 if name.startswith("blocks.") else 1]) for name in profile.names
-    }
     return ClosedForm(
         gradient_bytes=profile.total_bytes,
         compute_s=profile.backward_s,
-        layers=len(layers),
+        layers=len(set(map(_layer, profile.names))),
         all_reduce=as_alpha_beta(network),
     )
+
+
+def _layer(parameter: str) -> str:
+    """Returns the layer of a parameter: its name up to the first number, or else its module."""
+    numbered = re.match(r"(?:.*?\.)?\d+(?=\.)", parameter)
+    return numbered[0] if numbered else parameter.rpartition(".")[0] or parameter

@@ -137,8 +137,11 @@ class Sharding(Settings):
 
 
 def whole_tensors(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Returns what each rank has if each tensor in turn goes to the rank that has least."""
-    shares = [0] * ranks
+    """Returns what each rank has if each tensor in turn goes to the rank that has least.
+
+    Ranks beyond the number of tensors have nothing, and are left out.
+    """
+    shares = [0] * min(ranks, len(sizes))
     for size in sizes:
         shares[shares.index(min(shares))] += size
     return shares

@@ -139,6 +139,9 @@ class _Step:
         self.made_bytes = 2 if passes.numerics.casts == "half" else FLOAT32
         self.states = state_bytes(self.architecture.num_parameters, optimizer)
         self.all_gradients = self.states["gradients"]
+        self.optimizer_bytes = sharding.of_states(
+            self.states["optimizer states"], self.architecture
+        )
         several = passes.accumulation > 1
         self.adds_parts = several and passes.reduces_each and sharding.shards
         self.accumulates = several and not self.adds_parts
@@ -171,9 +174,7 @@ class _Step:
         base = {
             "parameters": sharding.of_parameters(self.states["parameters"]),
             "gradients": self._held(gradients, phase, block),
-            "optimizer states": sharding.of_states(
-                self.states["optimizer states"], self.architecture
-            ),
+            "optimizer states": self.optimizer_bytes,
             "batch": self.passes.batch_size * self.architecture.sample_bytes,
             "communication": sharding.communication_bytes(
                 self.architecture,

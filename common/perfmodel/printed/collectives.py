@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
-from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.collectives import MeasuredAllReduce, bus_bandwidth
 from common.perfmodel.printed.rows import (
     PREFIX,
     Row,
@@ -72,9 +72,8 @@ class PrintedCollective:
 
     def busbw_gb_per_s(self) -> np.ndarray:
         """Returns the bus bandwidth of each row, as nccl-tests has it."""
-        rounds = 2 if self.collective == "all_reduce" else 1
-        share = rounds * (self.ranks - 1) / self.ranks
-        return np.array(self.sizes_bytes) / np.array(self.times_s) * share / 1e9
+        share = 1 if self.collective == "all_reduce" else 1 / 2
+        return bus_bandwidth(self.sizes_bytes, self.times_s, self.ranks) * share / 1e9
 
 
 @dataclass
@@ -151,7 +150,7 @@ class CollectiveTables:
             self._begin(_Table(self.file, number, True, columns, awaits_units=True))
         elif "algbw" in text and _MARKDOWN_HEADER.search(text):
             columns = [re.split(r"[\s(]", cell)[0].lower() for cell in cells_of(text)]
-            if not {"payload", "size"} & {*columns} or "busbw" not in columns:
+            if not {"payload", "size"} & {*columns} or not {"busbw", "algbw"} <= {*columns}:
                 raise UserError(
                     f"line {number}: columns {', '.join(columns)}; payload, busbw and algbw"
                 )

@@ -9,7 +9,7 @@ from common.errors import UserError
 
 PREFIX = re.compile(r"^\s*(?:\[[\d,]+\]<\w+>:|\d+:)?[\s#]*")
 _GB_PER_S = {"GBps": 1e9, "GB/s": 1e9, "Gbps": 1e9 / 8, "Gb/s": 1e9 / 8}
-_SIZE = re.compile(r"([\d.]+)\s*([KMGT]?)i?B")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def cells_of(line: str) -> list[str]:
 
 def _bandwidth(cell: str, number: int) -> float:
     """Returns bytes per second. Raises UserError for another unit, and for what is not above 0."""
-    match = re.fullmatch(r"([\d.]+)\s*([A-Za-z/]+)", cell)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z/]+)", cell)
     if match is None or match[2] not in _GB_PER_S or not float(match[1]) > 0:
         raise UserError(f"line {number}: bandwidth {cell!r}; above 0, in GBps or Gbps")
     return float(match[1]) * _GB_PER_S[match[2]]

@@ -19,7 +19,7 @@ class Gate:
     """Steps of a replay beside the measured ones.
 
     Attributes:
-        steps: a row for each step: step, measured_s, replayed_s, of the slowest rank.
+        steps: a row for each step, by its number: measured_s, replayed_s, of the slowest rank.
         worst: sentence on the rank and step that is furthest off.
     """
 
@@ -78,5 +78,5 @@ def gate_of(replayed: Replayed) -> Gate:
 
 
 def slowest(steps: pd.DataFrame) -> pd.DataFrame:
-    """Returns the slowest rank's time of each step."""
-    return slowest_rank(steps, ["measured_s", "replayed_s"], by=["step"]).reset_index()
+    """Returns the slowest rank's time of each step, by its number."""
+    return slowest_rank(steps, ["measured_s", "replayed_s"], by=["step"])

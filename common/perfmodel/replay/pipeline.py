@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.errors import UserError
+from common.csv_tables import numbers
+from common.errors import UserError, naming
 from common.perfmodel.replay.engine import run
 from common.perfmodel.replay.gate import Gate
 from common.perfmodel.replay.program import EXCHANGE, HOST, Program
@@ -64,10 +65,16 @@ def read_operations(path: Path) -> pd.DataFrame:
         raise UserError(f"{path}: {reason}") from None
     if missing := [column for column in COLUMNS if column not in table.columns]:
         raise UserError(f"{path}: no column {', '.join(missing)}; a table of operations has them")
-    table = table.loc[:, list(COLUMNS)]
-    numbers = table.drop(columns="optype")
-    if table.empty or not np.isfinite(numbers.to_numpy(float)).all():
-        raise UserError(f"{path}: no operations, or times that are no numbers")
+    if table.empty:
+        raise UserError(f"{path}: no operations")
+    table = table.loc[:, list(COLUMNS)].reset_index(drop=True)
+    for column in table.columns.drop("optype"):
+        least = 0 if column == "duration" else None
+        table[column] = numbers(table, column, path, at_least=least)
+    with naming(path):
+        idle = table.groupby("step")["duration"].max() == 0
+        if idle.any():
+            raise UserError(f"step {idle.idxmax()}: all of its operations take no time")
     return table.astype({"optype": str, "start_ts": float, "duration": float})
 
 
@@ -95,6 +102,8 @@ def slowdown(table: pd.DataFrame) -> Slowdown:
         )
 
     ideal_s = mean_s(lambda stage: False)
+    if not ideal_s:
+        raise UserError("operations usually take no time: there is nothing to compare with")
     by_stage = {stage: mean_s(lambda s, stage=stage: s == stage) / ideal_s for stage in stages}
     return Slowdown(
         gate, gate.replayed_s / ideal_s, pd.Series(by_stage).sort_values(ascending=False)

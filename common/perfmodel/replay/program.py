@@ -43,7 +43,6 @@ class Call:
         members: ids of its operations, one of each rank whose trace is there.
         item_bytes: bytes of an element; 0 where they are not known.
         shares: whether it shares the link with the calls that are under way meanwhile.
-        is_whole: whether the operations of all its ranks are there.
     """
 
     operation: str
@@ -52,7 +51,6 @@ class Call:
     members: tuple[int, ...]
     item_bytes: int = 0
     shares: bool = False
-    is_whole: bool = True
 
 
 @dataclass(frozen=True)

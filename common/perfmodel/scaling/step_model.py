@@ -28,7 +28,7 @@ from scipy.optimize import brentq
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import calibrated_model
-from common.perfmodel.collectives import AllReduceModel, AlphaBeta, scaled
+from common.perfmodel.collectives import AllReduceModel, AlphaBeta, relative_line, scaled
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.comm_hooks import CASTS, CastHook
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts, SecondsBySize
@@ -62,18 +62,12 @@ class LinearTime:
         sizes, times = np.asarray(batches, float), np.asarray(times_s, float)
         if not len(times) or not (np.isfinite(times) & (times > 0) & (sizes > 0)).all():
             raise UserError("times of passes and their batches must be above 0")
-        # Each row is divided by its time, (fixed + per_sample · b) / t = 1, so that residuals are
-        # relative errors. Where one part would be below 0, the other is fitted alone.
-        slope = float((sizes / times).sum() / ((sizes / times) ** 2).sum())
         if len(set(sizes)) == 1:
-            return cls(0.0, slope)
-        columns = np.stack([1 / times, sizes / times], axis=1)
-        (fixed, per_sample), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
-        if fixed < 0:
-            return cls(0.0, slope)
+            return cls(0.0, float((sizes / times).sum() / ((sizes / times) ** 2).sum()))
+        fixed, per_sample = relative_line(sizes, times)
         if per_sample < 0:
             return cls(float((1 / times).sum() / (1 / times**2).sum()), 0.0)
-        return cls(float(fixed), float(per_sample))
+        return cls(fixed, per_sample)
 
 
 @dataclass(frozen=True)

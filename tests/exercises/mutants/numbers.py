@@ -784,6 +784,16 @@ NUMBERS = (
         "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
     ),
     Mutant(
+        "a checkpoint is deleted in another folder, and its old one is not flushed",
+        "checkpoint_commit",
+        "    path.rename(old)\n"
+        "    flush(path.parent)  # or files might be gone before the name is\n",
+        '    old = path.parent / "removed" / path.name\n'
+        "    old.parent.mkdir(exist_ok=True)\n"
+        "    path.rename(old)\n",
+        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
+    ),
+    Mutant(
         "it gives up at the first damaged one",
         "checkpoint_commit",
         "        except Damaged:\n            continue\n",

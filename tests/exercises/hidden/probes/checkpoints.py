@@ -52,9 +52,9 @@ def read(path: str) -> dict:
 def write_until_death(folder: str, number: int) -> str:
     """Writes, replaces and removes checkpoints, and dies before the ``number``-th file operation.
 
-    As by a power cut, what it wrote and did not flush is cut off then, and what it renamed in a
-    folder that it did not flush afterwards has its old name. Returns ``done`` if nothing is left to
-    do before.
+    As by a power cut, what it wrote and did not flush is cut off then, and what it renamed has its
+    old name, in its old folder, if neither of the two folders was flushed afterwards. Returns
+    ``done`` if nothing is left to do before.
     """
     disk = Disk(Path(folder), number)
     disk.watch()
@@ -74,8 +74,8 @@ class Disk:
         self.folder, self.number, self.count = folder, number, 0
         # These have long been on disk.
         self.flushed = {path.stat().st_ino for path in (folder, *folder.rglob("*"))}
-        self.renamed: list[tuple[int, str, str]] = []
-        """Renames that may be undone: number of the folder, name before and after."""
+        self.renamed: list[tuple[tuple[int, str], tuple[int, str]]] = []
+        """Renames that may be undone: number of the folder, and name in it, before and after."""
 
     def watch(self) -> None:
         """Lets this process die before the operation, from now on."""
@@ -87,7 +87,9 @@ class Disk:
             fsync(descriptor)
             number = os.fstat(descriptor).st_ino
             self.flushed.add(number)
-            self.renamed = [rename for rename in self.renamed if rename[0] != number]
+            self.renamed = [
+                rename for rename in self.renamed if number not in (rename[0][0], rename[1][0])
+            ]
 
         os.fsync = note_flushed
         sys.addaudithook(self.look)
@@ -106,18 +108,18 @@ class Disk:
             self.lose()
             os._exit(9)
         if event == "os.rename":
-            before, after = (Path(str(name)) for name in arguments[:2])
-            if before.parent == after.parent:
-                self.renamed.append((before.parent.stat().st_ino, before.name, after.name))
+            paths = (Path(str(name)) for name in arguments[:2])
+            before, after = ((path.parent.stat().st_ino, path.name) for path in paths)
+            self.renamed.append((before, after))
 
     def lose(self) -> None:
         """Cuts files in half that are not on disk, and undoes renames that are not."""
         self.count = -1
         folders = {path.stat().st_ino: path for path in (self.folder, *self.folder.rglob("*"))}
-        for number, before, after in reversed(self.renamed):
-            parent = folders.get(number, self.folder)
-            if (parent / after).exists() and not (parent / before).exists():
-                (parent / after).rename(parent / before)
+        for ends in reversed(self.renamed):
+            before, after = (folders.get(number, self.folder) / name for number, name in ends)
+            if after.exists() and not before.exists():
+                after.rename(before)
         for path in self.folder.rglob("*"):
             if path.is_file() and path.stat().st_ino not in self.flushed:
                 os.truncate(path, path.stat().st_size // 2)
