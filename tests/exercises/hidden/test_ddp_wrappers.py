@@ -39,6 +39,8 @@ from common.samples import Interval, paired_ratio
 
 pytestmark = pytest.mark.two_ranks
 RANKS = on_so_many_ranks(2, graded=(3, 4))
+FLAT = pytest.param("flat", marks=pytest.mark.grading)  # naive_ddp has both
+NAIVE_AND_FLAT = pytest.mark.parametrize("name", ["naive", FLAT])
 STEPS, TIMED_STEPS, LAYERS = 4, 3, 20
 
 
@@ -164,27 +166,29 @@ def test_naive_ddp_trains_as_its_twin(on_ranks, ranks: int) -> None:
     check_training(on_ranks, "naive", ranks)
 
 
+@pytest.mark.grading
 @RANKS
 def test_flat_ddp_trains_as_its_twin(on_ranks, ranks: int) -> None:
     check_training(on_ranks, "flat", ranks)
 
 
 def test_all_reduces_are_one_a_gradient_and_one_a_dtype(on_ranks) -> None:
+    together = on_ranks(2)
     for name, count in (("naive", len(trained(odd_model()))), ("flat", 2)):
+        together.exchange.log.clear()
         values, tokens = drawn_values(odd_model, 2), drawn_tokens(2, 1)
-        together = on_ranks(2)
         together.call_each("train", [(name, values[r], tokens[r], [True]) for r in range(2)])
         for rank in range(2):
             launched = len(together.exchange.sent(rank, "all_reduce"))
             assert launched == count, f"{name}: {launched} all-reduces a step"
 
 
-@pytest.mark.parametrize("name", ["naive", "flat"])
+@NAIVE_AND_FLAT
 def test_a_group_of_some_ranks_trains_by_itself(on_ranks, name: str) -> None:
     check_training(on_ranks, name, 3, members=[1, 2])
 
 
-@pytest.mark.parametrize("name", ["naive", "flat"])
+@NAIVE_AND_FLAT
 def test_gradients_of_two_passes_add_up(on_ranks, name: str) -> None:
     check_two_passes(on_ranks, name, is_refused=False)
 
@@ -221,11 +225,13 @@ def test_bucketed_ddp_trains_as_its_twin(on_ranks, ranks: int) -> None:
     check_training(on_ranks, "bucketed", ranks)
 
 
+@pytest.mark.grading
 @RANKS
 def test_default_buckets_train_as_their_twin(on_ranks, ranks: int) -> None:
     check_training(on_ranks, "bucketed by default", ranks)
 
 
+@pytest.mark.grading
 def test_bucketed_ddp_of_some_ranks_trains_by_itself(on_ranks) -> None:
     check_training(on_ranks, "bucketed", 3, members=[1, 2])
 
@@ -235,10 +241,12 @@ def test_bucketed_ddp_accumulates(on_ranks, ranks: int) -> None:
     check_training(on_ranks, "bucketed", ranks, parts=2)
 
 
+@pytest.mark.grading
 def test_bucketed_ddp_exchanges_after_an_error(on_ranks) -> None:
     check_overlap(on_ranks, "bucketed", 2, after_an_error=True)
 
 
+@pytest.mark.grading
 def test_bucketed_ddp_refuses_a_second_pass(on_ranks) -> None:
     check_two_passes(on_ranks, "bucketed", is_refused=True)
 
@@ -250,15 +258,16 @@ def test_bucketed_ddp_sends_early(on_ranks, ranks: int) -> None:
 
 def test_buckets_are_those_of_torch(on_ranks) -> None:
     assign = dist._compute_bucket_assignment_by_size
+    together = on_ranks(2)
     for cap_mb in (1e-6, 0.0005, 0.001, 0.003, 1.0, None):
         # PyTorch's default, of a first bucket and others, shows in more than the first one's bytes.
         shape = (20, 16) if cap_mb else (4, 400)
         parameters = list(reversed(list(layers(*shape).float().parameters())))
         limits = [2**20, 25 * 2**20] if cap_mb is None else [int(cap_mb * 2**20)]
         expected, _ = assign(parameters, limits, [False] * len(parameters))
-        together = on_ranks(2)
         for buckets in together.call("buckets", cap_mb, *shape):
             assert buckets == expected, f"cap of {cap_mb} MiB: other buckets than PyTorch's"
+        together.exchange.log.clear()
         together.call("bucketed_step", cap_mb, *shape)
         sizes = [sum(parameters[index].nbytes for index in bucket) for bucket in expected]
         for rank in range(2):

@@ -21,6 +21,8 @@ from probes.models import Wide, adamw, sgd, stacked_model, trained, with_values
 pytestmark = pytest.mark.two_ranks
 STEPS = 4
 BLOCK_BYTES = 4 * Wide.WIDTH**2
+WIDTH = 96
+"""Of the same blocks where bytes are counted that are sent, and not those of a process."""
 MIB = 2**20
 
 
@@ -112,10 +114,10 @@ def test_it_frees_what_it_gathered_and_gathers_a_little_ahead(
 @on_so_many_ranks(2, graded=(3,))
 def test_it_sends_no_more_than_it_has_to(on_ranks, ranks: int) -> None:
     together = on_ranks(ranks)
-    together.call("fsdp_step")
+    together.call("fsdp_step", WIDTH)
     together.exchange.log.clear()  # of the first step, with what comes before it
-    together.call("fsdp_step")
-    whole = Wide.COUNT * BLOCK_BYTES
+    together.call("fsdp_step", WIDTH)
+    whole = Wide.COUNT * 4 * WIDTH**2
     # In times of the weights: what each rank gathers, and what it reduces on a ring, on which an
     # all-reduce takes both halves of the way.
     costs = {"all_gather": (ranks, 0), "reduce_scatter": (0, 1), "all_reduce": (0, 2)}

@@ -42,7 +42,7 @@ def expected(values: dict[str, Tensor], inputs: Tensor) -> tuple[list[float], li
         if step == 4:
             optimizer.param_groups[0]["lr"] = 0.1
         if step == STEPS + 1:
-            optimizer.param_groups[1]["lr"] = 0.05
+            optimizer.param_groups[2]["lr"] = 0.05
         losses.append(optimizer.step(closure).item())
         states.append(values_of(twin))
     return losses[:STEPS], states

@@ -98,13 +98,14 @@ class Wide(nn.Module):
 
     Args:
         ask: called in each block, while its weight is whole.
+        width: of the blocks.
     """
 
     WIDTH, COUNT = 724, 24
 
-    def __init__(self, ask: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, ask: Callable[[], None] = lambda: None, width: int = WIDTH) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Asking(self.WIDTH, ask) for _ in range(self.COUNT))
+        self.blocks = nn.ModuleList(Asking(width, ask) for _ in range(self.COUNT))
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns a mean square."""
@@ -197,17 +198,17 @@ class Mixed(nn.Module):
         return x.double().square().mean()
 
     def groups(self) -> list[dict]:
-        """Returns the first six matrices in three groups of different settings."""
+        """Returns three matrices, fewer than ranks may be, in groups of different settings."""
         weights = [layer.weight for layer in self.layers]
         return [
-            {"params": weights[:2], "lr": 0.01},
+            {"params": weights[:1], "lr": 0.01},
+            {"params": weights[1:2]},
             {"params": weights[2:3], "weight_decay": 0.5},
-            {"params": weights[3:6]},
         ]
 
     def late_group(self) -> dict:
         """Returns the matrices that are added after a few steps."""
-        return {"params": [layer.weight for layer in self.layers[6:]], "lr": 0.03}
+        return {"params": [layer.weight for layer in self.layers[3:]], "lr": 0.03}
 
 
 def odd_model() -> Odd:

@@ -147,9 +147,9 @@ def timed_steps(name: str, steps: int, factor: float) -> list[float]:
 
 
 @functools.cache
-def made(name: str, model: type[nn.Module]) -> nn.Module:
+def made(name: str, model: type[nn.Module], **sizes: int) -> nn.Module:
     """Returns a wrapped model, which is made once and used in several calls."""
-    return WRAPPERS[name](model())
+    return WRAPPERS[name](model(**sizes))
 
 
 def buckets(cap_mb: float | None, count: int, width: int) -> list[list[int]]:
@@ -235,7 +235,7 @@ def sharded(
     kept = [parameter in again.state for parameter in model.parameters()]
     for step in range(3):
         if step == 1:
-            again.param_groups[1]["lr"] = 0.05
+            again.param_groups[2]["lr"] = 0.05
         again.step(functools.partial(closure, again))
         states.append(values_of(model))
     return {"losses": losses, "states": states, "owners": owners, "kept": kept}
@@ -337,10 +337,10 @@ def fsdp_memory(ask: Callable, meet: Callable[[], None], with_gradients: bool) -
     meet()
 
 
-def fsdp_step() -> None:
-    """Makes one step of a wide model, which is made once."""
-    wrapped = made("FSDP", Wide)
-    wrapped(torch.ones(2, Wide.WIDTH)).backward()
+def fsdp_step(width: int) -> None:
+    """Makes one step of a model of many blocks, which is made once."""
+    wrapped = made("FSDP", Wide, width=width)
+    wrapped(torch.ones(2, width)).backward()
     wrapped.finish_gradient_synchronization()
 
 
