@@ -1,4 +1,8 @@
-"""The checks of the self-test: devices, placement, network, output folder, every script once."""
+"""The checks of the self-test: devices, placement, network, output folder, and scripts once.
+
+Not run are ``simulate_modes`` (no ranks), ``verify_changes`` (it needs a sweep), the scripts that
+read what others measured, and ``ddplab tune`` and ``plan``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from pathlib import Path
 
 import torch
 
+from common.benchmarks import strategies
 from common.benchmarks.buckets import allreduce, allreduce_chunks, ddp, overlap
+from common.benchmarks.micro_batches import compare_modes
 from common.benchmarks.one_device import layers
 from common.benchmarks.scaling import scaling
 from common.data.markov_text import synthetic_shards
@@ -133,10 +139,23 @@ TEXT_SCALING = {
 }
 
 
-def tiny(main: Callable, settings_type: type, **tiny_settings: object) -> Callable:
+TEXTS = {
+    "dataset": "synthetic",
+    "model_name": "small",
+    "max_length": 16,
+    "vocab_size": 64,
+    "max_local_batch_cap": 4,
+}
+
+
+def tiny(
+    main: Callable, settings_type: type, least_ranks: int = 1, **tiny_settings: object
+) -> Callable:
     """Makes a check that runs a benchmark with small settings."""
 
     def run(worker: Worker, folder: Path) -> str:
+        if worker.world_size < least_ranks:
+            raise LeftOut(f"{counted(worker.world_size, 'rank')} here; it takes {least_ranks}")
         common = {"device": worker.device.type, "output_dir": str(folder)}
         if "backend" in {field.name for field in dataclasses.fields(settings_type)}:
             common["backend"] = worker.backend
@@ -191,25 +210,15 @@ def tiny_training(config_type: type[TrainingConfig], **tiny_settings: object) ->
     return run
 
 
-def tiny_texts(worker: Worker, folder: Path) -> str:
-    """Trains two steps on texts of varying length, with micro-batches as ranks can take them."""
-    config = MicroBatchConfig(
-        dataset="synthetic",
-        model_name="small",
-        max_length=16,
-        vocab_size=64,
-        max_train_samples=4 * worker.world_size,
-        eval_samples=8,
-        steps=2,
-        mode="dynamic",
-        global_batch=2 * worker.world_size,
-        max_local_batch_cap=4,
-        device=worker.device.type,
-        backend=worker.backend,
-        output_dir=str(folder),
-    )
-    train_text(config)
-    return ""
+def tiny_texts(main: Callable, settings_type: type, **settings: object) -> Callable:
+    """Makes a check on texts of varying length, with micro-batches as ranks can take them."""
+
+    def run(worker: Worker, folder: Path) -> str:
+        batch = 2 * worker.world_size
+        sizes = {"global_batch": batch, "max_train_samples": 2 * batch}
+        return tiny(main, settings_type, **TEXTS | sizes | settings)(worker, folder)
+
+    return run
 
 
 def own_tokens(worker: Worker, folder: Path) -> str:
@@ -302,7 +311,36 @@ CHECKS = (
     ),
     of_script("assignment1/train_ddp", tiny_training(DdpConfig, save_every=1)),
     of_script("assignment1/train_fsdp", tiny_training(FsdpConfig)),
-    of_script("assignment3/train_ddp", tiny_texts, "micro-batches"),
+    of_script(
+        "assignment1/compare_strategies",
+        tiny(
+            strategies.main,
+            strategies.StrategyBenchmark,
+            least_ranks=2,
+            strategies=("local", "DDP"),
+            model="gpt2-pico",
+            micro_batch_size=1,
+            seq_len=16,
+            rounds=1,
+            num_steps=1,
+        ),
+    ),
+    of_script(
+        "assignment3/train_ddp",
+        tiny_texts(train_text, MicroBatchConfig, eval_samples=8, steps=2, mode="dynamic"),
+        "micro-batches",
+    ),
+    of_script(
+        "assignment3/compare_modes",
+        tiny_texts(
+            compare_modes.main,
+            compare_modes.ModeComparison,
+            least_ranks=2,
+            steps=1,
+            warmup=0,
+            slow_steps=0,
+        ),
+    ),
     of_script(
         "assignment4/benchmark", tiny(scaling.main, scaling.ScalingBenchmark, **SCALING), "scaling"
     ),

@@ -23,7 +23,7 @@ from common.models.replay import ReplayModel
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.kept_memory import settle_heap
 from common.runtime.seeding import seed_everything
-from common.settings import AtLeast, OneOf, Positive, RankOptions, Settings, part_of
+from common.settings import AtLeast, OneOf, Positive, RankOptions, Seed, Settings, part_of
 from common.training.precision import DTYPES, autocast, grad_scaler
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -94,7 +94,7 @@ class StepRunOptions(RankOptions):
     then give the same picture."""
     replay_time_factor: float = 1.0
     """Divide the times of the recording (--replay) by this."""
-    seed: int = 42
+    seed: Annotated[int, Seed] = 42
     """Seed of the initial weights and of the random inputs."""
     output_dir: str = "outputs/assignment2"
 

@@ -48,7 +48,7 @@ from common.runtime.records.recorder import Recorder, record_run
 from common.runtime.seeding import seed_everything
 from common.runtime.timing import clock_for
 from common.samples import per_round
-from common.settings import AtLeast, NonEmpty, OneOf, Positive, RankOptions, RoundOptions
+from common.settings import AtLeast, NonEmpty, OneOf, Positive, RankOptions, RoundOptions, Seed
 from common.tables import STRATEGY_COLUMNS
 from common.training.config import (
     DDP_STRATEGIES,
@@ -113,7 +113,7 @@ class StrategyBenchmark(RoundOptions, RankOptions):
     """Measured steps per visit."""
     warmup_steps: Annotated[int, AtLeast(3, "DDP forms its buckets in the first two")] = 3
     """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
-    seed: int = 42
+    seed: Annotated[int, Seed] = 42
     """Seed of the initial weights and of the random tokens."""
     output_dir: str = "outputs/assignment1"
 

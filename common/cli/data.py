@@ -18,6 +18,7 @@ from common.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
+    from common.data.markov_text import MarkovSource
     from common.data.token_shards import ShardWriter
 
 
@@ -89,11 +90,20 @@ class Tokens:
         logging.getLogger("common").setLevel(logging.INFO)  # progress
         writer = ShardWriter(self.output_dir, shard_tokens=self.shard_tokens)
         with writer:
-            notes = self._write_synthetic(writer) if self.synthetic else self._write_text(writer)
+            source = self._write_synthetic(writer) if self.synthetic else self._write_text(writer)
         for name, count in writer.written:
             print(f"{name}: {count:,} tokens")
-        for note in notes:
-            print(note)
+        if source:
+            from common.data.markov_text import write_source
+
+            write_source(writer.folder, source, self.num_tokens)
+            print(
+                f"{source.symbols} symbols; the lowest loss that a model can reach, "
+                "in nats a token:"
+                f"\n  knowing how frequent each symbol is: {source.unigram_entropy_nats:.4f}"
+                f"\n  knowing the symbol before: {source.first_order_entropy_nats:.4f}"
+                f"\n  knowing the source: {source.entropy_nats:.4f}"
+            )
         print(f"{writer.num_tokens:,} tokens; to train on them: --data {self.output_dir}")
 
     def _check(self) -> None:
@@ -110,25 +120,18 @@ class Tokens:
         if self.max_tokens < 0:
             raise UserError(f"--max_tokens {self.max_tokens}: at least 1, or 0 for all")
 
-    def _write_synthetic(self, writer: ShardWriter) -> list[str]:
-        from common.data.markov_text import MarkovSource, write_source
+    def _write_synthetic(self, writer: ShardWriter) -> MarkovSource:
+        from common.data.markov_text import MarkovSource
 
         source = MarkovSource(seed=self.seed)
         writer.append(source.sample(self.num_tokens, self.seed))
-        write_source(writer.folder, source, self.num_tokens)
-        return [
-            f"{source.symbols} symbols; the lowest loss that a model can reach, in nats a token:",
-            f"  knowing how frequent each symbol is: {source.unigram_entropy_nats:.4f}",
-            f"  knowing the symbol before: {source.first_order_entropy_nats:.4f}",
-            f"  knowing the source: {source.entropy_nats:.4f}",
-        ]
+        return source
 
-    def _write_text(self, writer: ShardWriter) -> list[str]:
+    def _write_text(self, writer: ShardWriter) -> None:
         for tokens in self._encoded():
             writer.append(tokens)
         if not writer.num_tokens:
             raise UserError(f"{self.text or self.dataset}: no text in it")
-        return []
 
     def _encoded(self) -> Iterator[np.ndarray]:
         # Read when these libraries are imported: what they say beside an error is its repetition.

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.data.shard_files import read_shard, write_shard
+from common.data.shard_files import SOURCE_FILE, read_shard, write_shard
 from common.errors import UserError
 from common.runtime.progress import Progress
 from common.runtime.records.run_directory import write_atomically
@@ -36,7 +36,6 @@ CHAIN_TOKENS = 4096
 UNIFORMS_AT_ONCE = 64
 LARGEST_ALPHABET = 512
 """Upper bound on the symbols: the table of triples has symbols³ numbers, 1 GiB at 512."""
-SOURCE_FILE = "source.json"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ MAGIC, VERSION = 20240520, 1
 HEADER_BYTES = 256 * 4
 TOKEN_BYTES = 2
 LARGEST_TOKEN = 2**16 - 1
+SOURCE_FILE = "source.json"
+"""Name of the file beside synthetic shards that describes their source."""
 MOST_TOKENS = 2**31 - 1
 """Upper bound on the tokens of one shard: the header's count is a signed 32-bit number."""
 
@@ -56,8 +58,8 @@ class ShardWriter:
     ``written`` then holds (name, tokens) of each shard.
 
     Raises:
-        UserError: the folder holds shards already, which would be mixed with the new ones, or
-            cannot be written; a token that 16 bits do not hold.
+        UserError: the folder holds shards already, which would be mixed with the new ones, or a
+            record of their source, or cannot be written; a token that 16 bits do not hold.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         if any(self.folder.glob("*.bin")):
             raise UserError(f"{self.folder} holds token shards already; choose another folder")
+        if (self.folder / SOURCE_FILE).exists():
+            raise UserError(f"{self.folder} holds {SOURCE_FILE} of other shards; remove it")
         self._made_folder = not self.folder.exists()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ ENDINGS = (".tsv", ".csv", ".parquet")
 AG_NEWS_HEADER = ["class index", "title", "description"]
 WELL_FORMED_FIELD = re.compile(r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n][^,\r\n]*+|)(?:,|\r\n|\r|\n)')
 INTEGER = re.compile(r"-?[0-9]{1,9}")
+csv.field_size_limit(2**31 - 1)  # a text may be longer than csv's 131,072 characters
 
 
 class NoLabels(Exception):
@@ -278,6 +279,7 @@ def _broken_field(lines: list[str], first: int) -> int | None:
 def _read_parquet(path: Path, num_labels: int) -> tuple[list[str], list[int]]:
     import pyarrow
     import pyarrow.parquet
+    from pyarrow import types
 
     try:
         table = pyarrow.parquet.read_table(path)
@@ -293,8 +295,12 @@ def _read_parquet(path: Path, num_labels: int) -> tuple[list[str], list[int]]:
     if "label" not in table.column_names:
         raise NoLabels
     kind = table["label"].type
-    if not pyarrow.types.is_integer(kind):
+    if not types.is_integer(kind):
         raise UserError(f"{path}: labels are {kind}; they must be integers")
+    kind = table[text_name].type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        raise UserError(f"{path}: column {text_name} is of {kind}; it must be of strings")
     if not table.num_rows:
         raise UserError(f"{path}: no texts in it")
     texts, labels = table[text_name].to_pylist(), table["label"].to_pylist()

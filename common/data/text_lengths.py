@@ -15,9 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from common.errors import UserError, unknown_name
 from common.runtime.paths import project_root
 from common.runtime.records.run_directory import write_atomically
+from common.runtime.wording import counted
 
 FOLDER = project_root() / "data" / "text-lengths"
 COLUMNS = "length_tokens,texts"
+SHORTEST = 3
+"""Fewest tokens of a text: [CLS], a token, [SEP]."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +94,25 @@ def read_text_lengths(name: str, folder: Path = FOLDER) -> LengthDistribution:
         lengths, texts = table.reshape(-1, 2).T
     except ValueError:
         lengths = texts = np.zeros(0, np.int64)
-    well_formed = header == COLUMNS and len(texts) and min(texts) > 0 and lengths[0] > 0
+    well_formed = header == COLUMNS and len(texts) and min(texts) > 0 and lengths[0] >= SHORTEST
     if not well_formed or np.any(np.diff(lengths) <= 0):
         raise UserError(
-            f"{path}: columns {COLUMNS} with ascending lengths and at least one text of each are "
-            "needed"
+            f"{path}: columns {COLUMNS} with ascending lengths of at least {SHORTEST} and at least "
+            "one text of each are needed"
         )
     return LengthDistribution(lengths.copy(), texts.copy(), name)
 
 
 def write_text_lengths(distribution: LengthDistribution, folder: Path) -> Path:
-    """Writes ``<folder>/<name>.csv`` and returns its path."""
+    """Writes ``<folder>/<name>.csv`` and returns its path.
+
+    Raises UserError where a text is too short to be one between [CLS] and [SEP].
+    """
+    if distribution.lengths[0] < SHORTEST:
+        raise UserError(
+            f"{distribution.name}: a text of {counted(int(distribution.lengths[0]), 'token')}; "
+            f"at least {SHORTEST} ([CLS], a token, [SEP]), as BERT's tokenizer makes them"
+        )
     rows: Sequence[str] = [
         f"{length},{texts}"
         for length, texts in zip(distribution.lengths, distribution.texts, strict=True)

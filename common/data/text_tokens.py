@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.runtime.hugging_face_hub import check_hub
+from common.runtime.hugging_face_hub import load
 from common.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
 
     from common.data.text_sources import LabelledTexts
 
@@ -139,7 +140,7 @@ def open_tokenizer(
     path = Path(model_name).expanduser()
     if path.exists() or model_name.startswith((".", "/", "~")):
         return _local_tokenizer(path)
-    return _hub_tokenizer(model_name)
+    return _transformers_tokenizer(model_name)
 
 
 def train_wordpiece(texts: Sequence[str], vocab_size: int = 8192) -> TextTokenizer:
@@ -213,7 +214,7 @@ def _local_tokenizer(folder: Path) -> TextTokenizer:
         problem = "is a file" if folder.is_file() else "does not exist"
         raise UserError(f"tokenizer {folder}: {problem}; a folder is needed")
     if any((folder / name).is_file() for name in TRANSFORMERS_FILES):
-        return _transformers_tokenizer(str(folder), local=True)
+        return _transformers_tokenizer(str(folder))
     if (folder / "vocab.txt").is_file():
         return _vocabulary_file(folder / "vocab.txt")
     raise UserError(
@@ -237,33 +238,13 @@ def _vocabulary_file(path: Path) -> TextTokenizer:
     return _wordpiece(vocabulary, str(path.parent), lowercase=not cased)
 
 
-def _hub_tokenizer(name: str) -> TextTokenizer:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+def _transformers_tokenizer(name: str) -> TextTokenizer:
+    def from_pretrained(**where: bool) -> PreTrainedTokenizerBase:
+        from transformers import AutoTokenizer  # the import takes seconds
 
-    def is_cached(file: str) -> bool:
-        try:
-            return isinstance(try_to_load_from_cache(name, file), str)
-        except HFValidationError:
-            raise UserError(
-                f"tokenizer {name}: neither a folder here nor a name that the hub can have"
-            ) from None
+        return AutoTokenizer.from_pretrained(name, **where)
 
-    # transformers asks the hub for missing files, which takes a minute without a network.
-    cached = is_cached("config.json") and (is_cached("tokenizer.json") or is_cached("vocab.txt"))
-    if not cached:
-        check_hub(f"model {name}", WITHOUT_HUB)
-    return _transformers_tokenizer(name, local=cached)
-
-
-def _transformers_tokenizer(name: str, *, local: bool) -> TextTokenizer:
-    from transformers import AutoTokenizer  # the import takes seconds, so it is not at the top
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(name, local_files_only=local)
-    except Exception as error:  # raised by transformers, tokenizers, json or the hub
-        problem = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise UserError(f"tokenizer {name}: {problem}; {WITHOUT_HUB}") from None
+    loaded = load(name, "tokenizer", WITHOUT_HUB, from_pretrained, ["tokenizer.json", "vocab.txt"])
     if not getattr(loaded, "is_fast", False):
         raise UserError(f"tokenizer {name}: has no fast tokenizer (tokenizer.json); {WITHOUT_HUB}")
     limit = loaded.model_max_length

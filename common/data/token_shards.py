@@ -161,11 +161,6 @@ class TokenBatches:
         """Returns the number of micro-batches of this rank in a step."""
         return self.global_batch_size // (self.micro_batch_size * self.world_size)
 
-    @property
-    def epoch(self) -> int:
-        """Returns the number of complete passes over the data set."""
-        return self.position // self.shards.num_tokens
-
     def next_step(self) -> list[tuple[Tensor, Tensor]]:
         """Reads this rank's micro-batches of the next step and advances by one global batch.
 

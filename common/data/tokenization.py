@@ -19,11 +19,12 @@ import numpy as np
 
 from common.data.shard_files import LARGEST_TOKEN
 from common.errors import UserError
-from common.runtime.hugging_face_hub import check_hub
+from common.runtime.hugging_face_hub import check_hub, first_line, load
 from common.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +60,6 @@ class Vocabulary:
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Returns the text of tokens, special ones included."""
-        return self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -82,11 +79,13 @@ def load_vocabulary(name: str) -> Vocabulary:
         UserError: none of them is there or they are damaged, the hub cannot be reached, or the
             vocabulary has no ``<|endoftext|>`` or does not fit in 16 bits.
     """
-    folder = Path(name)
+    folder = Path(name).expanduser()
     if folder.exists() or name.startswith((".", "/", "~")):
         tokenizer = _local_tokenizer(folder)
     else:
         tokenizer = _hub_tokenizer(name)
+    tokenizer.no_truncation()  # a tokenizer.json may say how its model cuts and pads texts
+    tokenizer.no_padding()
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     if end_of_text is None:
         raise UserError(f"vocabulary {name}: has no {END_OF_TEXT}, which begins every document")
@@ -114,7 +113,7 @@ def _local_tokenizer(folder: Path) -> Tokenizer:
             return Tokenizer.from_file(files[0])
         tokenizer = Tokenizer(models.BPE.from_file(*files))
     except Exception as error:  # tokenizers raises nothing more specific
-        raise UserError(f"vocabulary {' and '.join(files)}: {_first_line(error)}") from None
+        raise UserError(f"vocabulary {' and '.join(files)}: {first_line(error)}") from None
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     if tokenizer.token_to_id(END_OF_TEXT) is not None:
@@ -123,18 +122,13 @@ def _local_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _hub_tokenizer(name: str) -> Tokenizer:
-    from huggingface_hub import try_to_load_from_cache
-
-    instead = "--vocab FOLDER takes a local one"
-    try:
-        cached = isinstance(try_to_load_from_cache(name, "tokenizer.json"), str)
-        if not cached:
-            check_hub(f"vocabulary {name}", instead)
+    def from_pretrained(**where: bool) -> PreTrainedTokenizerBase:
         from transformers import AutoTokenizer  # the import takes seconds
 
-        loaded = AutoTokenizer.from_pretrained(name, local_files_only=cached)
-    except (OSError, ValueError) as error:
-        raise UserError(f"vocabulary {name}: {_first_line(error)}; {instead}") from None
+        return AutoTokenizer.from_pretrained(name, **where)
+
+    instead = "--vocab FOLDER takes a local one"
+    loaded = load(name, "vocabulary", instead, from_pretrained, ["tokenizer.json"])
     if not hasattr(loaded, "backend_tokenizer"):
         raise UserError(f"vocabulary {name}: has no fast tokenizer (tokenizer.json); {instead}")
     return loaded.backend_tokenizer
@@ -226,7 +220,7 @@ def dataset_pieces(
                 )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         hint = f"; {local}" if isinstance(error, ConnectionError) else ""
-        raise UserError(f"dataset {name}, split {split}: {_first_line(error)}{hint}") from None
+        raise UserError(f"dataset {name}, split {split}: {first_line(error)}{hint}") from None
 
 
 def encode(
@@ -263,7 +257,3 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -7,8 +7,7 @@ import numpy as np
 from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, RED
 from common.data.text_lengths import LengthDistribution, read_text_lengths
 from common.errors import UserError
-from common.explore.bucket_tab import needs
-from common.explore.controls import Key, Slider, Text, choice, on_change, page
+from common.explore.controls import Key, Slider, Tab, Text, choice, needs, on_change, page
 from common.explore.figures import Figure, bar, figure, line
 from common.explore.micro_batches import PLANS, STATIC, BatchSettings, BatchView, divide, rectangles
 
@@ -28,7 +27,7 @@ POWERS = [1, 2, 4, 8, 16, 32, 64]
 CUTS = [64, 128, 256, 512, 0]
 
 
-class BatchTab:
+class BatchTab(Tab):
     """The widgets of the tab."""
 
     def __init__(self) -> None:
@@ -43,10 +42,10 @@ class BatchTab:
             ),
             "seed": Slider("draw", list(range(20)), 0, lambda seed: f"number {seed + 1}"),
         }
-        self.message = Text("ddplab-message")
-        self.caption = Text("ddplab-caption")
-        self.headings = {"rectangles": Text(heading=True), "ranks": Text(heading=True, legend=KEY)}
-        self.figures = {"rectangles": rectangle_figure(), "ranks": rank_figure()}
+        super().__init__(
+            {"rectangles": Text(heading=True), "ranks": Text(heading=True, legend=KEY)},
+            {"rectangles": rectangle_figure(), "ranks": rank_figure()},
+        )
         controls = [self.data_set, self.plan, *self.sliders.values()]
         self.widget = page(
             [self.message.widget],
@@ -70,7 +69,7 @@ class BatchTab:
                 self._read[name] = read_text_lengths(name)
             view = divide(self._read[name], now)
         except UserError as error:
-            self.message.show(str(error))
+            self.refuse(error)
             return
         self.message.show(*map(needs, view.unwritten))
         show_rectangles(self.figures["rectangles"], view)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import ipywidgets
 
 from common.analysis.style import GOOD_EFFICIENCY
-from common.errors import NotYetWritten, UserError
+from common.errors import UserError
 from common.explore.bucket_figures import (
     CAP_KEY,
     EFFICIENCY_KEY,
@@ -30,7 +30,16 @@ from common.explore.buckets import (
     predict_line,
     shown_ranks,
 )
-from common.explore.controls import Command, Slider, Text, choice, page, steps_between, time_text
+from common.explore.controls import (
+    Slider,
+    Tab,
+    Text,
+    choice,
+    needs,
+    page,
+    steps_between,
+    time_text,
+)
 from common.explore.systems import System
 from common.perfmodel.ddp.best_cap import BestCap
 from common.runtime.wording import counted, digits
@@ -40,7 +49,7 @@ CONTENTION = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0]
 DEFAULT_CAP_MIB = 25.0
 
 
-class BucketTab:
+class BucketTab(Tab):
     """The widgets of the tab, and the system and T(b) that they show."""
 
     def __init__(self, systems: Mapping[str, Callable[[], System]]) -> None:
@@ -48,7 +57,6 @@ class BucketTab:
         self.system: System | None = None
         self.at_first: BucketSettings | None = None
         self._searched: tuple[BucketSettings, BestCap | None] | None = None
-        self._quiet = False
         self.choice = choice("Start from", list(systems), stacked=False)
         self.sliders: dict[str, Slider] = {
             "alpha_us": Slider("latency α", [1.0], 1.0, lambda value: time_text(value / 1e6)),
@@ -62,19 +70,17 @@ class BucketTab:
         }
         self.reset = ipywidgets.Button(description="Back to the system as it is")
         self.reset.add_class("ddplab-again")
-        self.command = Command()
-        self.message = Text("ddplab-message")
-        self.caption = Text("ddplab-caption")
-        self.headings = {
+        headings = {
             "timeline": Text(heading=True),
             "caps": Text(heading=True, legend=CAP_KEY),
             "efficiency": Text(heading=True, legend=EFFICIENCY_KEY),
         }
-        self.figures = {
+        figures = {
             "timeline": timeline_figure(),
             "caps": cap_figure(),
             "efficiency": efficiency_figure(),
         }
+        super().__init__(headings, figures)
         self.widget = page(
             [self.choice, self.message.widget],
             [*self.sliders.values(), self.reset],
@@ -98,10 +104,8 @@ class BucketTab:
         try:
             self.system = self.systems[name]()
             self.start_anew()
-        except NotYetWritten as error:
-            self.message.show(needs(error.task))
         except UserError as error:
-            self.message.show(str(error))
+            self.refuse(error)
 
     def start_anew(self) -> None:
         """Puts all sliders where they change nothing."""
@@ -111,8 +115,7 @@ class BucketTab:
         caps = steps_between(SMALLEST_SHOWN_MIB, max(1.0, most_mib * 1.5))
         few = max(cap for cap in caps if cap <= min(DEFAULT_CAP_MIB, max(1.0, most_mib / 4)))
         self.at_first = now = first_settings(self.system, few)
-        self._quiet = True
-        try:
+        with self.quietly():
             self._offer("alpha_us", now.alpha_us, f"latency α, {now.ranks} ranks")
             self._offer("beta_gb_per_s", now.beta_gb_per_s, f"bandwidth β, {now.ranks} ranks")
             self.sliders["cap_mib"].offer(caps, now.cap_mib)
@@ -120,13 +123,11 @@ class BucketTab:
             for name in ("compute", "contention"):
                 slider = self.sliders[name]
                 slider.offer(slider.values, getattr(now, name))
-        finally:
-            self._quiet = False
         self.update()
 
     def update(self) -> None:
         """Computes what the sliders say and replaces the figures' data."""
-        if self._quiet or self.system is None:
+        if self.is_quiet or self.system is None:
             return
         now = self.settings()
         # T(b) does not depend on the cap that is chosen.
@@ -135,7 +136,7 @@ class BucketTab:
         try:
             view = explore(self.system, now, best if searched == but_for_cap else None)
         except UserError as error:
-            self.message.show(str(error))
+            self.refuse(error)
             return
         self._searched = (but_for_cap, view.best)
         self.message.show(*map(needs, view.unwritten))
@@ -182,11 +183,3 @@ class BucketTab:
         if now.ranks != self.at_first.ranks:
             how += f", on {now.ranks:,} ranks"
         self.caption.show(f"{self.system.caption}. Shown: {how}.")
-
-
-def needs(task: str) -> str:
-    """Returns the sentence that stands where a student's code is missing."""
-    return (
-        f"Task {task} is not written yet: this is drawn by the code that you write for it in "
-        "common/exercises. Write it and open this page again."
-    )

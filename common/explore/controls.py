@@ -6,7 +6,8 @@ native range input over a list of values, with what each value is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -17,6 +18,8 @@ import numpy as np
 import traitlets
 
 from common.analysis.html import rendered
+from common.errors import NotYetWritten, UserError
+from common.explore.figures import Figure, clear
 from common.runtime.wording import digits
 
 HERE = Path(__file__).parent
@@ -99,6 +102,43 @@ class Text:
         self.widget.value = rendered(
             HERE / "text.html.j2", lines=list(filter(None, lines)), heading=self.heading, keys=keys
         )
+
+
+class Tab:
+    """What a tab answers: figures under headings, a caption, the command, or why there is none."""
+
+    def __init__(self, headings: dict[str, Text], figures: dict[str, Figure]) -> None:
+        self.headings, self.figures = headings, figures
+        self.message, self.caption = Text("ddplab-message"), Text("ddplab-caption")
+        self.command = Command()
+        self.is_quiet = False
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Sets ``is_quiet`` inside the block, in which controls are moved by the tab itself."""
+        self.is_quiet = True
+        try:
+            yield
+        finally:
+            self.is_quiet = False
+
+    def refuse(self, error: UserError) -> None:
+        """Says why there is no answer, and takes the one before away."""
+        self.message.show(needs(error.task) if isinstance(error, NotYetWritten) else str(error))
+        for made in self.figures.values():
+            clear(made)
+        for text in (*self.headings.values(), self.caption):
+            text.show()
+        with self.command.hold_sync():
+            self.command.line = self.command.note = ""
+
+
+def needs(task: str) -> str:
+    """Returns the sentence that stands where a student's code is missing."""
+    return (
+        f"Task {task} is not written yet: this is drawn by the code that you write for it in "
+        "common/exercises. Write it and open this page again."
+    )
 
 
 def choice(

@@ -8,7 +8,6 @@ logits and gradients (tests/models/test_gpt2.py). Linear layers are ``nn.Linear`
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from common.errors import UserError
 from common.models.chunked_loss import chunked_cross_entropy
 from common.perfmodel.one_device.architecture import CONFIGS, GPT2Config
-
-if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
-
 
 __all__ = ["CONFIGS", "GPT2", "GPT2Config"]
 
@@ -191,43 +186,3 @@ class GPT2(nn.Module):
     def num_parameters(self) -> int:
         """Returns the number of parameters, the tied embedding counted once."""
         return sum(p.numel() for p in self.parameters())
-
-    @classmethod
-    def from_huggingface(cls, hf_model: GPT2LMHeadModel) -> GPT2:
-        """Makes a GPT2 with a copy of the weights of a transformers ``GPT2LMHeadModel``.
-
-        Dropout is taken from ``resid_pdrop``. Raises UserError for variants of the architecture
-        that this model does not have (another activation or width, scaled or cross attention,
-        untied embeddings).
-        """
-        theirs = hf_model.config
-        for setting, expected in {
-            "activation_function": "gelu_new",
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "tie_word_embeddings": True,
-            "add_cross_attention": False,
-        }.items():
-            if getattr(theirs, setting, expected) != expected:
-                raise UserError(
-                    f"cannot convert: {setting} is {getattr(theirs, setting)!r}, not {expected!r}"
-                )
-        if theirs.n_inner not in (None, 4 * theirs.n_embd):
-            raise UserError(f"cannot convert: n_inner is {theirs.n_inner}, not 4 × n_embd")
-        config = GPT2Config(
-            vocab_size=theirs.vocab_size,
-            n_positions=theirs.n_positions,
-            n_layer=theirs.n_layer,
-            n_head=theirs.n_head,
-            n_embd=theirs.n_embd,
-            dropout=theirs.resid_pdrop,
-            layer_norm_epsilon=theirs.layer_norm_epsilon,
-        )
-        model = cls(config).to(hf_model.dtype)
-        source = hf_model.transformer.state_dict()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                weight = source[name.replace("blocks.", "h.")]
-                is_conv1d = name.endswith(".weight") and ".c_" in name
-                parameter.copy_(weight.T if is_conv1d else weight)
-        return model

@@ -9,24 +9,24 @@ share a batch is then a matter of speed alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.errors import UserError
-from common.runtime.hugging_face_hub import check_hub
+from common.runtime.hugging_face_hub import load, one_line_errors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 logger = logging.getLogger(__name__)
 
-Loaded = TypeVar("Loaded")
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 """Names of files of weights, followed by ``.index.json`` where weights are in several files."""
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
@@ -154,25 +154,27 @@ def build_text_classifier(
         return TextClassifier(sizes)
     name = expanded(name)
     config = _read_config(name)
-    limit = _longest_input(config)
+    with one_line_errors(f"model {name}", INSTEAD):
+        tokens = config.vocab_size
+        if config.pad_token_id is None:
+            config.pad_token_id = pad_id
+        limit = _longest_input(config)
     if limit is not None and max_length > limit:
         raise UserError(
             f"max_length {max_length}: {name} takes at most {limit} tokens; "
             f"give --max_length {limit} or less"
         )
-    if vocab_size > config.vocab_size:
+    if vocab_size > tokens:
         raise UserError(
-            f"model {name}: has {config.vocab_size} tokens, but the tokenizer {vocab_size}; "
+            f"model {name}: has {tokens} tokens, but the tokenizer {vocab_size}; "
             "the model's own tokenizer fits"
         )
     config.num_labels = num_labels
-    if config.pad_token_id is None:
-        config.pad_token_id = pad_id
     if dropout is not None:
         _set_dropout(config, dropout)
     from transformers import AutoModelForSequenceClassification as Classifier
 
-    with _one_line_errors(name), _quiet_transformers():
+    with one_line_errors(f"model {name}", INSTEAD), _quiet_transformers():
         if Path(name).is_dir() and not _has_weights(Path(name)):
             logger.warning(
                 f"model {name}: has config.json but no {' or '.join(WEIGHT_FILES)}; "
@@ -181,14 +183,16 @@ def build_text_classifier(
             model = Classifier.from_config(config)
         else:
             # A head for another number of classes is replaced; the log then names what is new.
-            model, info = _load(
+            model, info = load(
                 name,
-                lambda local: Classifier.from_pretrained(
+                "model",
+                INSTEAD,
+                functools.partial(
+                    Classifier.from_pretrained,
                     name,
                     config=config,
                     ignore_mismatched_sizes=True,
                     output_loading_info=True,
-                    **local,
                 ),
             )
             _say_what_is_new(name, info)
@@ -220,28 +224,15 @@ def _read_config(name: str) -> PretrainedConfig:
         raise UserError(f"model folder {name}: {problem}; {INSTEAD}")
     from transformers import AutoConfig
 
-    with _one_line_errors(name):
-        return _load(name, lambda local: AutoConfig.from_pretrained(name, **local))
-
-
-def _load(name: str, load: Callable[[dict], Loaded]) -> Loaded:
-    """Loads something from this machine's files, else from the hub if that can be reached.
-
-    ``load`` takes the keyword arguments that say where to look.
-    """
-    try:
-        return load({"local_files_only": True})
-    except OSError:
-        if Path(name).is_dir():
-            raise
-        check_hub(f"model {name}", INSTEAD)
-        return load({})
+    return load(name, "model", INSTEAD, functools.partial(AutoConfig.from_pretrained, name))
 
 
 def _longest_input(config: PretrainedConfig) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and config.model_type in POSITIONS_AFTER_PADDING:
-        return positions - config.pad_token_id - 1
+    if not positions or positions < 0:  # XLNet says −1
+        return None
+    if config.model_type in POSITIONS_AFTER_PADDING:
+        return positions - (config.pad_token_id or 0) - 1
     return positions
 
 
@@ -265,18 +256,6 @@ def _say_what_is_new(name: str, info: dict) -> None:
 def _has_weights(folder: Path) -> bool:
     names = [name + end for name in WEIGHT_FILES for end in ("", ".index.json")]
     return any((folder / name).is_file() for name in names)
-
-
-@contextlib.contextmanager
-def _one_line_errors(name: str) -> Iterator[None]:
-    """Turns transformers' errors about a name or folder into a UserError of one line."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"model {name}: {reason}; {INSTEAD}") from None
 
 
 @contextlib.contextmanager

@@ -266,7 +266,6 @@ class _Watch(TorchDispatchMode):
         self.parameters = {p.untyped_storage()._cdata for p in module.parameters()}
         self.counted = {b.untyped_storage()._cdata for b in module.buffers()} | self.parameters
         self.kept: set[int] = set()
-        self.alive: list[Tensor] = []
         self.live = self.peak = 0.0
         self.products = 0
         self.unit = next(iter(units.values()))

@@ -38,21 +38,6 @@ from common.runtime.seeding import kept_random_numbers
 Context = Callable[[], AbstractContextManager]
 
 
-@dataclass(frozen=True)
-class ProbeResult:
-    """The result of the search on one rank.
-
-    Attributes:
-        largest: the largest batch size that fitted; 0 if none did.
-        tried: every batch size that was tried, in order, and True if it fitted.
-        rounds: number of times that the ranks agreed; the same on all of them.
-    """
-
-    largest: int
-    tried: tuple[tuple[int, bool], ...]
-    rounds: int
-
-
 def probe_largest_batches(
     model: nn.Module,
     max_length: int,
@@ -86,7 +71,7 @@ def probe_largest_batches(
     if real_steps is None:
         real_steps = worker.device.type == "cuda"
     if real_steps:
-        largest = largest_micro_batch(step, upper_bound, worker.gather).largest
+        largest = largest_micro_batch(step, upper_bound, worker.gather)
     else:
         largest = calculated_batch(
             step, upper_bound, ranks_on_machine(worker.ranks.local_world_size)
@@ -104,8 +89,8 @@ def probe_largest_batches(
 
 def largest_micro_batch(
     try_step: Callable[[int], object], upper_bound: int, agree: Callable[[object], list]
-) -> ProbeResult:
-    """Searches the largest batch size for which ``try_step`` does not run out of memory.
+) -> int:
+    """Searches the largest batch size for which ``try_step`` does not run out of memory; 0 if none.
 
     Sizes double until one fails, then the interval is halved. Every rank takes part in every round:
     one that is done tries nothing, but agrees, until all are done.
@@ -120,8 +105,7 @@ def largest_micro_batch(
             itself is raised.
     """
     largest, too_large = 0, upper_bound + 1
-    tried: list[tuple[int, bool]] = []
-    rounds, failure = 0, None
+    failure = None
     while True:
         if largest + 1 < too_large:
             doubling = too_large > upper_bound
@@ -131,9 +115,7 @@ def largest_micro_batch(
             except Exception as error:  # the others wait in the collective: tell them first
                 failure = error
             else:
-                tried.append((size, fitted))
                 largest, too_large = (size, too_large) if fitted else (largest, size)
-        rounds += 1
         reason = f"{type(failure).__name__}: {failure}" if failure else None
         answers = agree((largest + 1 >= too_large, reason))
         if failure:
@@ -142,7 +124,7 @@ def largest_micro_batch(
             if reason:
                 raise RunFailed(f"memory probe: rank {rank} failed: {reason.splitlines()[0]}")
         if all(finished for finished, _ in answers):
-            return ProbeResult(largest, tuple(tried), rounds)
+            return largest
 
 
 def fits(try_step: Callable[[int], object], batch_size: int) -> bool:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rank_support import ASSIGNMENT2
 from refusal_support import refused_line
 
-from common.benchmarks.buckets.allreduce import course_table, summarise
+from common.benchmarks.buckets.allreduce import SIZES, course_table, summarise
 from common.benchmarks.buckets.allreduce_chunks import chunk_sizes
 from common.errors import RunFailed
 from common.perfmodel.tables import read_all_reduce
@@ -93,7 +93,7 @@ def test_the_summary_has_median_p95_and_bandwidths_of_the_slowest_rank():
 
 def test_the_courses_table_leaves_calls_in_flight_out():
     both = pd.concat([hand_made({4: [2.0, 4.0]}), hand_made({4: [90.0]}, mode="in_flight")])
-    row = course_table(both, "gloo", 2).iloc[0]
+    row = course_table(both, "sequential", SIZES, {"backend": "gloo"}).iloc[0]
     assert row["average_time"] == pytest.approx(3e-3)
     assert row["stdev_time"] == pytest.approx(2**0.5 / 1e3)  # of 2 and 4 ms
 

@@ -165,7 +165,7 @@ def test_copies_and_launches_are_timed_where_the_profiler_watches(ranks):
         assert views[-1]["copied_ms"] == max(*ends, views[-1]["compute_end_ms"])
 
 
-CAPS = ("0.5", "5", "None")
+CAPS = ("0.05", "0.5", "None")
 
 
 @pytest.mark.two_ranks
@@ -192,7 +192,7 @@ def test_the_benchmark_watches_every_cap_after_its_rounds(ddp_run):
 @pytest.mark.two_ranks
 def test_the_table_of_the_benchmark_can_be_read(ddp_run):
     watched = read_timelines(ddp_run / "bucket-timeline.csv")
-    assert watched.caps() == [0.5, 5.0, None]
+    assert watched.caps() == [0.05, 0.5, None]
     for cap in watched.caps():
         assert len(watched.passes(cap)) == 1
         last = watched.typical(cap)

@@ -1,7 +1,7 @@
 """train_benchmark.py: layer sizes and times in the course's columns, and when gradients are ready.
 
-The oracle for sizes and order is GPT-2's architecture, written out here for gpt2-nano (width 256,
-6 blocks, vocabulary 8192, 256 positions); that for times is a second computation from raw samples.
+The oracle for sizes and order is GPT-2's architecture, written out here for gpt2-pico (width 128,
+2 blocks, vocabulary 256, 256 positions); that for times is a second computation from raw samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from common.benchmarks.one_device.layers import layer_durations
 from common.perfmodel.layer_tables import profile_from_layers, read_layer_tables
 from common.perfmodel.tables import read_ready_times
 
-WIDTH, BLOCKS, VOCABULARY, POSITIONS = 256, 6, 8192, 256
+WIDTH, BLOCKS, VOCABULARY, POSITIONS = 128, 2, 256, 256
 RANKS, STEPS = 2, 3
 # A block's parameters in the order in which their gradients become ready, with their sizes.
 BLOCK_ORDER = {
@@ -58,8 +58,8 @@ def test_layer_sizes_have_the_courses_columns_and_rows(train_run):
     block = sum(BLOCK_ORDER.values())
     assert lines == [
         ",Name,No. Params",
-        "0,Token embedding,2097152",
-        "1,Position embedding,65536",
+        "0,Token embedding,32768",
+        "1,Position embedding,32768",
         *(f"{index + 2},Block {index},{block}" for index in range(BLOCKS)),
         f"{BLOCKS + 2},LayerNorm final,{2 * WIDTH}",
     ]
@@ -67,7 +67,7 @@ def test_layer_sizes_have_the_courses_columns_and_rows(train_run):
 
 def test_the_tied_weight_is_counted_once(train_run):
     sizes = pd.read_csv(train_run / "layer-sizes.csv")
-    assert sizes["No. Params"].sum() == sum(PARAMETERS.values()) == 6_901_760
+    assert sizes["No. Params"].sum() == sum(PARAMETERS.values()) == 462_336
 
 
 def test_layer_times_have_the_courses_columns_and_rows(train_run, times):

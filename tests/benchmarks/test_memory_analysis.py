@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rank_support import torchrun_variables
 from refusal_support import refused_line
 
 from common.benchmarks.one_device.memory import MemoryAnalysis, largest_batches
@@ -96,8 +97,9 @@ def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_starts(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_it_is_one_devices_memory_that_is_analysed(rank_server, tmp_path):
-    done = rank_server.run(SCRIPT, *TINY, "--output_dir", tmp_path, ranks=2)
-    assert done.exit_codes == [2, 2]
-    assert "is for one device, and was started on 2 ranks" in done.error_line
+@pytest.mark.parametrize("script", sorted(SCRIPT.parent.glob("*.py")), ids=lambda path: path.stem)
+def test_all_of_assignment_0_is_for_one_device(script, tmp_path):
+    flags = ("--device", "cpu", "--output_dir", tmp_path)
+    line = refused_line(script, *flags, variables=torchrun_variables(0, 2, 0))
+    assert "for one device, and was started on 2 ranks" in line
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import stats
+from students_interval import students_interval
 
 from common.analysis.one_device.options import (
     in_company,
@@ -120,13 +120,6 @@ RATIOS = {
 ARMS = pd.DataFrame({"arm": list(RATIOS), "measured": True, "reason": ""})
 
 
-def students_interval(ratios: np.ndarray, claims: int) -> list[float]:
-    """Returns the geometric mean, and the interval of its logarithm, by SciPy's t-test."""
-    logs = np.log(ratios)
-    ends = stats.ttest_1samp(logs, 0).confidence_interval(1 - 0.05 / claims)
-    return [np.exp(value) for value in (logs.mean(), *ends)]
-
-
 def test_ratios_are_taken_within_rounds() -> None:
     # The machine's own drift, by a factor of eight, is in none of them.
     times = made_up_times(RATIOS)
@@ -135,7 +128,7 @@ def test_ratios_are_taken_within_rounds() -> None:
         if arm == "baseline":
             continue
         measured = table.loc[arm, ["ratio", "ratio_low", "ratio_high"]].tolist()
-        expected = students_interval(np.array(by_round), claims=len(RATIOS) - 1)
+        expected = students_interval(by_round, claims=len(RATIOS) - 1)
         assert measured == pytest.approx(expected), arm
     assert table.loc["baseline", ["ratio", "ratio_low", "ratio_high"]].tolist() == [1, 1, 1]
 
@@ -286,11 +279,3 @@ def test_settings_that_cannot_be_are_one_line(changes: dict, message: str, tmp_p
         main(replace(TINY, output_dir=str(tmp_path / "runs"), **changes))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
-
-
-def test_it_is_for_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="one device, and was started on 2 ranks"):
-        main(TINY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,7 +13,7 @@ from refusal_support import refused_line
 
 from common.benchmarks.scaling.scaling import ScalingBenchmark
 from common.benchmarks.scaling.verify_changes import VerifyChanges
-from common.benchmarks.scaling.workloads import MlpSizes, global_batch, mlp_workload
+from common.benchmarks.scaling.workloads import MlpSizes, global_batch, mlp_workload, text_workload
 from common.diagnose.changes import open_changes
 from common.errors import UserError
 from common.models.mlp import MLP
@@ -149,6 +150,7 @@ def test_kinds_of_changes_are_known_ones(kinds, said):
         (("--device", "cuda"), "torch can use no GPU"),
         (("--backend", "nccl"), "nccl needs GPUs"),
         (("--batch-size", 0), "above 0"),
+        (("--seed", 2**64), "seed is 18446744073709551616; it must be from 0 to"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_leaves_nothing(tmp_path, flags, said):
@@ -177,6 +179,26 @@ def test_samples_are_told_apart_by_their_values():
     assert len(set(one.identities)) == 64
 
 
+def test_every_seed_step_and_rank_draws_samples_of_its_own():
+    drawn = [
+        mlp_workload(MlpSizes(8, 8, 1, 4), torch.device("cpu"), seed).make_batch(4, step, rank, 1)
+        for seed, step, rank in [(1, 0, 1009), (1, 1, 0), (20_000_000_000, 1, 0), (2**62, 9, 5)]
+    ]
+    identities = np.concatenate([batch.identities for batch in drawn])
+    assert len(set(identities)) == 16
+
+
+def test_the_seed_of_a_text_workload_decides_its_texts():
+    texts = [
+        text_workload("ag_news_ddp_4gpu_20ep", "synthetic", "", 16, torch.device("cpu"), seed)
+        .make_batch(16, 0, 0, 1)
+        .inputs[0]
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(texts[0], texts[1])
+    assert set(map(tuple, texts[0].tolist())).isdisjoint(map(tuple, texts[2].tolist()))
+
+
 def test_a_global_batch_of_texts_is_the_same_on_any_number_of_ranks():
     whole = global_batch(10, 6, 3, seed=0)
     shares = [global_batch(10, 6, 3, seed=0)[rank::3] for rank in range(3)]
@@ -192,4 +214,6 @@ def test_a_sweep_goes_up_to_all_ranks_of_the_job_as_its_probes_are_of_them():
     assert str(refused.value).startswith("world_sizes 2 at most: the job has 4 ranks")
     assert "\n" not in str(refused.value)
     assert ScalingBenchmark(sweep=True, world_sizes=(1, 4)).sweep_plan(4).world_sizes == (1, 4)
-    assert ScalingBenchmark(sweep=True).sweep_plan(6).world_sizes == (1, 2, 4, 6)
+    # What a sweep does not use refuses none.
+    sweep = ScalingBenchmark(sweep=True, epochs=1, steps_per_epoch=2, warmup_steps=2)
+    assert sweep.sweep_plan(6).world_sizes == (1, 2, 4, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,8 @@ from common.benchmarks.selftest import (
     print_row,
     read_results,
 )
-from common.benchmarks.selftest_checks import Check, alone, tiny_training
+from common.benchmarks.selftest_checks import CHECKS, Check, alone, tiny_training
+from common.errors import NotYetWritten
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.gpus import CudaDevice
 from common.runtime.processes.ranks import Ranks
@@ -118,3 +120,30 @@ def test_fsdp_is_left_out_where_gloo_joins_gpus(tmp_path: Path) -> None:
         result = attempt(Check("fsdp", tiny_training(FsdpConfig), ""), on_gpu, tmp_path, [])
     assert result.outcome == "left out"
     assert "NCCL" in result.detail
+
+
+def test_scripts_that_are_not_run_are_those_that_the_text_names() -> None:
+    folder = Path(selftest.__file__).resolve().parents[2] / "assignments"
+    scripts = {f"{path.parent.name}/{path.name}" for path in folder.glob("assignment*/*.py")}
+    remedies = " ".join(check.remedy for check in CHECKS)
+    run = set(re.findall(r"assignments/(\S+\.py)", remedies))
+    assert run < scripts
+    assert {name.partition("/")[2] for name in scripts - run} == {
+        *("predict_bucket_size.py", "analyze_metrics.py", "plot_comprehensive_analysis.py"),
+        *("simulate_modes.py", "verify_changes.py"),
+    }
+
+
+def test_a_task_that_is_not_written_is_left_out(tmp_path: Path) -> None:
+    with process_group("cpu") as worker:
+        result = attempt(raising(NotYetWritten("A3.1")), worker, tmp_path, [])
+    assert (result.outcome, result.detail) == ("left out", "task A3.1 is not written yet")
+
+
+@pytest.mark.parametrize("name", ["compare_strategies", "compare_modes"])
+def test_one_rank_compares_nothing_and_that_is_no_failure(name: str, tmp_path: Path) -> None:
+    [check] = [check for check in CHECKS if check.name == name]
+    with process_group("cpu") as worker:
+        result = attempt(check, worker, tmp_path, [])
+    assert (result.outcome, result.is_bad) == ("left out", False)
+    assert result.detail == "1 rank here; it takes 2"

@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.data import markov_text
 from common.data.markov_text import MarkovSource, read_source, synthetic_shards
-from common.data.token_shards import TokenShards
+from common.data.token_shards import TokenShards, write_shard
 from common.errors import UserError
+from common.training.checkpoints.resume import recorded_settings
+from common.training.config import TrainingConfig
 
 SMALL = MarkovSource(symbols=6, seed=3)
 
@@ -128,8 +131,9 @@ def test_settings_outside_their_range_are_refused() -> None:
 
 
 def test_synthetic_shards_are_made_once_and_again_where_damaged(
-    tmp_path: Path, source: MarkovSource
+    tmp_path: Path, source: MarkovSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(markov_text, "MarkovSource", lambda seed: source)
     folder = synthetic_shards(tmp_path, 5000)
     for word in ("256", "seed-0", "5000"):
         assert word in folder.name
@@ -159,3 +163,11 @@ def test_a_folder_without_a_record_has_no_known_entropy(tmp_path: Path) -> None:
     (tmp_path / "source.json").write_text("{broken")
     with pytest.raises(UserError, match=r"source.json: expected JSON with entropy_nats"):
         read_source(tmp_path)
+
+
+def test_a_record_of_other_shards_gives_no_entropy(tmp_path: Path) -> None:
+    (tmp_path / "source.json").write_text('{"entropy_nats": 3.25, "num_tokens": 4}')
+    for tokens, entropy in (([1, 2, 1, 3], 3.25), ([1, 2, 3], None)):
+        write_shard(tmp_path / "tokens_000000.bin", tokens)
+        config, shards = TrainingConfig(data=str(tmp_path)), TokenShards.open(tmp_path)
+        assert recorded_settings(config, shards, None)["entropy_nats"] == entropy

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_support import problem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,20 +20,11 @@ from common.data.text_lengths import (
 )
 from common.data.text_splits import synthetic_texts
 from common.data.text_tokens import open_tokenizer
-from common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 BERT = SHARED / "vocab" / "bert-base-uncased"
-lengths_of_texts = st.lists(st.integers(1, 60), min_size=1, max_size=80)
-
-
-def problem(call: object, *arguments: object, **options: object) -> str:
-    """Returns the one line that a user reads."""
-    with pytest.raises(UserError) as caught:
-        call(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+lengths_of_texts = st.lists(st.integers(3, 60), min_size=1, max_size=80)
 
 
 @pytest.mark.slow  # 67,349 texts
@@ -122,12 +114,19 @@ def test_rare_and_frequent_lengths_are_drawn_as_often_as_they_should() -> None:
     [
         *("", "length_tokens,texts\n", "texts,length_tokens\n3,1\n", "length_tokens,texts\n3\n"),
         *("length_tokens,texts\n3,x\n", "length_tokens,texts\n3,0\n"),
-        *("length_tokens,texts\n3,1\n3,1\n", "length_tokens,texts\n3,1,4\n5,2,6\n"),
+        *("length_tokens,texts\n2,1\n3,1\n", "length_tokens,texts\n3,1\n3,1\n"),
+        *("length_tokens,texts\n3,1,4\n5,2,6\n"),
     ],
 )
 def test_what_is_no_table_of_lengths_is_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "some.csv").write_text(content)
     assert "columns length_tokens,texts" in problem(read_text_lengths, "some", tmp_path)
+
+
+def test_texts_without_a_token_between_cls_and_sep_are_not_recorded(tmp_path: Path) -> None:
+    message = problem(write_text_lengths, LengthDistribution.of([5, 1], "some"), tmp_path / "new")
+    assert "some: a text of 1 token; at least 3" in message
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_unknown_name_is_one_line() -> None:

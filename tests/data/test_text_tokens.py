@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_support import problem
 
 from common.data.text_sources import LabelledTexts, load_texts
 from common.data.text_tokens import (
@@ -17,7 +18,6 @@ from common.data.text_tokens import (
     open_tokenizer,
     tokenize_texts,
 )
-from common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
@@ -59,14 +59,6 @@ def vocabulary_folder(tmp_path: Path) -> Path:
 def made_up_texts(count: int = 300) -> list[str]:
     rng = random.Random(0)
     return [" ".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(count)]
-
-
-def problem(call: object, *arguments: object, **options: object) -> str:
-    """Returns the one line that a user reads."""
-    with pytest.raises(UserError) as caught:
-        call(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_tokens_are_those_of_transformers(bert: TextTokenizer, reviews: list[str]) -> None:
@@ -215,8 +207,9 @@ def test_what_is_no_tokenizer_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "tokenizer.json").write_text("{")
     assert f"tokenizer {tmp_path}: " in problem(open_tokenizer, str(tmp_path))
     assert "there are none" in problem(open_tokenizer, "small", texts=[" "])
+    assert "tokenizer a b/c: Repo id must" in problem(open_tokenizer, "a b/c")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     unreachable = problem(open_tokenizer, "someone/something")
-    assert "model someone/something: http://127.0.0.1:9 cannot be reached" in unreachable
+    assert "tokenizer someone/something: http://127.0.0.1:9 cannot be reached" in unreachable
     assert "--model_name FOLDER" in unreachable
     assert "--model_name small" in unreachable

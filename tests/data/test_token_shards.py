@@ -128,6 +128,12 @@ def test_a_writer_refuses_a_folder_with_shards(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds token shards already"), ShardWriter(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == [path]
+    path.rename(tmp_path / "source.json")
+    with (
+        pytest.raises(UserError, match=r"holds source\.json of other shards"),
+        ShardWriter(tmp_path),
+    ):
+        pass
     with pytest.raises(UserError, match="0 tokens a shard: legal are 1 to"):
         ShardWriter(tmp_path, shard_tokens=0)
 
@@ -200,7 +206,6 @@ def test_every_token_is_an_input_once_an_epoch_and_its_target_is_the_next(
                 inputs += tokens.ravel().tolist()
             assert rank.position == (step + 1) * 40
     assert sorted(inputs) == list(range(120))
-    assert {rank.epoch for rank in ranks} == {1}
 
 
 @pytest.mark.parametrize(("world_size", "micro"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2), (4, 1)])
@@ -237,7 +242,6 @@ def test_resuming_from_a_position_goes_on_as_if_never_stopped(tmp_path: Path) ->
         for ours, theirs in zip(whole.next_step(), resumed.next_step(), strict=True):
             assert torch.equal(ours[0], theirs[0])
             assert torch.equal(ours[1], theirs[1])
-    assert resumed.epoch == whole.epoch == 9 * 12 // 31
 
 
 def test_only_the_rank_that_meets_a_token_outside_the_vocabulary_speaks(tmp_path: Path) -> None:

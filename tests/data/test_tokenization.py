@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.cli.data import Tokens
-from common.data import tokenization
+from common.data import shard_files, tokenization
 from common.data.markov_text import MarkovSource, read_source
 from common.data.token_shards import TokenShards, read_shard
 from common.data.tokenization import (
@@ -64,6 +65,10 @@ def tokens_of(pieces: object, vocabulary: Vocabulary, max_tokens: int = 0) -> li
     return [int(t) for array in encode(pieces, vocabulary, max_tokens) for t in array]
 
 
+def text_of(tokens: Iterable[int], vocabulary: Vocabulary) -> str:
+    return vocabulary.tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False)
+
+
 def test_tokens_are_those_of_transformers(gpt2: Vocabulary) -> None:
     from transformers import GPT2Tokenizer
 
@@ -76,7 +81,7 @@ def test_tokens_are_those_of_transformers(gpt2: Vocabulary) -> None:
         texts.append(SHAKESPEARE.read_text()[:100_000])
     for text, ours in zip(texts, gpt2.encode(texts), strict=True):
         assert ours == theirs(text)["input_ids"]
-        assert gpt2.decode(ours) == text
+        assert text_of(ours, gpt2) == text
     # published: the first example of GPT-2's own documentation
     assert gpt2.encode(["Hello world"]) == [[15496, 995]]
 
@@ -165,7 +170,7 @@ def test_a_local_folder_is_streamed_as_documents(
         table.to_parquet(folder / "train.parquet")
     vocabulary = load_vocabulary(str(small_vocabulary))
     tokens = tokens_of(dataset_pieces(str(folder), text_column="body"), vocabulary)
-    assert vocabulary.decode(tokens) == f"{MARK}one two{MARK}three"
+    assert text_of(tokens, vocabulary) == f"{MARK}one two{MARK}three"
     for asked, words in (
         ({"text_column": "text"}, "'text' is no text column; has id, body"),
         ({"text_column": "id"}, "'id' is no text column"),
@@ -219,7 +224,21 @@ def test_a_tokenizer_json_is_read_as_it_is(small_vocabulary: Path, tmp_path: Pat
     vocabulary.tokenizer.save(str(folder / "tokenizer.json"))
     again = load_vocabulary(str(folder))
     assert again.encode([SAMPLE]) == vocabulary.encode([SAMPLE])
-    assert again.decode(again.encode([SAMPLE])[0]) == SAMPLE
+    assert text_of(again.encode([SAMPLE])[0], again) == SAMPLE
+
+
+def test_a_models_way_to_cut_and_pad_texts_is_not_the_shards(
+    small_vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = load_vocabulary(str(small_vocabulary)).tokenizer
+    saved.enable_truncation(5)
+    saved.enable_padding(length=9)
+    (tmp_path / "saved").mkdir()
+    saved.save(str(tmp_path / "saved" / "tokenizer.json"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    texts = ["ab", "abcdefgh"]  # a token a byte
+    lengths = [len(tokens) for tokens in load_vocabulary("~/saved").encode(texts)]
+    assert lengths == [2, 8]
 
 
 def test_texts_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
@@ -248,7 +267,7 @@ def test_the_command_writes_shards_and_says_how_to_train(
     ]
     shards = TokenShards.open(out)
     vocabulary = load_vocabulary(str(small_vocabulary))
-    assert vocabulary.decode(shards.read(0, 1501)) == MARK + "ab\n" * 500
+    assert text_of(shards.read(0, 1501), vocabulary) == MARK + "ab\n" * 500
     # Other shards are not mixed in.
     assert refused(*asked) == f"error: {out} holds token shards already; choose another folder"
 
@@ -263,6 +282,18 @@ def test_the_command_makes_a_source_of_known_entropy(tmp_path: Path) -> None:
     assert read_source(tmp_path / "out")["entropy_nats"] == pytest.approx(source.entropy_nats)
     tokens = read_shard(tmp_path / "out" / "tokens_000000.bin")
     assert np.array_equal(tokens, source.sample(9000, 3))
+
+
+def test_shards_that_were_not_written_leave_no_record_of_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(shard_files._Part, "finish", full)
+    with pytest.raises(OSError, match="no space"):
+        Tokens(synthetic=True, num_tokens=9000, output_dir=str(tmp_path / "out")).run()
+    assert not (tmp_path / "out").exists()
 
 
 def test_mistakes_are_one_line_and_leave_nothing(

@@ -5,24 +5,39 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from command_line import answered
 
-from common.explore.chosen_model import named_model
+from common.errors import UserError
+from common.explore.chosen_model import ChosenModel, named_model
+from common.explore.clusters import plan_tab
 from common.explore.clusters.plan_tab import GB, Asked, PlanTab, searched_for, within
+from common.perfmodel.architectures.published_sizes import sized_architecture
 
 
-@pytest.mark.parametrize("memory_gb", [80, 12, 3])
-def test_less_memory_leaves_what_the_command_finds_with_it(tmp_path: Path, memory_gb: int) -> None:
-    tab = PlanTab()
-    for name, value in (("gpus", 8), ("samples", 2)):
-        slider = tab.sliders[name]
-        slider.offer(slider.values, value)
+@pytest.mark.parametrize(("memory_gb", "seq_len"), [(80, None), (12, None), (3, None), (6, 256)])
+def test_less_memory_leaves_what_the_command_finds_with_it(
+    tmp_path: Path, memory_gb: int, seq_len: int | None
+) -> None:
+    model = named_model("gpt2-large")
+    if seq_len:
+        configuration = tmp_path / "two words" / "config.json"
+        configuration.parent.mkdir()
+        sizes = {"n_layer": 3, "n_embd": 1280, "n_head": 20, "vocab_size": 50257}
+        configuration.write_text(json.dumps({"model_type": "gpt2", "n_positions": 1024} | sizes))
+        name = str(configuration)
+        model = ChosenModel(name, *sized_architecture(name, seq_len))
+    tab = PlanTab(model)
+    with tab.quietly():
+        for name, value in (("gpus", 8), ("samples", 2)):
+            slider = tab.sliders[name]
+            slider.offer(slider.values, value)
     tab.update()
     tab.memory.offer([*tab.memory.values, memory_gb], memory_gb)
     asked = Asked("h100-ib", 8, 2, "bfloat16")
-    here = within(searched_for(named_model("gpt2-large"), asked), memory_gb * GB)
+    here = within(searched_for(model, asked), memory_gb * GB)
     path = tmp_path / "answer.json"
     answered(*shlex.split(tab.command.line)[3:], "--json", str(path))
     answer = json.loads(path.read_text())
@@ -39,11 +54,21 @@ def test_less_memory_leaves_what_the_command_finds_with_it(tmp_path: Path, memor
     assert list(star.x) == [here.best.peak_bytes / GB]
     found = [plan["peak_bytes"] for plan in answer["frontier"]]
     assert [plan.peak_bytes for plan in here.frontier] == found
-    assert len(front.x) > 3
+    assert len(front.x) > (1 if seq_len else 3)
 
 
-def test_what_cannot_be_planned_is_said_in_place_of_the_figure() -> None:
+def test_as_many_gpus_are_offered_as_the_cluster_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+
+    def search(_: ChosenModel, wanted: Asked) -> NoReturn:
+        searches.append((wanted.cluster, wanted.gpus))
+        raise UserError("not searched")
+
+    monkeypatch.setattr(plan_tab, "searched_for", search)
     tab = PlanTab()
-    tab.choices["cluster"].value = "v100-dgx1"
-    assert "no peak of V100-SXM2-16GB in bfloat16" in tab.message.widget.value
-    assert not any(len(trace.x) for trace in tab.figure.data)
+    gpus = tab.sliders["gpus"]
+    for cluster, most in (("rtx4090-pcie", 8), ("h100-ib", 16384), ("titan-rtx-pcie", 2)):
+        tab.choices["cluster"].value = cluster
+        assert (gpus.values[0], gpus.values[-1]) == (2, most)
+    # As many as before, where there are so many; each choice is searched once.
+    assert searches == [("rtx4090-pcie", 8), ("h100-ib", 8), ("titan-rtx-pcie", 2)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from gpt2_support import of_transformers
 from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
@@ -17,14 +18,6 @@ SHAPES = {
     "width 60": {"n_embd": 60, "n_head": 3, "n_layer": 2, "vocab_size": 97, "n_positions": 24},
     "epsilon": {"n_embd": 40, "n_head": 5, "n_layer": 1, "layer_norm_epsilon": 1e-3},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def transformers_model(attention: str = "eager", **settings) -> GPT2LMHeadModel:
@@ -45,7 +38,7 @@ def pair(request) -> tuple[GPT2LMHeadModel, GPT2, torch.Tensor]:
     shape, attention = request.param
     theirs = transformers_model(attention, **SHAPES[shape])
     tokens = torch.randint(theirs.config.vocab_size, (3, LENGTH))
-    return theirs, GPT2.from_huggingface(theirs), tokens
+    return theirs, of_transformers(theirs), tokens
 
 
 def their_names(ours: GPT2) -> dict[str, str]:
@@ -86,25 +79,8 @@ def test_every_gradient_equals_that_of_transformers(pair):
         assert (gradient - other).norm() <= 1e-4 * other.norm(), name
 
 
-def test_a_converted_model_has_a_copy_of_the_weights():
-    theirs = transformers_model()
-    ours = GPT2.from_huggingface(theirs)
-    tokens = torch.zeros(1, 4, dtype=torch.long)
-    before = ours(tokens)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.zero_()
-    torch.testing.assert_close(ours(tokens), before, atol=0, rtol=0)
-
-
-def test_a_converted_model_keeps_the_dtype():
-    assert GPT2.from_huggingface(transformers_model().to(torch.float64)).wte.weight.dtype == (
-        torch.float64
-    )
-
-
 def test_a_token_does_not_see_those_after_it():
-    ours = GPT2.from_huggingface(transformers_model())
+    ours = of_transformers(transformers_model())
     tokens = torch.randint(50, (1, 12))
     changed = tokens.clone()
     changed[0, 7] = (changed[0, 7] + 1) % 50
@@ -194,7 +170,7 @@ def test_a_model_nothing_like_gpt2_is_refused_with_all_known_ones():
 
 
 def test_a_sequence_beyond_the_positions_is_refused_with_both_lengths():
-    model = GPT2.from_huggingface(transformers_model())
+    model = of_transformers(transformers_model())
     model(torch.zeros(1, 24, dtype=torch.long))
     with pytest.raises(UserError) as caught:
         model(torch.zeros(1, 25, dtype=torch.long))
@@ -207,29 +183,3 @@ def test_a_width_that_the_heads_do_not_divide_is_refused():
         GPT2Config(n_embd=100, n_head=3)
     assert "100" in one_line(caught)
     assert "3" in one_line(caught)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("activation_function", "relu"),
-        ("scale_attn_weights", False),
-        ("scale_attn_by_inverse_layer_idx", True),
-        ("tie_word_embeddings", False),
-        ("n_inner", 40),
-        ("add_cross_attention", True),
-    ],
-)
-def test_a_variant_that_cannot_be_expressed_is_refused_by_its_setting(setting, value):
-    with pytest.raises(UserError) as caught:
-        GPT2.from_huggingface(transformers_model(**{setting: value}))
-    assert setting in one_line(caught)
-    assert str(value) in one_line(caught)
-
-
-def test_an_inner_width_written_out_is_no_variant():
-    theirs = transformers_model(n_inner=64)  # 4 · n_embd, the default
-    tokens = torch.randint(50, (1, 12))
-    torch.testing.assert_close(
-        GPT2.from_huggingface(theirs)(tokens), theirs(tokens).logits, atol=1e-5, rtol=0
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from gpt2_support import of_transformers
 from torch import Tensor
 from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
@@ -14,14 +15,6 @@ from common.models.gpt2 import GPT2, GPT2Config, fused_attention, written_out_at
 
 SMALL = GPT2Config(vocab_size=211, n_positions=32, n_layer=2, n_head=4, n_embd=64)
 WIDTH, VOCABULARY = 24, 97
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def batch(vocabulary: int = SMALL.vocab_size, shape: tuple = (3, 20)) -> tuple[Tensor, Tensor]:
@@ -81,7 +74,7 @@ def test_attention_written_out_equals_that_of_transformers(dtype, tolerance, hea
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, parameter.mean().item(), 0.2)
     theirs = theirs.to(getattr(torch, dtype))
-    ours = twin(GPT2.from_huggingface(theirs), attention="eager")
+    ours = twin(of_transformers(theirs), attention="eager")
     tokens, _ = batch(50)
     expected = theirs(tokens, labels=tokens).loss
     expected.backward()

@@ -94,15 +94,18 @@ def counted(run) -> int:
 
 # Torch counts the product with the mixed sources, and none of a matrix with a vector.
 def test_gnmts_operations_are_two_for_each_weight_and_token_and_those_of_attention() -> None:
-    architecture = traced_architecture(partial(gnmt, tokens=8), "gnmt")
-    with torch.device("meta"):
-        module = Gnmt()
+    sentences, units = torch.zeros(2, 4, dtype=torch.long), 64
+
+    def make() -> Made:
+        return Gnmt(units, words=101), {"from": sentences, "to": sentences}, gnmt_loss_of
+
+    architecture, (module, _, _) = traced_architecture(make, "gnmt"), make()
     matrices = {
         name: parameter.numel()
         for name, parameter in module.named_parameters()
         if parameter.dim() == 2 and not name.startswith("embedding")
     }
-    of_attention = 2 * 4 * 4 * 1024
+    of_attention = 2 * 4 * 4 * units
     assert architecture.forward_flops == 2 * 4 * sum(matrices.values()) + of_attention
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -36,14 +37,6 @@ CONFIGS = {
     ),
 }
 UNREACHABLE = "http://127.0.0.1:9"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["ours", *CONFIGS])
@@ -208,6 +201,49 @@ def test_a_model_may_number_its_positions_from_beyond_its_padding(tmp_path):
     assert model_limit(str(tmp_path)) == 24
     model = build_text_classifier(str(tmp_path), 2, 50, 24, pad_id=1)
     assert model(*padded([torch.full((24,), 5)], 24)).isfinite().all()
+
+
+TINY_XLNET = {"model_type": "xlnet", "d_model": 16, "n_head": 2, "n_layer": 1, "d_inner": 16}
+BERT = CONFIGS["bert"].to_dict()
+ROBERTA = BERT | {"model_type": "roberta", "pad_token_id": None}
+
+
+@pytest.mark.parametrize(
+    ("config", "pad_id", "limit"),
+    [
+        (TINY_XLNET | {"vocab_size": 50}, 0, None),  # positions are relative: any length is taken
+        (ROBERTA, 3, 20),  # of 24 positions the first is after the padding's number
+    ],
+    ids=["xlnet", "roberta"],
+)
+def test_positions_and_padding_may_be_unsaid(config, pad_id, limit, tmp_path):
+    Path(tmp_path, "config.json").write_text(json.dumps(config))
+    model = build_text_classifier(str(tmp_path), 2, 50, limit or 40, pad_id=pad_id)
+    texts = padded([torch.full((limit or 40,), 5)], limit or 40)
+    assert model.eval()(*texts).isfinite().all()
+    if limit is None:
+        assert model_limit(str(tmp_path)) is None
+        return
+    with pytest.raises(UserError, match=f"takes at most {limit} tokens"):
+        build_text_classifier(str(tmp_path), 2, 50, limit + 1, pad_id=pad_id)
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "words"),
+    [
+        (BERT, b"", "EOFError"),
+        ({"model_type": "clip"}, None, "AttributeError: .*vocab_size"),
+        (CONFIGS["distilbert"].to_dict() | {"n_heads": 0}, None, "ZeroDivisionError: "),
+    ],
+    ids=["empty weights", "no texts", "no heads"],
+)
+def test_a_folder_that_makes_no_classifier_is_one_line(config, weights, words, tmp_path):
+    Path(tmp_path, "config.json").write_text(json.dumps(config))
+    if weights is not None:
+        Path(tmp_path, "pytorch_model.bin").write_bytes(weights)
+    with pytest.raises(UserError, match=f"^model {tmp_path}: {words}.*; --model_name") as caught:
+        build_text_classifier(str(tmp_path), 2, 50, 24)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -40,6 +41,8 @@ COURSE_NUMEL = (
     838359040,
     1676718080,
 )
+
+SIZES = ("total_elements", "total_bytes")
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +104,8 @@ def main(settings: AllReduceBenchmark) -> None:
             logger.warning("without effect: launch_included, as a CPU's calls contain their launch")
         samples = measure(settings, worker, recorder)
         if recorder.run:
-            table = course_table(samples, worker.backend, worker.world_size)
+            about = {"backend": worker.backend, "world_size": worker.world_size}
+            table = course_table(samples, "sequential", SIZES, about)
             recorder.run.write_table("allreduce-times.csv", table)
             summary = summarise(samples, worker.world_size)
             print(summary.to_string(index=False, float_format="%.4g"))
@@ -136,19 +140,19 @@ def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) ->
     return samples.table()
 
 
-def course_table(samples: pd.DataFrame, backend: str, world_size: int) -> pd.DataFrame:
-    """Returns the course's ``allreduce-times.csv``: one row per size, sequential mode only.
+def course_table(
+    samples: pd.DataFrame, mode: str, sizes: Sequence[str], about: Mapping[str, object]
+) -> pd.DataFrame:
+    """Returns a table as the course has it: one row per size, of one mode.
 
-    ``average_time`` and ``stdev_time``, the standard deviation, are in seconds.
+    ``average_time`` and ``stdev_time``, the standard deviation, are in seconds; ``about`` is what
+    the first columns hold, the same in all rows.
     """
-    size = ["total_elements", "total_bytes"]
-    sequential = samples[samples["mode"] == "sequential"]
-    calls = slowest_rank(sequential, "time_ms", by=[*size, "round", "iteration"])
-    table = (calls.groupby(size).agg(["mean", "std"]).fillna(0) / 1e3).reset_index()
+    calls = samples[samples["mode"] == mode]
+    calls = slowest_rank(calls, "time_ms", by=[*sizes, "round", "iteration"])
+    table = (calls.groupby([*sizes]).agg(["mean", "std"]).fillna(0) / 1e3).reset_index()
     table = table.rename(columns={"mean": "average_time", "std": "stdev_time"})
-    table.insert(0, "backend", backend)
-    table.insert(1, "world_size", world_size)
-    return table
+    return pd.DataFrame(dict(about), index=table.index).join(table)
 
 
 def summarise(samples: pd.DataFrame, world_size: int) -> pd.DataFrame:

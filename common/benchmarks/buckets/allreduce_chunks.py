@@ -12,11 +12,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from common.benchmarks.buckets.allreduce import SIZES, course_table
 from common.runtime.group.collective_timing import check_sum, time_in_flight, time_sequence
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
-from common.samples import slowest_rank
 from common.settings import OneOf, Positive, RankOptions
 from common.training.precision import DTYPES
 
@@ -64,7 +64,10 @@ def main(settings: ChunkBenchmark) -> None:
     ):
         samples = measure(settings, worker, recorder)
         if recorder.run:
-            table = course_table(samples, worker)
+            gpus = worker.world_size if worker.device.type == "cuda" else 0
+            about = {"backend": worker.backend, "world_size": worker.world_size, "num_gpus": gpus}
+            sizes = (*SIZES, "chunk_elements", "chunk_bytes")
+            table = course_table(samples, "in_flight", sizes, about)
             recorder.run.write_table("allreduce-chunk-times.csv", table)
             print(table.to_string(index=False))
             print(f"Written to {recorder.run.path}")
@@ -116,16 +119,3 @@ def _time_chunks(chunks: list[Tensor], worker: Worker, mode: str) -> float:
     if mode == "in_flight":
         return time_in_flight(chunks, worker)
     return sum(time_sequence(chunks, worker))
-
-
-def course_table(samples: pd.DataFrame, worker: Worker) -> pd.DataFrame:
-    """Returns the course's ``allreduce-chunk-times.csv``: all chunks in flight, in seconds."""
-    keys = ["total_elements", "total_bytes", "chunk_elements", "chunk_bytes"]
-    in_flight = samples[samples["mode"] == "in_flight"]
-    calls = slowest_rank(in_flight, "time_ms", by=[*keys, "round", "iteration"])
-    table = calls.groupby(keys).agg(["mean", "std"]).fillna(0) / 1e3
-    table = table.rename(columns={"mean": "average_time", "std": "stdev_time"}).reset_index()
-    table.insert(0, "backend", worker.backend)
-    table.insert(1, "world_size", worker.world_size)
-    table.insert(2, "num_gpus", worker.world_size if worker.device.type == "cuda" else 0)
-    return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -121,7 +122,7 @@ def main(settings: DdpBenchmark) -> None:
         ):
             samples = measure(settings, step, worker, recorder, hook)
             if recorder.run:
-                print(_medians(samples).to_string(index=False, float_format="%.4g"))
+                print(medians(samples, ("bucket_cap_mib", "num_buckets"), TIMES))
                 print(f"Written to {recorder.run.path}")
 
 
@@ -293,8 +294,9 @@ def timed_step(
     }
 
 
-def _medians(samples: pd.DataFrame) -> pd.DataFrame:
-    keys = ["bucket_cap_mib", "num_buckets"]
-    times = ["forward_time_ms", "backward_time_ms", "step_time_ms"]
-    slowest = slowest_rank(samples, times, by=[*keys, "round", "iteration"], sort=False)
-    return slowest.groupby(keys, sort=False).median().reset_index()
+def medians(samples: pd.DataFrame, keys: Sequence[str], times: Sequence[str]) -> str:
+    """Returns a table of the median times of the slowest rank, a row per value of the keys."""
+    steps = [*keys, "round", "iteration"]
+    slowest = slowest_rank(samples, [*times], by=steps, sort=False)
+    table = slowest.groupby([*keys], sort=False).median().reset_index()
+    return table.to_string(index=False, float_format="%.4g")

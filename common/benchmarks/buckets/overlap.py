@@ -10,13 +10,13 @@ from typing import Annotated
 
 import pandas as pd
 
+from common.benchmarks.buckets.ddp import medians
 from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
 from common.benchmarks.steps import FixedBatchStep, StepRunOptions, make_step
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
-from common.samples import slowest_rank
 from common.settings import NonNegative, Positive
 
 
@@ -60,12 +60,8 @@ def main(settings: OverlapBenchmark) -> None:
         ) as recorder:
             samples = measure(settings, step, worker, recorder)
             if recorder.run:
-                keys = ["arm", "message_bytes", "messages"]
-                times = ["backward_time_ms", "all_reduce_time_ms"]
-                step = [*keys, "round", "iteration"]
-                slowest = slowest_rank(samples, times, by=step, sort=False)
-                medians = slowest.groupby(keys, sort=False).median().reset_index()
-                print(medians.to_string(index=False, float_format="%.4g"))
+                keys = ("arm", "message_bytes", "messages")
+                print(medians(samples, keys, ("backward_time_ms", "all_reduce_time_ms")))
                 print(f"Written to {recorder.run.path}")
 
 

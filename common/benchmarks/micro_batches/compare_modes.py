@@ -247,12 +247,14 @@ def control_texts(
 ) -> TokenizedTexts:
     """Returns the same texts, each cut or repeated to one length.
 
-    With that length a rank's equal share of a batch has as many tokens as the slowest rank of a
-    good plan has with padding: the median over 20 steps of ``plan``.
+    With that length, which is ``max_length`` at most, a rank's equal share of a batch has as many
+    tokens as the slowest rank of a good plan has with padding: the median over 20 steps of
+    ``plan``.
     """
     share = settings.global_batch / worker.world_size
     bottlenecks = [plan(step).padded_tokens.max() for step in range(20)]
     length = max(3, round(float(np.median(bottlenecks)) / share))
+    length = min(length, settings.max_length)
     tokens = [(text * (length // len(text) + 1))[:length] for text in map(list, task.train.tokens)]
     return replace(task.train, tokens=tokens, lengths=np.full(len(tokens), length))
 

@@ -31,7 +31,7 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run, single_device
 from common.runtime.records.run_directory import RunDirectory
 from common.runtime.seeding import seed_everything
-from common.settings import DeviceOptions, NonNegative, Positive, RoundOptions
+from common.settings import DeviceOptions, NonNegative, Positive, RoundOptions, Seed
 from common.training.step import TrainingStep, time_steps
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class OptionsBenchmark(RoundOptions, DeviceOptions, Workload):
     """Measured steps per visit."""
     warmup_steps: Annotated[int, NonNegative] = 1
     """Steps before the measured ones of a visit; none on a CPU whose step takes over a second."""
-    seed: int = 42
+    seed: Annotated[int, Seed] = 42
     """Seed of the initial weights and of the random tokens."""
     output_dir: str = "outputs/assignment0"
 

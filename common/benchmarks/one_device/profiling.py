@@ -28,7 +28,7 @@ from common.perfmodel.one_device.workload import Workload
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run, single_device
 from common.runtime.timing import clock_for
-from common.settings import DeviceOptions, NonNegative, Positive
+from common.settings import DeviceOptions, NonNegative, Positive, Seed
 from common.traces.attribution import attribute
 from common.traces.profiler_trace import Event, read_trace
 from common.training.recording.tracing import silence_profiler
@@ -57,7 +57,7 @@ class ProfileTraining(DeviceOptions, Workload):
     """Steps that are profiled; as many are timed without the profiler."""
     trace: bool = True
     """Keep the profiler's trace in the run directory."""
-    seed: int = 42
+    seed: Annotated[int, Seed] = 42
     """Seed of the initial weights and of the random tokens."""
     output_dir: str = "outputs/assignment0"
 

@@ -37,7 +37,7 @@ from common.runtime.processes.child import run_forked
 from common.runtime.records.recorder import record_run, single_device
 from common.runtime.records.run_directory import RunDirectory
 from common.samples import student
-from common.settings import AtLeast, DeviceOptions, NonEmpty, NonNegative, Positive, part_of
+from common.settings import AtLeast, DeviceOptions, NonEmpty, NonNegative, Positive, Seed, part_of
 from common.training.precision import check_precision
 from common.training.step import check_compiler
 
@@ -85,7 +85,7 @@ class ThroughputBenchmark(DeviceOptions, Workload):
     """Keep freed memory mapped from step to step (CPUs with glibc; PyTorch always does on GPUs)."""
     memory_limit_gib: Annotated[float, NonNegative] = 0
     """Let the measured process take this much memory and no more; 0 is what the machine has."""
-    seed: int = 42
+    seed: Annotated[int, Seed] = 42
     """Seed of the initial weights and of the random tokens."""
     output_dir: str = "outputs/assignment0"
 

@@ -41,6 +41,7 @@ from common.settings import (
     Positive,
     RankOptions,
     RoundOptions,
+    Seed,
     SomeOf,
     part_of,
 )
@@ -152,7 +153,7 @@ class ScalingBenchmark(RoundOptions, RankOptions):
     """Divide the gradient sizes of the recording (--replay) by this."""
     replay_time_factor: float = 1.0
     """Divide the times of the recording (--replay) by this."""
-    seed: Annotated[int, NonNegative] = 42
+    seed: Annotated[int, Seed] = 42
     """Seed of the initial weights and of the synthetic data."""
     output_dir: str = "outputs/assignment4"
 
@@ -162,7 +163,7 @@ class ScalingBenchmark(RoundOptions, RankOptions):
             raise UserError(f"--workload {self.workload} is for --sweep")
         if self.profile and (self.sweep or not self.timed_steps):
             raise UserError("--profile traces watched steps: not with --sweep or --timed-steps 0")
-        if self.warmup_steps >= self.epochs * self.steps_per_epoch:
+        if not self.sweep and self.warmup_steps >= self.epochs * self.steps_per_epoch:
             raise UserError(
                 f"warmup_steps {self.warmup_steps}: of {self.epochs} × {self.steps_per_epoch} steps"
                 " none would be left to measure"

@@ -78,7 +78,8 @@ def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int) -> Workload:
             )
 
     def make_batch(size: int, step: int, rank: int, ranks: int) -> Batch:
-        generator = torch.Generator(device).manual_seed((seed * 1_000_003 + step) * 1009 + rank)
+        state = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
+        generator = torch.Generator(device).manual_seed(int(state[0]))
         inputs = torch.randn(size, sizes.input_dim, generator=generator, device=device)
         targets = torch.randn(size, sizes.output_dim, generator=generator, device=device)
         return Batch((inputs,), targets, identities(inputs), size, size, 1)
@@ -149,7 +150,8 @@ def text_workload(
         seed: seed of weights, texts and their order.
     """
     named = parse_experiment(["--experiment", experiment]).dataset
-    flags = ["--experiment", experiment, "--max_train_samples", str(samples), "--seed", str(seed)]
+    flags = ["--experiment", experiment, "--max_train_samples", str(samples)]
+    flags += ["--seed", str(seed), "--data_seed", str(seed)]
     flags += ["--dataset", dataset, "--dataset_dir", dataset_dir, "--dropout", "0"]
     flags += ["--pad", "max_length"]
     if dataset == "synthetic":

@@ -15,6 +15,7 @@ import pandas as pd
 from common.errors import UserError
 from common.explore.buckets import COMMAND
 from common.explore.chosen_model import ChosenModel
+from common.explore.controls import Slider
 from common.perfmodel.cluster.clusters import Cluster, load_cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.scale_out import OTHERS, STRATEGIES, predict_scale_out
@@ -95,6 +96,12 @@ def numbers_of_gpus(cluster: Cluster) -> list[int]:
     node, most = cluster.gpus_per_node, cluster.gpus_per_node * cluster.max_nodes
     within = [2**power for power in range(node.bit_length()) if 2**power < node]
     return within + [node << power for power in range(most.bit_length()) if node << power <= most]
+
+
+def offer_gpus(slider: Slider[int], cluster: str, least: int = 1) -> None:
+    """Offers as many GPUs as a cluster has, ``least`` or more, and no more chosen than before."""
+    numbers = [n for n in numbers_of_gpus(load_cluster(cluster)) if n >= least]
+    slider.offer(numbers, max(n for n in numbers if n <= max(slider.value, numbers[0])))
 
 
 def job_of(model: ChosenModel, settings: JobSettings) -> Job:

@@ -6,8 +6,7 @@ import itertools
 from dataclasses import replace
 
 from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY
-from common.errors import NotYetWritten, UserError
-from common.explore.bucket_tab import needs
+from common.errors import UserError
 from common.explore.chosen_model import ChosenModel, named_model, offered_names
 from common.explore.clusters.cluster_job import (
     MEMORY_PARTS,
@@ -17,12 +16,13 @@ from common.explore.clusters.cluster_job import (
     job_line,
     memory_part,
     numbers_of_gpus,
+    offer_gpus,
     view_job,
 )
 from common.explore.controls import (
-    Command,
     Key,
     Slider,
+    Tab,
     Text,
     choice,
     on_change,
@@ -47,13 +47,12 @@ SMALLEST_SHARE = 0.1
 """Share of a GPU's memory from which on the whole of it is drawn beside."""
 
 
-class ClusterTab:
+class ClusterTab(Tab):
     """The widgets of the tab, and the steps that they show."""
 
     def __init__(self, chosen: ChosenModel | None = None) -> None:
         self.chosen = chosen
         self._stepped: tuple[JobSettings, str, JobView] | None = None
-        self._quiet = False
         self.model = choice("Model", offered_names(chosen))
         self.choices = {
             "cluster": choice("Cluster", known_clusters(), CLUSTER),
@@ -66,14 +65,11 @@ class ClusterTab:
             "batch_size": Slider("samples of a micro-batch", POWERS, 1),
             "accumulation": Slider("micro-batches of a step", POWERS, 1),
         }
-        self.command = Command()
-        self.message = Text("ddplab-message")
-        self.caption = Text("ddplab-caption")
-        self.headings = {
+        headings = {
             "step": _heading(STEP_COLOURS, efficiency=Key(BLACK, "line")),
             "memory": _heading(MEMORY_COLOURS, room=Key(BLACK, "dashes")),
         }
-        self.figures = {"step": step_figure(), "memory": memory_figure()}
+        super().__init__(headings, {"step": step_figure(), "memory": memory_figure()})
         controls = [self.model, *self.choices.values(), *self.sliders.values()]
         self.widget = page(
             [self.message.widget],
@@ -92,17 +88,14 @@ class ClusterTab:
 
     def update(self) -> None:
         """Computes what the controls say and replaces the figures' data."""
-        if self._quiet:
+        if self.is_quiet:
             return
         now = self.settings()
         try:
             model = named_model(self.model.value, self.chosen)
             view = self._view(model, now)
-        except NotYetWritten as error:
-            self._refuse(needs(error.task))
-            return
         except UserError as error:
-            self._refuse(str(error))
+            self.refuse(error)
             return
         self.message.show()
         show_steps(self.figures["step"], view, now.gpus)
@@ -121,22 +114,9 @@ class ClusterTab:
         self._stepped = (any_gpus, model.name, view)
         return view
 
-    def _refuse(self, text: str) -> None:
-        self.message.show(text)
-        for made in self.figures.values():
-            clear(made)
-        for written in (*self.headings.values(), self.caption):
-            written.show()
-
     def _offer_gpus(self) -> None:
-        """Offers as many GPUs as the cluster has."""
-        slider = self.sliders["gpus"]
-        numbers = numbers_of_gpus(load_cluster(self.choices["cluster"].value))
-        self._quiet = True
-        try:
-            slider.offer(numbers, max(n for n in numbers if n <= max(slider.value, numbers[0])))
-        finally:
-            self._quiet = False
+        with self.quietly():
+            offer_gpus(self.sliders["gpus"], self.choices["cluster"].value)
 
     def _say(self, model: ChosenModel, view: JobView, now: JobSettings) -> None:
         row, cluster = view.on(now.gpus), load_cluster(now.cluster)

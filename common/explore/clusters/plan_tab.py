@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 from common.errors import UserError
 from common.explore.chosen_model import ChosenModel, named_model, offered_names
-from common.explore.clusters.cluster_job import numbers_of_gpus
+from common.explore.clusters.cluster_job import numbers_of_gpus, offer_gpus
 from common.explore.controls import (
-    Command,
     Key,
     Slider,
+    Tab,
     Text,
     choice,
     on_change,
@@ -83,7 +84,7 @@ def within(searched: Searched, memory_bytes: float) -> Searched:
     )
 
 
-class PlanTab:
+class PlanTab(Tab):
     """The widgets of the tab. Nothing is searched before ``update``, as that takes seconds."""
 
     def __init__(self, chosen: ChosenModel | None = None) -> None:
@@ -99,11 +100,10 @@ class PlanTab:
             "samples": Slider("samples of a GPU in a step", [2**n for n in range(9)], SAMPLES),
         }
         self.memory: Slider = Slider("memory of a GPU (GB)", [80.0], 80.0, digits)
-        self.command, self.message = Command(), Text("ddplab-message")
-        self.caption = Text("ddplab-caption")
         legend = {name: Key(colour, "block") for name, colour in COLOURS.items()}
         self.heading = Text(heading=True, legend=legend | {"memory": Key(RED, "dashes")})
         self.figure = plans_figure()
+        super().__init__({"plans": self.heading}, {"plans": self.figure})
         controls = [self.model, *self.choices.values(), *self.sliders.values()]
         self.widget = page(
             [self.message.widget],
@@ -111,38 +111,44 @@ class PlanTab:
             [("plans", self.heading, self.figure)],
             [self.command, self.caption.widget],
         )
+        on_change([self.choices["cluster"]], self._offer_gpus)
         on_change(controls, self.update)
         on_change([self.memory], self._show)
-        self._searched: Searched | None = None
+        self._searched: tuple[ChosenModel, Searched] | None = None
 
     def update(self) -> None:
         """Searches the plans that the controls ask for, and shows them."""
+        if self.is_quiet:
+            return
         values = {name: control.value for name, control in (self.choices | self.sliders).items()}
         self._searched = None
         try:
             model = named_model(self.model.value, self.chosen)
-            self._searched = searched_for(model, Asked(**values))
+            searched = searched_for(model, Asked(**values))
         except UserError as error:
-            clear(self.figure)
-            self.message.show(str(error))
-            for text in (self.heading, self.caption):
-                text.show()
+            self.refuse(error)
             return
+        self._searched = model, searched
         self.message.show()
-        most = self._searched.question.memory_bytes / GB
+        most = searched.question.memory_bytes / GB
         kept = (
             min(self.memory.value, most) if self.memory.value in self.memory.values[:-1] else most
         )
         self.memory.offer(sorted({*steps_between(2, most, extra=most), kept}), kept)
         self._show()
 
+    def _offer_gpus(self) -> None:
+        with self.quietly():
+            offer_gpus(self.sliders["gpus"], self.choices["cluster"].value, least=2)
+
     def _show(self) -> None:
         """Shows what was searched, within the memory that the slider says."""
         if self._searched is None:
             return
-        fitting = within(self._searched, self.memory.value * GB)
+        model, searched = self._searched
+        fitting = within(searched, self.memory.value * GB)
         question, best = fitting.question, fitting.best
-        show_plans(self.figure, self._searched, fitting)
+        show_plans(self.figure, searched, fitting)
         if best is None:
             self.heading.show("Nothing fits")
             self.caption.show(*nothing_fits(fitting))
@@ -152,10 +158,10 @@ class PlanTab:
                 f"{digits(best.peak_bytes / GB)} GB at the peak"
             )
             self.caption.show("Computed, not measured. Why not:", *losers(fitting, best))
-        flags = ["--model", self.model.value, "--cluster", self.choices["cluster"].value]
+        flags = [*model.flags, "--cluster", self.choices["cluster"].value]
         flags += ["--gpus", f"{question.ranks}", "--global-batch", f"{question.global_batch}"]
         flags += ["--memory", f"{self.memory.value:g}GB", "--precision", question.precisions[0]]
-        self.command.line = f"uv run ddplab plan {' '.join(flags)}"
+        self.command.line = shlex.join(["uv", "run", "ddplab", "plan", *flags])
 
 
 def plans_figure() -> Figure:

@@ -138,6 +138,8 @@ def recorded_settings(
 ) -> dict[str, object]:
     """Returns the entries of ``config.yaml`` that are not among the settings."""
     source = read_source(data.paths[0].parent) or {}
+    if source.get("num_tokens") != data.num_tokens:
+        source = {}  # that of shards which stood there before
     return {
         "strategy": config.strategy,
         "data_tokens": data.num_tokens,
