@@ -8,9 +8,9 @@
                      run/…                              the run's tables, settings and environment
                      manifest.json                      who, what, when; SHA-256 of each file
 
-Whose it is stands in the manifest; a tarball of an earlier release says it by its folder's name.
-The tarball's own name, which browsers and learning platforms change, is asked only where it cannot
-be read. All of this is what a student says: a roster tells who it is.
+Whose it is stands in the manifest. The tarball's own name, which browsers and learning platforms
+change, is asked only where it cannot be read. All of this is what a student says: a roster tells
+who it is.
 """
 
 from __future__ import annotations
@@ -206,20 +206,16 @@ def read_submission(path: Path) -> Submission:
     tarball = read_tarball(path)
     with naming(printable(path.name)):
         of = said_in(tarball)
-    if of is None:
-        of = of_file_name(path)
     return Submission(of, tarball.files, time_in(tarball))
 
 
-def said_in(tarball: Tarball) -> HandedIn | None:
-    """Returns what a tarball is of by its manifest, or by its folder's name; None without either.
+def said_in(tarball: Tarball) -> HandedIn:
+    """Returns what a tarball is of by its manifest.
 
     Raises:
         UserError: the manifest says what cannot be.
     """
     entries = tarball.manifest
-    if "name" not in entries:
-        return of_name(tarball.folder)
     kinds = {"name": str, "email": str, "id": str, "assignment": int, "part": int}
     values = {"email": "", "id": "", "part": 0} | {n: entries[n] for n in kinds if n in entries}
     for name, kind in kinds.items():

@@ -16,6 +16,7 @@ import pandas as pd
 import yaml
 
 from common.cluster.launch import launch
+from common.errors import RunFailed, UserError
 from common.exercises.checkpoint_commit import MANIFEST, finished_checkpoints
 from common.runtime.group.process_group import process_group
 from common.runtime.script import parse_settings, run_script
@@ -65,8 +66,9 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
 
     Returns:
         One row per case: strategy, file, way, said (the line that reports the damage), named
-        (whether that line is right), expected_step, resumed_from_step and losses_equal (whether
-        the losses from there on are those of the reference bit for bit).
+        (whether that line is right), expected_step, resumed_from_step, losses_equal (whether
+        the losses from there on are those of the reference bit for bit) and failed (why the ranks
+        that resume them ended before their time; empty where they did not).
     """
     good = finished_checkpoints(reference.checkpoint_dir)
     newer, older = good[len(good) // 2 - 1 : len(good) // 2 + 1]
@@ -78,7 +80,11 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
     settings = folder / "settings.yaml"
     settings.write_text(yaml.safe_dump(dict(reference.settings)))
     arguments = ["--folder", str(folder), "--strategy", reference.strategy]
-    launch(Path(__file__), arguments, RANKS, folder / "log")
+    failed = ""
+    try:
+        launch(Path(__file__), arguments, RANKS, folder / "log")
+    except (RunFailed, UserError) as error:
+        failed = str(error)
 
     messages = _said_by_case((folder / "log").read_text())
     expected = int(older.name.rpartition("-")[2])
@@ -86,7 +92,10 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
     rows = []
     for case, (name, way) in cases.items():
         run = folder / "runs" / case
-        resumed = yaml.safe_load((run / "config.yaml").read_text())["resumed_from_step"]
+        config = run / "config.yaml"
+        resumed = None
+        if config.is_file():  # the ranks came to this case
+            resumed = yaml.safe_load(config.read_text())["resumed_from_step"]
         line = messages.get(case, "")
         named = re.search(rf"{newer.name} is damaged: {expected_words(name, way)}$", line)
         rows.append(
@@ -99,6 +108,7 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
                 "expected_step": expected,
                 "resumed_from_step": resumed,
                 "losses_equal": equal_losses(read_steps(run), undisturbed, expected),
+                "failed": failed,
             }
         )
     return pd.DataFrame(rows)

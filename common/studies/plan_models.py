@@ -56,7 +56,7 @@ MODELS = {
         | {"vocab_size": 64, "num_hidden_layers": 2}
         | {"num_attention_heads": 2, "num_key_value_heads": 2},
         seq_len=8,
-        global_batch=4,
+        global_batch=2,
     ),
 }
 """Models by name; the tiny one is for a look at whether the study runs, and in no case of it."""

@@ -261,6 +261,10 @@ class _Visits:
         if self.worker.broadcast(is_whole):
             samples.write(before.to_dict("records"))
             self.peaks.write(sizes.to_dict("records") if round_ == 0 else [])
+            if self.recorder.run:
+                rows = witnessed(self._earlier("witness.csv"), stage, round_).to_dict("records")
+                self.recorder._witness.write(rows)
+                self.recorder._witnessed += rows
             return
         progress = Progress(len(names), self.worker.is_main)
         for _, name in self.recorder.rounds(names, round_ + 1, stage=stage, first=round_):
@@ -294,6 +298,18 @@ class _Visits:
             chosen = regrets[regrets["who"] == PLAN]
             if ((chosen["high"] - chosen["low"]) / 2 <= settings.within).all():
                 return
+
+
+def witnessed(rows: pd.DataFrame, stage: str, round_: int) -> pd.DataFrame:
+    """Returns the witness's rows at the beginning and the end of a round of a sweep.
+
+    The next round begins with further rows of the same number.
+    """
+    if "stage" not in rows:  # a sweep that nothing watched
+        return rows[:0]
+    rows = rows[rows["stage"] == stage]
+    begin = rows[rows["round"] == round_].groupby("rank").tail(1)
+    return pd.concat([begin, rows[rows["round"] == round_ + 1].groupby("rank").head(1)])
 
 
 def choices_of(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,9 @@ def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) ->
             tables[name] = table
             run.write_table(f"{name}.csv", table)
 
-        write("trials", try_kills(study, references, runs, data, progress))
+        write("trials", pd.DataFrame())
+        for rows in try_kills(study, references, runs, data, progress):
+            write("trials", pd.DataFrame(rows))  # whole after each
         if study.damage:
             write("damage", try_damage(references, runs, progress))
         write("restarts", try_restarts(study, references, runs, data, progress))
@@ -139,10 +142,10 @@ def try_kills(
     runs: Path,
     data: Path,
     progress: StageProgress,
-) -> pd.DataFrame:
-    """Runs the trials, with synchronous and asynchronous checkpoints in turn; a row for each.
+) -> Iterator[list[dict]]:
+    """Runs the trials, with synchronous and asynchronous checkpoints in turn.
 
-    Columns: trial, strategy, asynchronous, and those of ``one_trial``.
+    Yields after each the rows of all so far: trial, strategy, asynchronous, and ``one_trial``'s.
     """
     rows = []
     with progress.stage(f"{study.trials} runs in which a rank is killed") as update:
@@ -162,7 +165,7 @@ def try_kills(
             )
             rows.append(row)
             update(f"{number + 1} of {study.trials}; losses equal: {row['losses_equal']}")
-    return pd.DataFrame(rows)
+            yield rows
 
 
 def one_trial(
@@ -170,31 +173,32 @@ def one_trial(
 ) -> dict:
     """Starts a training, kills a rank, looks at what is left and runs the command again to its end.
 
-    Returns what was found, by column of ``trials.csv``.
+    Returns what was seen, by column of ``trials.csv``. A training that hangs or cannot go on is a
+    failed trial: ``failed`` says why, its losses are not equal, and what was not seen is missing.
     """
-    with launched(training) as run:
-        killed = kill_at(run, study, aim, chance)
-        status = run.wait()
-        processes_left = run.processes_left()
-    checkpoints = finished_checkpoints(training.checkpoint_dir)
-    row = {
-        "killed_rank": killed,
-        "aimed_at_saving": bool(aim),
-        "aimed_at": aim,
-        "exit_status": status,
-        "killed_after_step": training.steps_done(1),
-        "left_unfinished": " ".join(sorted(training.being_changed())),
-        "checkpoints_found": len(checkpoints),
-        "unreadable_checkpoints": len(unreadable(training.checkpoint_dir)),
-        "newest_checkpoint": int(checkpoints[0].name.rpartition("-")[2]) if checkpoints else 0,
-    }
-    run_to_the_end(training)
-    return row | {
-        "resumed_from_step": training.resumed_from(2),
-        "losses_equal": equal_losses(training.rows(), reference.rows()),
-        "processes_left": processes_left,
-        "unfinished_at_end": len(training.being_changed()),
-    }
+    row: dict[str, object] = {"failed": "", "losses_equal": False}
+    row |= {"aimed_at_saving": bool(aim), "aimed_at": aim}
+    try:
+        with launched(training) as run:
+            row["killed_rank"] = kill_at(run, study, aim, chance)
+            row["exit_status"] = run.wait()
+            row["processes_left"] = run.processes_left()
+        checkpoints = finished_checkpoints(training.checkpoint_dir)
+        row |= {
+            "killed_after_step": training.steps_done(1),
+            "left_unfinished": " ".join(sorted(training.being_changed())),
+            "checkpoints_found": len(checkpoints),
+            "unreadable_checkpoints": len(unreadable(training.checkpoint_dir)),
+            "newest_checkpoint": int(checkpoints[0].name.rpartition("-")[2]) if checkpoints else 0,
+        }
+        run_to_the_end(training)
+        return row | {
+            "resumed_from_step": training.resumed_from(2),
+            "losses_equal": equal_losses(training.rows(), reference.rows()),
+            "unfinished_at_end": len(training.being_changed()),
+        }
+    except RunFailed as error:
+        return row | {"failed": str(error)}
 
 
 def kill_at(run: Launched, study: SurvivalStudy, aim: str, chance: random.Random) -> int | None:

@@ -19,9 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import pandas as pd
 
 from common.errors import UserError
-from common.traces.operation_names import STEP
 from common.traces.operator_categories import IDLE
-from common.traces.profiler_trace import Event
+from common.traces.profiler_trace import Event, step_ranges
 from common.traces.trace_work import (
     BETWEEN,
     PhaseRanges,
@@ -47,10 +46,9 @@ def attribute(events: Sequence[Event]) -> pd.DataFrame:
     Raises:
         UserError: a trace without steps, or of a device with a step that launched no kernels.
     """
-    steps = [event for event in events if event.kind == "range" and event.name.startswith(STEP)]
+    steps = step_ranges(events)
     if not steps:
         raise UserError("the trace has no steps: the profiler was not told where they end")
-    steps.sort(key=lambda event: event.start_us)
     phases = PhaseRanges(event for event in events if event.kind == "range")
     on_device = any(event.kind == "kernel" for event in events)
     if on_device:

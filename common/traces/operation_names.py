@@ -28,10 +28,10 @@ COLLECTIVES = {
 HANDED_OVER = ("c10d::", "_c10d_functional::", "c10d_functional::")
 """Operators that hand a collective over, or wait for one."""
 NOT_HANDED = ("wait", "monitored_barrier", "record")
-GLOO = "gloo:"
+GLOO, NCCL = "gloo:", "nccl:"
 DEVICE_COLLECTIVE = re.compile(r"nccl|rccl|msccl|symm_mem|one_shot_all|two_shot_all|multimem", re.I)
 """Kernels that communicate."""
-LAUNCHES = re.compile(r"(cuda|cu|hip)(Graph)?(Launch|Mem(cpy|set))")
+LAUNCHES = re.compile(r"(cuda|cu|hip)(Ext)?(Module)?(Graph)?(Launch|Mem(cpy|set))")
 """Calls of the runtime that hand the device something to do."""
 SYNCHRONISES = re.compile(r"(cuda|cu|hip)(Device|Stream|Event|Ctx)Synchronize|(cuda|hip)Memcpy")
 """Calls of the runtime in which the host waits for the device."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import UserError
+from common.traces.operation_names import GLOO, STEP
 from common.traces.trace_stream import records_of
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -26,6 +28,7 @@ KINDS = {
 """Kinds of events by their category in the trace; all others are left out."""
 
 MOST_SHAPES = 6
+NO_KERNELS = "collectives of NCCL and no kernels: profile with ProfilerActivity.CUDA"
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,37 @@ def events_of(records: Sequence[dict]) -> list[Event]:
     origin_us = min((record["ts"] for record in spans), default=0.0)
     events = [_event(record, origin_us) for record in spans]
     return sorted(events, key=lambda event: (event.start_us, -event.end_us))
+
+
+def step_ranges(events: Sequence[Event]) -> list[Event]:
+    """Returns the profiler's steps on the host in order of time; none if it was told of none.
+
+    Raises UserError for the steps of several processes.
+    """
+    kernels = {event.correlation for event in events if event.kind == "kernel"}
+    if kernels:
+        begun = [e.start_us for e in events if e.kind == "launch" and e.correlation in kernels]
+    else:
+        begun = [e.start_us for e in events if e.kind == "operator" or e.name.startswith(GLOO)]
+    ranges = [e for e in events if e.kind == "range" and e.name.startswith(STEP)]
+    return entered(ranges, max(begun, default=float("inf")))
+
+
+def entered(steps: Sequence, last_us: float) -> list:
+    """Returns the profiler's steps in order of time, without one that the loop never entered.
+
+    Where a loop ends inside of the profiler's window, one more was opened, and nothing is in it.
+
+    Args:
+        steps: all ranges of steps.
+        last_us: when the last operator of the host began; on a GPU the last launch of a kernel.
+
+    Raises UserError for the steps of several processes.
+    """
+    if len({step.name for step in steps}) < len(steps):
+        raise UserError("steps of several processes in one file: export one per rank")
+    ordered = sorted(steps, key=lambda step: step.start_us)
+    return ordered[:-1] if len(ordered) > 1 and ordered[-1].start_us > last_us else ordered
 
 
 def _event(record: dict, origin_us: float) -> Event:

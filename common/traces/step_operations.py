@@ -13,15 +13,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from common.tables import TRACE_OPERATION_COLUMNS
-from common.traces.operation_names import GLOO
+from common.traces.operation_names import GLOO, collective
 from common.traces.profiler_trace import Event
 from common.traces.step_overlap import INTERVALS, Activity, StepWindow, kernel_kind
 
 COLUMNS = TRACE_OPERATION_COLUMNS[1:]
 GATHER, SCATTER, ADD = "all_gather", "reduce_scatter", "all_reduce"
-NAMES = {"allgather": GATHER, "reducescatter": SCATTER, "allreduce": ADD, "broadcast": "broadcast"}
-"""Operations by what is in the name of a kernel or a range, without underscores."""
-OTHER = "other"
 
 
 def step_operations(
@@ -29,9 +26,9 @@ def step_operations(
 ) -> pd.DataFrame:
     """Returns a row per step and operation.
 
-    Columns: step, operation (``all_gather``, ``reduce_scatter``, ``all_reduce``, ``broadcast``,
-    ``other``), calls (that began in the step), communication_ms, exposed_ms (without computation).
-    Time of several operations at once counts for each.
+    Columns: step, operation (``all_gather``, ``reduce_scatter``, ``all_reduce``, …; ``other`` where
+    the name does not tell), calls (that began in the step), communication_ms, exposed_ms (without
+    computation). Time of several operations at once counts for each.
 
     Args:
         events: events of one rank's trace.
@@ -42,7 +39,7 @@ def step_operations(
     of_operation: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         if _communicates(event, on_device):
-            of_operation[_operation(event.name)].append(event)
+            of_operation[collective(event.name) or "other"].append(event)
     if not on_device and _only_scatters(events) and ADD in of_operation:
         of_operation[SCATTER] += of_operation.pop(ADD)
     rows = []
@@ -63,11 +60,6 @@ def _communicates(event: Event, on_device: bool) -> bool:
     if on_device:
         return event.kind == "kernel" and kernel_kind(event.name) == "communication"
     return event.kind == "range" and event.name.startswith(GLOO)
-
-
-def _operation(name: str) -> str:
-    plain = name.lower().replace("_", "")
-    return next((operation for part, operation in NAMES.items() if part in plain), OTHER)
 
 
 def _only_scatters(events: Sequence[Event]) -> bool:

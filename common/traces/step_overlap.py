@@ -32,9 +32,22 @@ from numpy.typing import NDArray
 from common.errors import UserError, naming
 from common.tables import TRACE_STEP_COLUMNS
 from common.traces.coarse_intervals import arithmetic
-from common.traces.operation_names import GLOO, STEP, collective, count_elements, item_bytes
+from common.traces.operation_names import (
+    GLOO,
+    NCCL,
+    STEP,
+    collective,
+    count_elements,
+    item_bytes,
+)
 from common.traces.operator_categories import operator_category
-from common.traces.profiler_trace import Event, read_records, read_trace
+from common.traces.profiler_trace import (
+    NO_KERNELS,
+    Event,
+    read_records,
+    read_trace,
+    step_ranges,
+)
 
 INTERVALS = arithmetic()
 COLUMNS = TRACE_STEP_COLUMNS[1:-1]
@@ -156,16 +169,11 @@ def _item_bytes_by_length(records: Iterable[dict]) -> dict[int, int]:
     return sizes
 
 
-def step_ranges(events: Iterable[Event]) -> list[Event]:
-    """Returns the profiler's steps on the host in order of time; none if it was told of none."""
-    ranges = [e for e in events if e.kind == "range" and e.name.startswith(STEP)]
-    return sorted(ranges, key=lambda event: event.start_us)
-
-
 def step_windows(events: Sequence[Event]) -> list[StepWindow]:
     """Returns when each step took place: on the device if the trace has kernels, else on the host.
 
-    Raises UserError if there are no steps, or one has launched no computing kernel.
+    Raises UserError if there are no steps, one has launched no computing kernel, or all that a GPU
+    did is missing.
     """
     ranges = step_ranges(events)
     if not ranges:
@@ -173,6 +181,8 @@ def step_windows(events: Sequence[Event]) -> list[StepWindow]:
     numbers = [int(step.name.removeprefix(STEP)) for step in ranges]
     kernels = [event for event in events if event.kind == "kernel"]
     if not kernels:
+        if any(event.kind == "range" and event.name.startswith(NCCL) for event in events):
+            raise UserError(NO_KERNELS)
         return [
             StepWindow(n, step.start_us, step.end_us)
             for n, step in zip(numbers, ranges, strict=True)

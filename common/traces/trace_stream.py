@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from common.errors import UserError
+from common.traces.logs.text_lines import GZIP
 
 CHUNK, PIECE, LONGEST = 2**22, 2**14, 2**25
 """Characters that are looked at and read at a time, and those of the longest record."""
@@ -21,8 +22,10 @@ DECODER = json.JSONDecoder()
 
 
 def open_trace(path: Path) -> TextIO:
-    """Opens a trace, which may be compressed (.gz)."""
-    return gzip.open(path, "rt", errors="replace") if path.suffix == ".gz" else path.open()
+    """Opens a trace, which may be compressed, whatever its name."""
+    with path.open("rb") as file:
+        is_packed = file.read(len(GZIP)) == GZIP
+    return gzip.open(path, "rt", errors="replace") if is_packed else path.open(errors="replace")
 
 
 def head_of(path: Path) -> dict:
@@ -32,7 +35,7 @@ def head_of(path: Path) -> dict:
     """
     try:
         with open_trace(path) as file:
-            text = file.read(CHUNK)
+            text = _more(file)
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
         raise _not_a_trace(path, error) from None
     before = text.partition(EVENTS)[0].rstrip().removesuffix(",")

@@ -282,6 +282,10 @@ def test_the_parts_of_a_traced_step_add_up_where_their_medians_would_not(tmp_pat
     hidden = row["communication_ms"] - row["exposed_communication_ms"]
     assert row["overlap_ms"] == pytest.approx(hidden)
     assert row["hidden"] == pytest.approx(4 / 14)  # of all that was communicated
+    assert row["judged"].interval.estimate == row["hidden"]  # its interval is that of this number
+    write_overlap(run, [(0, step, 12, 9, 3, 0) for step in range(4)])
+    row = training_overlap(open_training(tmp_path)).iloc[0]
+    assert row["hidden"] == row["judged"].interval.estimate == 0
 
 
 def test_the_price_of_tracing_is_against_the_steps_that_were_not_traced(tmp_path: Path) -> None:

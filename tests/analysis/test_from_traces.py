@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import ROOT, answered, ddplab, error_line
+from trace_support import FLOATS, STEPS, trace, write
 
 from common.analysis.replay.caps import at_caps, own_error
 from common.analysis.replay.job import read_job
@@ -24,60 +25,6 @@ from common.traces.operation_names import collective
 from common.traces.rank_trace import read_rank_trace
 
 SHARED = ROOT.parent / "shared" / "measured" / "traces" / "ddp-2-gpus-rank0.json.gz"
-FLOATS = 2**18
-"""Elements of a gradient of 1 MiB."""
-STEPS = 5
-
-
-def trace(rank: int, *, forward_us: int = 5000, clock_us: float = 0.0, world: int = 2) -> dict:
-    """Makes the trace of a rank that has two gradients of 1 MiB, each a bucket.
-
-    Forward; gradients ready 4 and 8 ms later, each copied in for 1 ms and handed over; the link
-    takes 6 ms for each bucket, in equal parts where two are under way, once the slowest rank is
-    there, whose forward pass takes 9 ms. Each is copied out for 1 ms, and the update takes 2 ms.
-    """
-    events: list[dict] = []
-
-    def add(name: str, start: float, length: float, thread: int = 1, **arguments) -> None:
-        kind = "user_annotation" if name.startswith(("Profiler", "gloo", "Optim")) else "cpu_op"
-        row = {"ph": "X", "cat": kind, "name": name, "pid": 9, "tid": thread, "args": arguments}
-        events.append(row | {"ts": start + clock_us, "dur": length})
-
-    def tensor(name: str, start: float, length: float, thread: int = 1) -> None:
-        sizes = {"Input Dims": [[FLOATS]], "Input type": ["float"]}
-        add(name, start, length, thread, **sizes)
-
-    slowest_us = 9000
-    begin = 0.0
-    for step in range(STEPS):
-        add("aten::linear", begin + 1, forward_us - 2)
-        pass_us = begin + forward_us
-        ready = [pass_us + 4000, pass_us + 9000]
-        # The first is alone for 5 ms of its 6, and both share the link for the next 2 ms.
-        ends = [begin + slowest_us + 12000, begin + slowest_us + 17000]
-        for index, at in enumerate(ready):
-            add("autograd::engine::evaluate_function: MmBackward0", at - 4000, 4000)
-            tensor("torch::distributed::reducer::mul_out", at, 1000)
-            add("c10d::allreduce_", at + 1000, 1)
-            tensor("gloo:all_reduce", at + 1001, ends[index] - at - 1001, thread=2 + index)
-        now = pass_us + 10001
-        for end in ends:
-            now = max(now, end)
-            tensor("torch.distributed.ddp.reducer::copy_bucket_to_grad", now, 1000)
-            now += 1000
-        add("Optimizer.step#SGD.step", now, 2000)
-        add("aten::add_", now + 1, 1998)
-        add(f"ProfilerStep#{step}", begin, now + 2000 - begin)
-        begin = now + 2000
-    who = {"rank": rank, "world_size": world, "backend": "gloo"}
-    return {"schemaVersion": 1, "distributedInfo": who, "traceEvents": events}
-
-
-def write(folder: Path, *traces: dict) -> Path:
-    for content in traces:
-        rank = content["distributedInfo"]["rank"]
-        (folder / f"rank{rank}.json").write_text(json.dumps(content))
-    return folder
 
 
 @pytest.fixture
@@ -105,9 +52,10 @@ def test_clocks_that_differ_by_minutes_are_set_by_collectives(tmp_path: Path) ->
 
 
 def test_other_caps_are_predicted_by_the_labs_model(folder: Path) -> None:
-    system = system_of(read_job(folder))
+    job = read_job(folder)
+    system = system_of(job)
     assert abs(own_error(system)) < 0.05
-    table = at_caps(system, system.measured_s, [1.0, 100.0])
+    table = at_caps(system, gate_of(run(job.program)).steps["measured_s"], [1.0, 100.0])
     assert table["buckets"].tolist() == [2, 1]
     # One bucket of 2 MiB leaves when all is copied, at 10 ms, takes 12 ms, and is copied for 2.
     assert table["backward_s"].iloc[1] == pytest.approx(0.024, rel=0.03)

@@ -213,7 +213,12 @@ def test_several_kernels_of_one_call_are_one_call():
 
 def test_a_step_without_kernels_is_refused():
     with pytest.raises(UserError, match="launched no kernels"):
-        attribute([*gpu_step(0, 0), marked("ProfilerStep#1", 60, 80)])
+        attribute([*gpu_step(0, 0), marked("ProfilerStep#9", 60, 80), *gpu_step(110, 1)])
+
+
+def test_a_last_step_that_the_loop_never_entered_is_none():
+    never = marked("ProfilerStep#9", 170, 190)
+    assert times(attribute([*TWO_GPU_STEPS, never]), "step") == {0: 110, 1: 98}
 
 
 PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(0, 2)), max_size=12)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import geometric_mean, mean, median
 
@@ -93,7 +94,16 @@ def one_rank_arm(arms: Rows, arm: dict[str, str]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("folder", SCALING, ids=name_of)
+def first_of_each_study(folders: list[Path]) -> Iterator:
+    """Yields all folders; those that are not the first of theirs are slow."""
+    seen: set[Path] = set()
+    for folder in folders:
+        marks = [pytest.mark.slow] * (folder.parent in seen)
+        seen.add(folder.parent)
+        yield pytest.param(folder, id=name_of(folder), marks=marks)
+
+
+@pytest.mark.parametrize("folder", first_of_each_study(SCALING))
 def test_throughput_of_a_scaling_run_is_that_of_its_raw_rows(folder: Path) -> None:
     rows = read(folder / "steps.csv")
     for arm in read(folder / "arms.csv"):

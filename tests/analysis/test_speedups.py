@@ -123,6 +123,7 @@ def test_a_noisy_speedup_is_not_called_one(tmp_path: Path) -> None:
     assert row.verdict == "hidden by noise"
 
 
+@pytest.mark.slow
 def test_where_nothing_differs_a_table_rarely_calls_a_speedup_settled(tmp_path: Path) -> None:
     draws, alarms = np.random.default_rng(0), 0
     names = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")

@@ -43,7 +43,8 @@ from common.perfmodel.fsdp.schedule import StepPrediction
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 SETTLED = "settled"
-MANY, FEW = 100, 40
+PAGES = 40
+"""Drawn for each rule: test_judged.py has ten times as many of what all of them share."""
 """Pages on which nothing differs, and on which something does."""
 WORKLOAD = {
     **{"model": "gpt2-nano", "batch_size": 4, "seq_len": 64, "precision": "float32"},
@@ -181,14 +182,14 @@ def drawn(
 @pytest.mark.parametrize("rule", RULES)
 def test_where_nothing_differs_few_pages_say_that_something_does(rule: str) -> None:
     says, arms, rounds = RULES[rule]
-    alarms = sum(bool(says(page)) for page in drawn(rounds, arms, count=MANY))
-    assert alarms <= upper_limit(0.05, MANY)
+    alarms = sum(bool(says(page)) for page in drawn(rounds, arms, count=PAGES))
+    assert alarms <= upper_limit(0.05, PAGES)
 
 
 @pytest.mark.parametrize(
     ("rule", "faster", "share"),
     [
-        ("speedups over one device", 0.2, 0.7),
+        slow("speedups over one device", 0.2, 0.7),
         ("what the exchange adds", 0.2, 0.95),
         slow("what the exchange adds", 0.1, 0.7),
         slow("over the fastest strategy", 0.2, 0.7),
@@ -207,8 +208,8 @@ def test_a_planted_difference_is_said_of_the_right_arm(
         **{"modes on the same batches": "dynamic"},
         **{"the kind of work that takes most": "attention"},
     }.get(rule, "DDP")
-    named = [says(page) for page in drawn(rounds, arms, faster, count=FEW)]
-    assert sum(first in names for names in named) >= share * FEW
+    named = [says(page) for page in drawn(rounds, arms, faster, count=PAGES)]
+    assert sum(first in names for names in named) >= share * PAGES
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -296,7 +297,7 @@ FINDINGS = {
 @pytest.mark.parametrize(
     ("machine", "rounds"),
     [
-        (QUIET, 5),
+        slow(QUIET, 5),
         (QUIET, 6),
         slow(DISTURBED, 6),  # in kind: the test below
         slow(QUIET, 1),

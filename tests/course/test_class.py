@@ -331,6 +331,17 @@ def test_of_two_hand_ins_the_newest_counts(
     assert "2 hand-ins; the newest counts: x" in row["remark"]
     why = {row["file"]: row["why"] for row in rows(tmp_path / "grades" / "history.csv")}
     assert why == {"x": "first graded", "x (1)": "handed in again later: it does not count"}
+    # So it is where they are graded one after the other.
+    for path in (first, last, first):
+        lines = grade(path, by_file_time=True, folder=tmp_path / "one by one")
+        [row] = rows(tmp_path / "one by one" / "grades.csv")
+        assert (float(row["score"]), row["handed_in"][:10]) == (0, "1970-01-03")
+        assert any("older than x" in line for line in lines) == (path is last)
+    assert {row["file"]: row["why"] for row in rows(tmp_path / "one by one" / "history.csv")} == why
+    grade(last, by_file_time=True, folder=tmp_path / "in order")
+    grade(first, by_file_time=True, folder=tmp_path / "in order")
+    [row] = rows(tmp_path / "in order" / "grades.csv")
+    assert float(row["score"]) == 0
     times = "name,id,handed_in\nJane Doe,s1,2027-10-03T00:00+02:00\n"
     people = read_roster(roster(tmp_path, times))
     grade(last, first, by_file_time=True, roster=people, folder=tmp_path / "on time")
@@ -423,40 +434,28 @@ def test_no_answer_waits_until_texts_are_read(
     assert float(found["roe-max-assign3"]["score"]) == CHOICES
 
 
-def test_levels_of_an_earlier_release_and_their_remarks(
-    tmp_path: Path, hand_in: Callable, grade: Callable
-) -> None:
-    path = hand_in("doe-jane", answers())
-    levels = tmp_path / "levels.csv"
-    lines = [f"doe-jane-assign3,{name},half,good" for name in TEXTS]
-    levels.write_text("\n".join(["submission,question,level,remark", *lines]))
-    grade(path, levels=levels)
-    half = sum(QUESTIONS[name].points for name in TEXTS) / 2
-    assert float(grades(tmp_path)["doe-jane-assign3"]["score"]) == CHOICES + half
-    kept = rows(tmp_path / "grades" / "levels.csv")
-    assert {row["level"] for row in kept} == {"half"}
-    assert len({row["text"] for row in kept}) == len(TEXTS)
-
-
-def test_codes_are_no_numbers_and_those_of_an_earlier_release_are_read(
+def test_codes_are_no_numbers_and_remarks_stay(
     tmp_path: Path, hand_in: Callable, grade: Callable
 ) -> None:
     grade(hand_in("doe-jane", answers()))
     path = tmp_path / "grades" / "levels.csv"
     codes = [row["text"] for row in rows(path)]
     assert all(re.fullmatch("t[0-9a-f]{8}", code) for code in codes)
-    path.write_text(re.sub("^t(.*),$", r"\1,half", path.read_text(), flags=re.MULTILINE))
-    assert path.read_text().count(",half\n") == len(TEXTS)
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"{head},remark", *(f"{line}half,good" for line in lines)]))
     grade()
     half = sum(QUESTIONS[name].points for name in TEXTS) / 2
     assert float(grades(tmp_path)["doe-jane-assign3"]["score"]) == CHOICES + half
-    assert [row["text"] for row in rows(path)] == codes
+    assert [(row["text"], row["level"], row["remark"]) for row in rows(path)] == [
+        (code, "half", "good") for code in codes
+    ]
 
 
 NOBODYS = {
-    "roe-max-assign3,{text},full": "nobody handed in 'roe-max-assign3'",
-    "doe-jane-assign3,Q9.9,full": "'Q9.9' is no question with a text",
-    "doe-jane-assign3,{text},good": "2: level 'good'; known: none, half, full",
+    "t01234567,{text},full": "nobody handed in 't01234567'",
+    "doe-jane-assign3,{text},full": "nobody handed in 'doe-jane-assign3'",
+    "t01234567,Q9.9,full": "'Q9.9' is no question with a text",
+    "t01234567,{text},good": "2: level 'good'; known: none, half, full",
 }
 """Lines of a table of levels, and what is said of them."""
 
@@ -467,11 +466,11 @@ def test_levels_that_are_nobodys(tmp_path: Path, hand_in: Callable, grade: Calla
     before = {p.name: p.read_bytes() for p in (tmp_path / "grades").glob("*.*")}
     levels = tmp_path / "levels.csv"
     for line, words in NOBODYS.items():
-        levels.write_text(f"submission,question,level\n{line.format(text=TEXTS[0])}\n")
+        levels.write_text(f"text,question,level\n{line.format(text=TEXTS[0])}\n")
         with pytest.raises(UserError, match=words):
             grade(path, levels=levels)
         assert {p.name: p.read_bytes() for p in (tmp_path / "grades").glob("*.*")} == before
-    levels.write_text("submission,question,level\ndoe-jane-assign3\n")
+    levels.write_text("text,question,level\ndoe-jane-assign3\n")
     grade(levels=levels)  # a line that was cut off gives no level
     assert grades(tmp_path)["doe-jane-assign3"]["score"] == str(CHOICES)
 

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from right_answers import right_answers
 
 from common.course import autograder
-from common.course.answers import CHOICE, NUMBER, questions_path, read_questions
+from common.course.answers import NUMBER, questions_path, read_questions
 from common.course.grading.checks import FAULT
 from common.course.grading.classes import Class
 from common.course.grading.grade import Grader, marks_of, write_json
 from common.course.grading.marks import Grade, Mark, read_key
 from common.course.grading.matrix import grade_references, parts_of
 from common.course.markers import student_source
-from common.course.numbers import assignment3
 from common.course.outcomes import Outcome, run_tests
 from common.course.overlay import with_overlay
 from common.course.sandbox.imports import violations
@@ -41,19 +41,6 @@ try:
     ISOLATION = strongest_isolation()
 except UserError as refusal:
     pytest.skip(str(refusal), allow_module_level=True)
-
-
-def answered() -> bytes:
-    """Returns right numbers and choices, and a text for the rest."""
-    content = yaml.safe_load(questions_path(ROOT, 3).read_text())
-    key = read_key(ROOT, 3)
-    for name, question in read_questions(ROOT, 3).items():
-        if question.kind == NUMBER:
-            answer = getattr(assignment3, key[name]["number"])(RECORDED)
-        else:
-            answer = key[name]["right"] if question.kind == CHOICE else "Because."
-        content[name]["answer"] = answer
-    return yaml.safe_dump(content).encode()
 
 
 def submission(folder: Path, name: str, exercises: dict[str, str], answers: bytes) -> Path:
@@ -105,7 +92,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> GradedClass:
     files = reference() | {"cost_fit.py": untouched()["cost_fit.py"]}
     files["loss_scale.py"] = files["loss_scale.py"].replace(begin, f"{CRASHES}{begin}")
     paths = [
-        submission(folder, "right-all", reference(), answered()),
+        submission(folder, "right-all", reference(), right_answers()),
         submission(folder, "wrong-twice", files, questions_path(ROOT, 3).read_bytes()),
     ]
     grades = Class(Grader(ROOT, variant=7), paths).grade(folder / "grades", lambda _: None)
@@ -153,9 +140,10 @@ def test_what_a_student_says_is_no_fault_of_the_grader(graded: GradedClass) -> N
     assert SAID in said.why
 
 
+@pytest.mark.usefixtures("read_here")
 def test_a_file_that_imports_what_it_may_not_is_not_run(tmp_path: Path) -> None:
     files = {"cost_fit.py": "import subprocess\n" + reference()["cost_fit.py"]}
-    grade = Grader(ROOT).grade(submission(tmp_path, "wrong-import", files, answered()))
+    grade = Grader(ROOT).grade(submission(tmp_path, "wrong-import", files, right_answers()))
     [fit] = [mark for mark in grade.marks if mark.of == "A3.3"]
     assert fit.score == 0
     assert "line 1: it imports subprocess" in fit.why
@@ -182,8 +170,9 @@ def test_an_untouched_tree_gets_nothing(tmp_path: Path) -> None:
     assert any("task A3.1 is not written yet" in mark.why for mark in grade.marks)
 
 
+@pytest.mark.usefixtures("read_here")
 def test_a_tarball_that_cannot_be_read_has_every_check(tmp_path: Path) -> None:
-    path = submission(tmp_path, "cut-off", reference(), answered())
+    path = submission(tmp_path, "cut-off", reference(), right_answers())
     path.write_bytes(path.read_bytes()[:5000])
     grade = Grader(ROOT).grade(path)
     assert grade.score == 0
@@ -205,11 +194,12 @@ def broken_root(tmp_path: Path) -> Iterator[Path]:
         yield merged
 
 
+@pytest.mark.usefixtures("read_here")
 def test_a_fault_of_the_grader_is_one_submissions_and_no_zero(
     tmp_path: Path, broken_root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     blank = questions_path(ROOT, 3).read_bytes()
-    paths = [submission(tmp_path, "a-first", {}, answered())]
+    paths = [submission(tmp_path, "a-first", {}, right_answers())]
     paths.append(submission(tmp_path, "b-second", {}, blank))
     said: list[str] = []
     with caplog.at_level(logging.ERROR):
@@ -225,33 +215,42 @@ def test_a_fault_of_the_grader_is_one_submissions_and_no_zero(
     assert found["output"] == "not graded: KeyError"
 
 
-def autograde(
-    root: Path, uploaded: Path, results: Path, variant: str
-) -> subprocess.CompletedProcess:
-    """Runs what Gradescope runs."""
-    module = ("-m", "common.course.autograder")
-    command = [sys.executable, *module, uploaded, results, "3", "0", variant, "visible"]
-    return subprocess.run(
-        command, cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
-    )
-
-
-def test_gradescope_gets_a_result_whatever_happens(tmp_path: Path, broken_root: Path) -> None:
-    uploaded = tmp_path / "uploaded"
+def test_gradescope_gets_a_result_whatever_happens(
+    tmp_path: Path, broken_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploaded, results = tmp_path / "uploaded", tmp_path / "results.json"
     uploaded.mkdir()
-    submission(uploaded, "a-first", {}, answered())
-    for variant, words in (("7", "KeyError"), ("seven", "ValueError")):
-        results = tmp_path / variant / "results.json"
-        done = autograde(broken_root, uploaded, results, variant)
-        assert done.returncode == 1
-        assert "Traceback" in done.stderr
+    submission(uploaded, "a-first", {}, right_answers())
+
+    def program(variant: str) -> list[str]:
+        """Returns what Gradescope runs, from the module's name on."""
+        given = (uploaded, results, "3", "0", variant, "visible")
+        return ["common.course.autograder", *map(str, given)]
+
+    def refused(words: str) -> None:
         found = json.loads(results.read_text())
         assert found == {"score": 0.0, "output": found["output"], "tests": []}
         assert words in found["output"]
+        results.unlink()
+
+    done = subprocess.run(
+        [sys.executable, "-m", *program("7")],
+        cwd=broken_root,
+        env={"PYTHONPATH": str(broken_root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    refused("KeyError")
+    monkeypatch.setattr(sys, "argv", program("seven"))
+    with pytest.raises(ValueError):
+        autograder.main()
+    refused("ValueError")
     shutil.rmtree(uploaded)
-    done = autograde(broken_root, uploaded, tmp_path / "results.json", "7")
-    assert done.returncode == 0
-    assert "uploaded: no file" in json.loads((tmp_path / "results.json").read_text())["output"]
+    monkeypatch.setattr(sys, "argv", program("7"))
+    autograder.main()
+    refused("uploaded: no file")
 
 
 def test_a_sandbox_that_does_not_start_is_told_from_the_rest(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import yaml
 from honest_variants import BUCKETS, RING
 
 from common.course.answers import TEXT, questions_path, read_questions
+from common.course.grading import plausibility
 from common.course.grading.checks import Exercises
 from common.course.grading.evidence import evidence, profile, shingles, sketch, stages_of
 from common.course.grading.limited import lay_out
@@ -173,11 +174,23 @@ def test_the_same_run_is_found_in_any_order_and_form(tmp_path: Path) -> None:
     assert pair_of(tmp_path / "q", quoted.encode())[0].strength == "strong"
 
 
-def test_runs_of_the_same_machine_are_not_the_same(tmp_path: Path) -> None:
+def test_runs_of_the_same_machine_are_not_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = {
         f"s-{seed}": evidence_of(hand_in(f"s-{seed}", **another_run(seed)), tmp_path / str(seed))
         for seed in range(4)
     }
+    assert list(of_samples(kept)) == []
+    # A run that half of a class has is the same run, and nobody's scaled.
+    shared = kept | {f"t-{number}": kept["s-0"] for number in range(5)}
+    same = list(of_samples(shared))
+    assert {frozenset((s.student, s.other)) for s in same} == {
+        frozenset(pair) for pair in combinations(["s-0", *(f"t-{n}" for n in range(5))], 2)
+    }
+    assert all("100%" in s.evidence and "scaled" not in s.evidence for s in same)
+    # Columns without a value in common are not compared any further.
+    monkeypatch.setattr(plausibility, "share_of", None)
     assert list(of_samples(kept)) == []
 
 

@@ -15,7 +15,7 @@ import yaml
 from command_line import answered, ddplab, error_line
 from scipy import stats
 
-from common.course.pooling.estimates import ADDED, RATIO, SAVED, Estimate, regret
+from common.course.pooling.estimates import ADDED, RATIO, REGRET, SAVED, Estimate, regret
 from common.course.pooling.page import page
 from common.course.pooling.pool import Pool, pool_folders, pooled, pooled_of
 from common.course.submission import HandedIn, pack
@@ -228,6 +228,25 @@ def test_a_regret_needs_more_than_luck() -> None:
     assert np.isnan(regret(pd.DataFrame([[1.0, 2.0]]), 1).estimate)
 
 
+def test_a_class_has_no_regret_below_none() -> None:
+    # Seven caps 1 % apart under noise of 3 %; all 20 students chose the true best of them. In
+    # single rounds another one looks best, so each student's estimate is a little below 1.
+    draws, costs = np.random.default_rng(6), np.log(1 + 0.01 * np.arange(7))
+    below: dict[str, int] = {}
+    for _ in range(5):
+        rounds = np.exp(costs + draws.normal(0, 0.03, (20, 6, 7)))
+        ratios = [Judged(regret(pd.DataFrame(table), 0)) for table in rounds]
+        for quantity in (REGRET, "another"):
+            students = {
+                f"s-{n}": Estimate(2, quantity, ADDED, ratio, {}, "stage", {}, "")
+                for n, ratio in enumerate(ratios)
+            }
+            ratio = pooled(students).ratio
+            assert ratio.interval.low < 1
+            below[quantity] = below.get(quantity, 0) + ratio.is_settled
+    assert below[REGRET] == 0 < below["another"]
+
+
 def test_other_settings_are_not_pooled_with_the_rest(tmp_path: Path) -> None:
     write_class(tmp_path, {"a-a": 1.5, "b-b": 1.6, "c-c": 1.4})
     write_student(tmp_path / "d-d", {"single": [98.5] * 4, "DDP": [9.5] * 4}, model="gpt2")
@@ -271,6 +290,12 @@ def test_of_a_students_runs_the_newest_counts(tmp_path: Path) -> None:
         "doe-jane",
         "an earlier run of the same student: the newest counts",
     )
+    # Of an earlier run that another student has, too, theirs counts.
+    shutil.copytree(sorted(runs.iterdir())[0], tmp_path / "roe-max")
+    pool = pool_folders([tmp_path])
+    assert dict(pool.students.set_index("student")["value"]) == pytest.approx(
+        {"doe-jane": 4, "roe-max": 2}
+    )
     # A run that is named by itself is a unit by itself.
     assert len(pool_folders(sorted(runs.iterdir())).students) == 2
 
@@ -296,6 +321,24 @@ def test_hand_ins_are_read_where_they_are_packed_and_unpacked(tmp_path: Path) ->
     pool = pool_folders([class_], assignment=1)
     assert set(pool.students["student"]) == {"doe-jane", "roe-max", "poe-kim"}
     assert not pool.left_out
+
+
+@pytest.mark.usefixtures("read_here")
+def test_two_people_of_one_name_are_two_students(tmp_path: Path) -> None:
+    runs, class_ = tmp_path / "runs", tmp_path / "class"
+    write_class(runs, {name: 1.5 + n / 10 for n, name in enumerate("abcd")})
+    people = [("s1", ""), ("S1", "jane@x.org"), ("s2", ""), ("", "")]
+    for run, (id_, email) in zip("abcd", people, strict=True):
+        (class_ / run).mkdir(parents=True)
+        hand_in(class_ / run, HandedIn("doe-jane", 1, 2, email, id_), runs / run)
+    # Of one person the name is enough.
+    assert list(pool_folders([class_ / "a", class_ / "b"]).students["student"]) == ["doe-jane"]
+    pool = pool_folders([class_])
+    assert set(pool.students["student"]) == {"doe-jane (s1)", "doe-jane (s2)"}
+    reasons = {line.student: line.reason for line in pool.left_out}
+    assert reasons.pop("doe-jane (s1)") == "an earlier run of the same student: the newest counts"
+    assert "several are called doe-jane" in reasons.pop("doe-jane")
+    assert not reasons
 
 
 def test_what_cannot_be_pooled_is_said_by_name_and_reason(tmp_path: Path) -> None:

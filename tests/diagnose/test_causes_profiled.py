@@ -148,7 +148,7 @@ def test_gathers_and_scatters_are_told_apart(tmp_path, gpu, gather_us, scatter_u
 def test_operations_are_those_of_a_timeline_of_moments() -> None:
     """Brute force: a boolean for each microsecond."""
     chance = random.Random(3)
-    names = {"gloo:all_gather": "all_gather", "gloo:broadcast": "broadcast", "gloo:gather": "other"}
+    names = {"gloo:all_gather": "all_gather", "gloo:broadcast": "broadcast", "gloo:novel": "other"}
     for _ in range(20):
         records = [span("user_annotation", f"ProfilerStep#{n}", 50 * n, 50, 1) for n in (0, 1)]
         computing = np.zeros(120, dtype=bool)

@@ -264,7 +264,8 @@ def test_ranks_without_a_step_in_common_are_not_compared(tmp_path: Path) -> None
 @pytest.mark.parametrize("packed", [True, False])
 def test_of_a_trace_that_breaks_off_the_steps_before_are_judged(tmp_path: Path, packed) -> None:
     for rank, compute_us in ((0, 40_000), (1, 90_000)):
-        trace(tmp_path, rank, compute_us=compute_us, reduce_us=100_000 - compute_us, steps=400)
+        times_us = {"compute_us": compute_us, "reduce_us": 100_000 - compute_us}
+        trace(tmp_path, rank, **times_us, steps=400, gpu=False)
     path = tmp_path / "worker7.pt.trace.json.gz"  # rank 0's
     octets = path.read_bytes() if packed else gzip.decompress(path.read_bytes())
     if not packed:
@@ -277,7 +278,17 @@ def test_of_a_trace_that_breaks_off_the_steps_before_are_judged(tmp_path: Path, 
     assert "50 ms more" in found.evidence[1]  # as in the whole trace
     [note] = opened.job.notes
     assert note.startswith(f"{path.name}: a trace of torch.profiler that breaks off after")
-    assert int(note.split(";")[1].split()[0]) == pytest.approx(300, abs=10)
+    assert int(note.split(";")[1].split()[0]) == pytest.approx(300, abs=40)
+
+
+def test_of_a_gpus_trace_that_breaks_off_nothing_is_judged(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        path = trace(tmp_path, rank, compute_us=40_000, reduce_us=60_000, steps=400)
+    path.write_bytes(path.read_bytes()[:-200])
+    opened = open_postmortem(tmp_path)
+    assert set(opened.job.steps["rank"]) == {0}
+    assert "breaks off" in opened.job.notes[0]
+    assert "what the device did, which is in no order of time" in opened.job.notes[0]
 
 
 def test_clocks_that_differ_by_minutes_do_not_matter(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from scipy import stats
 
 from common.errors import UserError
 from common.runtime.paths import project_root
+from common.runtime.records.run_directory import read_environment
+from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
 from common.studies.exhaustive_sweep import runoff_regret
 from common.studies.tune_check import TuneStudy, run_study
@@ -70,6 +72,26 @@ def test_a_case_whose_folder_is_gone_is_told_before_anything_is_written(
     with pytest.raises(UserError, match="no convolutions-loopback/sweep in it"):
         run_study(study, str(tmp_path / "new"), StageProgress())
     assert not (tmp_path / "new").exists()
+
+
+def test_a_continued_study_keeps_the_record_of_the_one_before(tmp_path: Path) -> None:
+    def run(continues: str, hardware: str, start_time: str) -> Path:
+        environment = {"hardware": hardware, "start_time": start_time, "git": start_time}
+        study = TuneStudy(continues=continues)
+        with study_run("tune", study, str(tmp_path), StageProgress(), environment) as folder:
+            return folder.path
+
+    first = run("", "2 cores of a Xeon", "on Monday")
+    last = run(str(run(str(first), "2 cores of a Xeon", "on Tuesday")), "2 cores of a Xeon", "now")
+    record = read_environment(last)
+    assert (record["start_time"], record["continues"]["start_time"]) == ("now", "on Tuesday")
+    assert record["continues"]["continues"] == {
+        key: read_environment(first)[key] for key in ("start_time", "end_time", "git")
+    }
+    before = list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="it ran on 2 cores of a Xeon, and this is an EPYC"):
+        run(str(last), "an EPYC", "now")
+    assert list(tmp_path.iterdir()) == before
 
 
 def test_single_cases_can_be_asked_for() -> None:

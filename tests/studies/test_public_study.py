@@ -122,6 +122,7 @@ def test_adapters_and_float8_are_faster_than_a_model_that_is_trained_whole() -> 
 
 
 @pytest.mark.slow  # in kind: test_published_models.py, and units above
+@pytest.mark.xdist_group("followed")
 def test_models_that_are_followed_are_predicted_in_the_rows_unit(tmp_path: Path) -> None:
     # A Transformer-XL's segment is a sample; so is the big Transformer's sentence of 32 tokens.
     shared = {"gpu": "A100 40GB", "network": "NVSwitch", "precision": "amp fp16", "seq_len": None}

@@ -55,6 +55,7 @@ def asked(job: PublishedJob) -> tuple[Question, Plan]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.xdist_group("followed")  # models that a process follows once
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="needs the table of published rows")
 def test_what_ran_is_a_plan_that_fits():
     table, _ = read_published(PUBLIC)

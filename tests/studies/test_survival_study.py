@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from common.errors import UserError
+from common.errors import RunFailed, UserError
 from common.exercises.checkpoint_commit import (
     Damaged,
     commit_checkpoint,
@@ -17,8 +18,16 @@ from common.exercises.checkpoint_commit import (
 )
 from common.runtime.records.run_directory import read_environment
 from common.runtime.stage_progress import StageProgress
-from common.studies import survival
-from common.studies.damaged_checkpoints import DIGIT, FLIPPED, MISSING, TRUNCATED, damage
+from common.studies import damaged_checkpoints, survival
+from common.studies.damaged_checkpoints import (
+    CASES,
+    DIGIT,
+    FILES,
+    FLIPPED,
+    MISSING,
+    TRUNCATED,
+    damage,
+)
 from common.studies.killed_runs import Training, equal_losses, read_steps, unreadable
 from common.studies.survival import SurvivalStudy
 
@@ -58,6 +67,49 @@ def test_a_killed_run_goes_on_with_the_losses_of_one_that_was_not(
     assert len(verdicts) == 6
     assert verdicts["held"].all()
     assert read_environment(path)["status"] == "complete"
+
+
+def test_a_training_that_hangs_is_a_failed_trial_and_each_trial_is_written(tmp_path, monkeypatch):
+    ends = iter([RunFailed("it does not end"), KeyboardInterrupt()])
+
+    class Hanging:
+        def wait(self) -> int:
+            raise next(ends)
+
+    monkeypatch.setattr(survival, "run_to_the_end", lambda training: None)
+    monkeypatch.setattr(survival, "launched", lambda training: nullcontext(Hanging()))
+    monkeypatch.setattr(survival, "kill_at", lambda *arguments: 1)
+    study = SurvivalStudy(trials=2, restarts=0, damage=False)
+    with pytest.raises(KeyboardInterrupt):
+        survival.run_study(study, str(tmp_path), StageProgress())
+    [trials] = tmp_path.glob("*/trials.csv")
+    [trial] = pd.read_csv(trials).to_dict("records")
+    assert (trial["failed"], trial["killed_rank"]) == ("it does not end", 1)
+    held = survival.judge(pd.DataFrame([TRIAL, trial]), None, None).set_index("promise")["found"]
+    assert held.to_dict() == dict.fromkeys(held.index, 1) | {held.index[0]: 2}
+
+
+def test_ranks_that_die_in_resuming_are_failed_cases(tmp_path, monkeypatch):
+    def launch(script: Path, arguments: list[str], ranks: int, log: Path) -> None:
+        log.write_text("case: case-00\n")
+        raise RunFailed("rank 1 died")
+
+    reference = Training("DDP", {}, tmp_path)
+    for step in (1, 2):
+        partial = start_checkpoint(reference.checkpoint_dir, step)
+        for name in FILES[:-1]:
+            (partial / name).write_bytes(bytes(range(99)))
+        files = {name: describe_file(partial / name) for name in FILES[:-1]}
+        commit_checkpoint(partial, {"step": step}, files)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("{}")
+    STEPS.to_csv(tmp_path / "run" / "training-steps.csv", index=False)
+    monkeypatch.setattr(damaged_checkpoints, "launch", launch)
+    table = damaged_checkpoints.resume_from_damaged(reference, tmp_path / "damaged")
+    assert set(table["failed"]) == {"rank 1 died"}
+    verdicts = survival.judge(None, table, None)
+    assert verdicts["found"].tolist() == [0] * 3
+    assert set(verdicts["of"]) == {len(CASES)}
 
 
 @pytest.mark.parametrize(

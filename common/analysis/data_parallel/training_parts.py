@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.judged import Judged
 from common.perfmodel.one_device.memory import STATE, MemoryPrediction, predict_memory
 from common.perfmodel.one_device.sharding import Sharding
-from common.samples import student
+from common.samples import mean_ratio, student
 from common.traces.step_overlap import TIMES
 
 PARTS = (*STATE, "communication", "activations and the rest")
@@ -86,9 +86,9 @@ def overlap_by_run(training: Training) -> pd.DataFrame:
 
     Columns: name, strategy, steps (traced), ``TIMES`` (computation, exposed communication and idle
     time add up to the step, overlap and exposed communication to communication), hidden (overlap
-    over communication; NaN for ``single``), judged (the same by steps; None for it), collectives (a
-    step, without those of a few bytes), slowdown (a traced step over the median of the run's other
-    steps; NaN where all were traced).
+    over communication, of all traced steps; NaN for ``single``), judged (the same with its
+    interval; None for it), collectives (a step, without those of a few bytes), slowdown (a traced
+    step over the median of the run's other steps; NaN where all were traced).
     """
     rows = []
     for name, run in training.named():
@@ -133,15 +133,17 @@ def _mean_step(run: TrainingRun, traced: pd.DataFrame) -> dict:
     slowest = traced.groupby("rank")["step_ms"].median().idxmax()
     steps = traced[traced["rank"] == slowest]
     mean = steps.loc[middle_half(steps["step_ms"]), list(TIMES)].mean()
-    communicated, shared = mean["communication_ms"], run.strategy != "single"
-    shares = student(steps["overlap_ms"] / steps["communication_ms"])
-    hidden = Judged(shares, null=None, population="steps of one process")
+    shared = run.strategy != "single" and steps["communication_ms"].any()
+    overlap_ms = steps["overlap_ms"]
+    share = student(overlap_ms)  # nothing, where nothing overlaps
+    if shared and overlap_ms.any():
+        share = mean_ratio(overlap_ms, steps["communication_ms"])
     collectives = run.opened.table(COLLECTIVES)
     other_steps = run.step_times_ms()["step_time_ms"]
     return mean.to_dict() | {
         "steps": len(steps),
-        "hidden": mean["overlap_ms"] / communicated if shared and communicated else float("nan"),
-        "judged": hidden if shared and communicated else None,
+        "hidden": share.estimate if shared else float("nan"),
+        "judged": Judged(share, null=None, population="steps of one process") if shared else None,
         "collectives": collectives_per_step(collectives[collectives["rank"] == slowest]),
         "slowdown": mean["step_ms"] / other_steps.median(),
     }

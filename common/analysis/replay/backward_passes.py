@@ -16,6 +16,7 @@ from common.analysis.replay.lanes import (
     main_thread,
     numbered_steps,
 )
+from common.traces import operation_names as names
 from common.traces.rank_trace import RankTrace, Span
 
 
@@ -27,6 +28,7 @@ class Pass:
         sizes: bytes of the gradients.
         ready_s: when each was ready, without copies and launches.
         buckets: number of gradients of each bucket.
+        handed: calls that handed the buckets over.
         begin_us, end_us: the pass as it was, with the exchange, on the trace's clock.
         copied_in_s, launched_s, copied_out_s: seconds of copies and launches.
     """
@@ -34,6 +36,7 @@ class Pass:
     sizes: list[float] = field(default_factory=list)
     ready_s: list[float] = field(default_factory=list)
     buckets: list[int] = field(default_factory=list)
+    handed: list[Span] = field(default_factory=list)
     begin_us: float = 0.0
     end_us: float = 0.0
     copied_in_s: float = 0.0
@@ -59,9 +62,22 @@ def passes_of(part: RankLanes) -> dict[int, Pass]:
     for position, buckets in of_step.items():
         until_us = ranges[position][1].end_us
         nodes = [n for n in trace.nodes if starts[position] <= n.start_us < until_us]
+        nodes = _of_last_pass(nodes, sum(len(inside) for _, inside, _ in buckets))
         if nodes:
             passes[ranges[position][0]] = _pass(nodes, buckets, device, main)
     return passes
+
+
+def _of_last_pass(nodes: Sequence[Span], gradients: int) -> Sequence[Span]:
+    """Returns the nodes of the last micro-batch of a step, which alone copies its gradients.
+
+    Each micro-batch accumulates every gradient once.
+    """
+    accumulated = [node for node in nodes if names.ACCUMULATES in node.name]
+    passes = max(1, len(accumulated) // gradients)
+    before = len(accumulated) * (passes - 1) // passes
+    since_us = accumulated[before - 1].end_us if before else -np.inf
+    return [node for node in nodes if node.start_us >= since_us]
 
 
 class _DeviceTimes:
@@ -104,6 +120,7 @@ def _pass(
     last_us = begin_us
     for handed, inside, outside in buckets:
         made.buckets.append(len(inside))
+        made.handed.append(handed)
         for copy in inside:
             start_us, end_us, work_us = times(copy)
             made.sizes.append(copy.size_bytes or -work_us)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from common.analysis.replay.job import Job
 from common.analysis.replay.system import TraceSystem, system_of
 from common.errors import UserError
+from common.perfmodel.cluster.steps import default_caps_mib
+from common.perfmodel.ddp.best_cap import BestCap, fastest_cap
+from common.perfmodel.ddp.bucketings import distinct_bucketings
 from common.perfmodel.replay.changes import of_another_run
 from common.perfmodel.replay.gate import LIMIT
+from common.samples import Interval, paired_difference
 
 CAPS_MIB = (1, 2, 5, 10, 25, 50, 100, 200)
+SEARCHED = 100
+"""Number of caps that b* is searched among: each is predicted for each step."""
 
 
 def default_caps(system: TraceSystem) -> list[float | None]:
@@ -43,35 +49,55 @@ def checked_system(job: Job) -> TraceSystem:
     return system
 
 
-def at_caps(system: TraceSystem, steps_s: ArrayLike, caps: Sequence[float | None]) -> pd.DataFrame:
+def at_caps(system: TraceSystem, steps_s: pd.Series, caps: Sequence[float | None]) -> pd.DataFrame:
     """Predicts backward pass and step at caps, a row per cap: the mean of the trace's steps.
 
-    Columns: bucket_cap_mib (NaN is DDP's default), buckets, backward_s, exposed_s, and step_s,
-    low_s, high_s: the measured steps with the difference to the trace's own buckets, and the
-    interval of the mean of another run of as many steps.
+    Columns: bucket_cap_mib (NaN is DDP's default), buckets, backward_s, exposed_s, and step: the
+    measured steps with the difference to the trace's own buckets, with the interval of the mean of
+    another run of as many steps (step_s, low_s, high_s are its numbers).
 
     Args:
         system: the system.
-        steps_s: the measured steps.
+        steps_s: the measured steps, by number.
         caps: caps in MiB.
     """
     own_s = np.array([model.simulate(system.buckets).total_s for model in system.models])
-    steps_s = np.asarray(steps_s)[: len(own_s)]
+    steps_s = steps_s.loc[[*system.numbers]].to_numpy()
     rows = []
     for cap in caps:
         lines = [model.at_cap(cap) for model in system.models]
         total_s = np.array([line.total_s for line in lines])
         step = of_another_run(steps_s + total_s - own_s, float(steps_s.mean()))
         rows.append(
-            (
-                np.nan if cap is None else float(cap),
-                lines[0].num_buckets,
-                total_s.mean(),
-                np.mean([line.exposed_communication_s for line in lines]),
-                step.estimate,
-                step.low,
-                step.high,
-            )
+            {
+                "bucket_cap_mib": np.nan if cap is None else float(cap),
+                "buckets": lines[0].num_buckets,
+                "backward_s": total_s.mean(),
+                "exposed_s": np.mean([line.exposed_communication_s for line in lines]),
+                "step": step,
+                "step_s": step.estimate,
+                "low_s": step.low,
+                "high_s": step.high,
+            }
         )
-    columns = ["bucket_cap_mib", "buckets", "backward_s", "exposed_s", "step_s", "low_s", "high_s"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows)
+
+
+def best_cap(system: TraceSystem) -> tuple[BestCap, Interval]:
+    """Finds the cap of the shortest pass, by the mean of the trace's steps, among ``SEARCHED``.
+
+    Returns:
+        the cap, and by how many seconds its passes differ from those at DDP's default.
+    """
+    profile = system.models[0].profile
+    bucketings = distinct_bucketings(profile, default_caps_mib(profile.total_bytes, SEARCHED))
+    lines = [[model.simulate(b.buckets) for model in system.models] for b in bucketings]
+    total_s = np.array([[line.total_s for line in of_steps] for of_steps in lines])
+    means_s = total_s.mean(axis=1).tolist()
+    means = [
+        replace(first, total_s=mean_s) for (first, *_), mean_s in zip(lines, means_s, strict=True)
+    ]
+    best = fastest_cap(bucketings, means)
+    chosen = best.candidates.index(best.candidate(best.cap_mib))
+    default_s = [model.backward_s(None) for model in system.models]
+    return best, paired_difference(total_s[chosen], default_s)

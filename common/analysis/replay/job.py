@@ -107,7 +107,7 @@ def job_of(traces: Sequence[RankTrace]) -> Job:
     make = device_lanes if kinds.pop() else host_lanes
     lanes = [make(program, trace, steps) for trace in traces]
     world = max([len(traces), *worlds])
-    job = Job(program, lanes, world)
+    job = Job(program, lanes, world, [note for trace in traces if (note := trace.unlaunched())])
     groups = _joined(job)
     _set_clocks(job, groups)
     origin_us = min(part.first[0][1] - job.clocks_us[part.trace.rank] for part in lanes)
@@ -135,16 +135,22 @@ def _steps(part: RankLanes) -> list[Step]:
 
 def _joined(job: Job) -> list[list[tuple[int, Joinable]]]:
     """Joins collectives over ranks: by group and number, by their order in a step where old traces
-    have no number. Each is a list of (rank, collective)."""
+    have no number. Each is a list of (rank, collective).
+
+    What a rank sends another receives; among more than two, traces do not tell which.
+    """
     groups: dict[tuple, list[tuple[int, Joinable]]] = defaultdict(list)
     for part in job.lanes:
         counts: dict[tuple, int] = defaultdict(int)
         for call in part.calls:
-            group = call.call.group
+            group, is_pair = call.call.group, _what(call) == "send"
+            key = (group, is_pair)
+            if is_pair and (_group_size(group) or job.world_size) > 2:
+                key = (*key, part.trace.rank)
             if call.call.sequence is not None:
-                key = (group, "number", call.call.sequence)
+                key = (*key, "number", call.call.sequence)
             else:
-                key = (group, call.step)
+                key = (*key, call.step)
                 counts[key] += 1
                 key = (*key, counts[key])
             groups[key].append((part.trace.rank, call))
@@ -154,10 +160,14 @@ def _joined(job: Job) -> list[list[tuple[int, Joinable]]]:
     return joined
 
 
+def _what(call: Joinable) -> str:
+    return "send" if call.what == "recv" else call.what
+
+
 def _check(job: Job, joined: list[list[tuple[int, Joinable]]]) -> None:
     """Refuses collectives that do not fit together."""
     for members in joined:
-        whats = {call.what for _, call in members}
+        whats = {_what(call) for _, call in members}
         sizes = {call.call.size_bytes for _, call in members if call.call.size_bytes}
         equal = whats <= {"all_reduce", "broadcast"}
         if len(whats) > 1 or (equal and len(sizes) > 1):
@@ -168,7 +178,9 @@ def _check(job: Job, joined: list[list[tuple[int, Joinable]]]) -> None:
                 f"{second.what} of {second.call.size_bytes:.0f}; traces of one job are needed"
             )
     alone = sum(
-        len(members) < len(job.lanes) and not members[0][1].call.group for members in joined
+        len(members) < len(job.lanes) and (_what(call) == "send" or not call.call.group)
+        for members in joined
+        for _, call in members[:1]
     )
     if alone:
         job.notes.append(f"{counted(alone, 'collective')} could not be joined over all ranks")
@@ -212,7 +224,6 @@ def _add_calls(job: Job, groups: list[list[tuple[int, Joinable]]]) -> None:
         own_s[shares] = link_works(spans[shares]) / 1e6
     for members, seconds in zip(groups, own_s, strict=True):
         first = members[0][1]
-        expected = _group_size(first.call.group) or job.world_size
         program.calls.append(
             Call(
                 operation=first.what,
@@ -221,7 +232,6 @@ def _add_calls(job: Job, groups: list[list[tuple[int, Joinable]]]) -> None:
                 own_s=float(seconds),
                 members=tuple(call.operation for _, call in members),
                 shares=first.shares,
-                is_whole=len(members) >= expected,
             )
         )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from common.perfmodel.replay.changes import LOADER
 from common.perfmodel.replay.program import EXCHANGE, HOST, Program
 from common.traces.operation_names import collective
 from common.traces.rank_trace import RankTrace, Span
@@ -25,7 +26,6 @@ from common.traces.rank_trace import RankTrace, Span
 GLOO_THREADS = 2
 STILL_US = 100.0
 """Least time that a main thread has to stand still to be taken to wait for a collective."""
-LOADER, UPDATE_LABEL = "loader", "update"
 
 
 @dataclass(eq=False)

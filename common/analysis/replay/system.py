@@ -39,6 +39,7 @@ class TraceSystem:
         models: a model of each step alone. A busy machine lengthens a part of this step and another
             of that one, so that medians of parts do not add up to a step.
         buckets: the trace's own buckets, as indices of gradients.
+        numbers: [passes], numbers of their steps.
         measured_s: [passes], backward passes as they were, of the slowest rank.
         assumed: assumptions, in words.
     """
@@ -46,6 +47,7 @@ class TraceSystem:
     calibration: Calibration
     models: tuple[DdpModel, ...]
     buckets: tuple[tuple[int, ...], ...]
+    numbers: tuple[int, ...]
     measured_s: NDArray
     assumed: tuple[str, ...]
 
@@ -55,28 +57,28 @@ def system_of(job: Job) -> TraceSystem:
 
     Raises UserError where the traces show no buckets of DDP, or not how large they are.
     """
-    passes = [[*passes_of(part).values()] for part in job.lanes]
-    count = min(map(len, passes))
-    if not count:
+    by_number = [passes_of(part) for part in job.lanes]
+    numbers = sorted(set.intersection(*map(set, by_number)))
+    if not numbers:
         raise UserError(
             "no buckets of DDP in the traces: no gradients are copied before all-reduces"
         )
-    sizes, assumed = _sizes(job, passes)
-    every = [passed for of_rank in passes for passed in of_rank[:count]]
-    equal = [passed for passed in every if passed.buckets == every[0].buckets]
-    if len(equal) < len(every):
+    passes = [[of_rank[number] for number in numbers] for of_rank in by_number]
+    every = [passed for of_rank in passes for passed in of_rank]
+    if any(passed.buckets != every[0].buckets for passed in every):
         raise UserError("DDP's buckets change between steps: give a trace of later ones")
-    begins_us = _moments(job, passes, count, "begin_us")
-    ends_us = _moments(job, passes, count, "end_us")
+    sizes, assumed = _sizes(job, passes)
+    begins_us = _moments(job, passes, "begin_us")
+    ends_us = _moments(job, passes, "end_us")
     # A pass counts from when its last rank begins it: what others did before is no part of it.
     early_s = (begins_us - begins_us.max(axis=0)).T / 1e6
-    ready_s = np.array([[of_rank[i].ready_s for of_rank in passes] for i in range(count)])
+    ready_s = np.array([[passed.ready_s for passed in step] for step in zip(*passes, strict=True)])
     ready_s = ready_s + early_s[:, :, None]
     ready_s = np.maximum.accumulate(np.maximum(ready_s, 0.0), axis=2)
     names = tuple(f"gradient {index}" for index in range(len(sizes)))
     kind = "float32"
     ready = ReadySamples(names, sizes, (kind,) * len(sizes), tuple(range(len(sizes))), ready_s)
-    all_reduce, about_curve = _all_reduces(job)
+    all_reduce, about_curve = _all_reduces(job, numbers)
     borders = np.cumsum([0, *every[0].buckets])
     calibration = Calibration(
         ready=ready,
@@ -91,12 +93,13 @@ def system_of(job: Job) -> TraceSystem:
             _costs([of_rank[index] for of_rank in passes], sizes),
             backend=calibration.backend,
         )
-        for index in range(count)
+        for index in range(len(numbers))
     )
     return TraceSystem(
         calibration=calibration,
         models=models,
         buckets=tuple(tuple(range(a, b)) for a, b in pairwise(borders)),
+        numbers=tuple(numbers),
         measured_s=(ends_us.max(axis=0) - begins_us.max(axis=0)) / 1e6,
         assumed=(
             *assumed,
@@ -106,11 +109,11 @@ def system_of(job: Job) -> TraceSystem:
     )
 
 
-def _moments(job: Job, passes: Sequence[Sequence[Pass]], count: int, name: str) -> NDArray:
+def _moments(job: Job, passes: Sequence[Sequence[Pass]], name: str) -> NDArray:
     """Returns a moment of each pass [ranks, passes], in µs on one clock."""
     return np.array(
         [
-            [getattr(passed, name) - job.clocks_us[part.trace.rank] for passed in of_rank[:count]]
+            [getattr(passed, name) - job.clocks_us[part.trace.rank] for passed in of_rank]
             for part, of_rank in zip(job.lanes, passes, strict=True)
         ]
     )
@@ -132,8 +135,7 @@ def _costs(passes: Sequence[Pass], sizes: NDArray) -> DdpCosts:
 
 def _curve_of(samples: AllReduceSamples, step: int) -> MeasuredAllReduce:
     """Returns the curve of one step, by means: they add up to all the time that it sent."""
-    rounds = samples.time_s.shape[1]
-    times = samples.time_s[:, min(step, rounds - 1)]
+    times = samples.time_s[:, step]
     overall = np.nanmedian(samples.time_s, axis=(1, 2))
     lacks = np.isnan(times).all(axis=1)
     times = np.where(lacks[:, None], overall[:, None], times)
@@ -146,9 +148,14 @@ def _sizes(job: Job, passes: Sequence[Sequence[Pass]]) -> tuple[NDArray, list[st
     sizes = np.array(first.sizes)
     if (sizes > 0).all():
         return sizes.astype(np.int64), []
-    calls = [call for call in job.program.calls if call.operation == "all_reduce"]
-    bytes_ = [call.size_bytes for call in calls if call.size_bytes][: len(first.buckets)]
-    if len(bytes_) < len(first.buckets):
+    part = job.lanes[0]
+    launched_us = {span.correlation: span.start_us for span in part.trace.runtime}
+    calls = [(launched_us.get(c.call.correlation, -1.0), c.call.size_bytes) for c in part.calls]
+    bytes_ = [
+        max((size for at_us, size in calls if h.start_us <= at_us <= h.end_us), default=0.0)
+        for h in first.handed
+    ]
+    if not all(bytes_):
         raise UserError(
             "the traces do not tell how large gradients are: profile with record_shapes=True"
         )
@@ -166,8 +173,8 @@ def _sizes(job: Job, passes: Sequence[Sequence[Pass]]) -> tuple[NDArray, list[st
     ]
 
 
-def _all_reduces(job: Job) -> tuple[AllReduceSamples, list[str]]:
-    """Returns all-reduces by size and step, and what had to be assumed of them.
+def _all_reduces(job: Job, numbers: Sequence[int]) -> tuple[AllReduceSamples, list[str]]:
+    """Returns all-reduces by size and step, of steps with buckets, and what had to be assumed.
 
     Connections of gloo that share a link do not get equal parts of it. What calls of a step take
     together is what the link took for their bytes, so each gets its share of that.
@@ -175,8 +182,10 @@ def _all_reduces(job: Job) -> tuple[AllReduceSamples, list[str]]:
     rounds: dict[float, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     step_of = {call.operation: call.step for part in job.lanes for call in part.calls}
     for call in job.program.calls:
-        if call.operation == "all_reduce" and call.size_bytes and call.own_s > 0:
-            rounds[call.size_bytes][step_of[call.members[0]]].append(call.own_s)
+        number = step_of[call.members[0]]
+        is_known = call.size_bytes and call.own_s > 0
+        if call.operation == "all_reduce" and is_known and number in numbers:
+            rounds[call.size_bytes][number].append(call.own_s)
     if not rounds:
         raise UserError(
             "the traces do not tell how large all-reduces are: profile with record_shapes=True"
@@ -192,7 +201,6 @@ def _all_reduces(job: Job) -> tuple[AllReduceSamples, list[str]]:
         _shared_out(rounds, alpha_s)
         assumed.append("two all-reduces at once take as long as one after the other")
     smallest = min(rounds)
-    numbers = sorted({number for by_step in rounds.values() for number in by_step})
     if smallest > SMALLEST_BYTES:
         assumed.append(
             f"all-reduces below {smallest / 2**20:.3g} MiB, which the traces do not have, take a "

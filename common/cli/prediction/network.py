@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from common.errors import UserError
+from common.errors import UserError, naming
 
 if TYPE_CHECKING:
     from common.perfmodel.cluster.clusters import Cluster
@@ -34,13 +34,12 @@ def measured_cluster(cluster: Cluster, allreduce: str | None, from_traces: str |
     job = read_job(from_traces)
     if not job.on_device:
         raise UserError(f"--from-traces {from_traces}: all-reduces of CPUs, not of {cluster.gpu}")
-    if not job.is_whole:
-        raise UserError(
-            f"--from-traces {from_traces}: {len(job.lanes)} of {job.world_size} ranks: their waits "
-            "for the others are in every all-reduce"
-        )
-    gate_of(run(job.program)).check()
-    system = checked_system(job)
+    with naming(f"--from-traces {from_traces}"):
+        if not job.is_whole:
+            few = f"{len(job.lanes)} of {job.world_size} ranks"
+            raise UserError(f"{few}: their waits for the others are in every all-reduce")
+        gate_of(run(job.program)).check()
+        system = checked_system(job)
     samples = system.calibration.all_reduce
     cluster = with_measured(
         cluster, AllReduceTable(samples.curve(), None, samples.world_size, from_traces)

@@ -191,6 +191,13 @@ class Class:
             if hand_in.problem:
                 grades[hand_in.path] = put_problem(hand_in, results, say)
         last = {name: newest(group, say) for name, group in names.items()}
+        for name, record in results.records.items():
+            if name in last and record.is_newer_than(last[name][0]):
+                hand_in, earlier = last.pop(name)
+                for before in (*earlier, hand_in):
+                    put_earlier(before, name, results)
+                say(f"{printable(hand_in.path.name)}: older than {record.file}, which counts")
+                grades |= {h.path: record.grade for h in names[name]}
         isolation = strongest_isolation() if last else ""
         if self.jobs > 1:
             self.prepare(grader, [hand_in for hand_in, _ in last.values()], say)

@@ -183,15 +183,15 @@ def measured_of(run: Path) -> dict[str, dict]:
 
 def of_samples(kept: Mapping[str, Mapping]) -> Iterator[Suspicion]:
     """Yields pairs with measured times in common, or with the same times scaled."""
-    common = common_pieces([sorted_union(read["samples"]) for read in kept.values()])
     samples = {
-        stem: {name: set(hashes) - common for name, hashes in read["samples"].items()}
+        stem: {name: set(hashes) for name, hashes in read["samples"].items()}
         for stem, read in kept.items()
     }
     for first, second in combinations(kept, 2):
         columns = []
         for name in sorted(samples[first].keys() & samples[second].keys()):
-            share = share_of(samples[first][name], samples[second][name], SAMPLES, is_sketch=True)
+            a, b = samples[first][name], samples[second][name]
+            share = 0.0 if a.isdisjoint(b) else share_of(a, b, SAMPLES, is_sketch=True)
             profiles = (kept[stem]["profiles"].get(name) for stem in (first, second))
             if share < SHARES[SAMPLES][1] and has_same_shape(*profiles):
                 columns.append((1.0, f"{name} is the other's scaled"))
@@ -282,11 +282,6 @@ def common_pieces(students: Iterable[Iterable[int]]) -> set[int]:
     counts = Counter(piece for pieces in sets for piece in pieces)
     many = max(MANY, MANY_SHARE * len(sets))
     return {piece for piece, count in counts.items() if count >= many}
-
-
-def sorted_union(columns: Mapping[str, Iterable[int]]) -> list[int]:
-    """Returns all hashes of all columns."""
-    return sorted({number for hashes in columns.values() for number in hashes})
 
 
 def as_csv(suspicions: Iterable[Suspicion]) -> str:

@@ -15,12 +15,10 @@ from pathlib import Path
 
 from common.course.answers import LEVELS, TEXT, Question
 from common.course.grading.marks import NO_ANSWER, with_level
-from common.course.grading.records import Record, Results, code_of
+from common.course.grading.records import Record, Results
 from common.errors import UserError
 
 HEADER = ("text", "question", "level")
-BY_SUBMISSION = "submission"
-"""Column that may stand in place of ``text``: what a student's files are called."""
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
 section { break-before: page }
@@ -33,7 +31,7 @@ h3 { margin-bottom: 0 }
 """
 
 Levels = dict[tuple[str, str], dict[str, str]]
-"""(code of a text, or submission; question) → row of a table of levels."""
+"""(code of a text; question) → row of a table of levels."""
 
 
 def texts_of(results: Results, question: str) -> dict[str, str]:
@@ -93,30 +91,26 @@ def read_levels(path: Path) -> Levels:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or 'not a text'}") from None
     levels: Levels = {}
     for number, row in enumerate(rows, start=2):
-        by = BY_SUBMISSION if BY_SUBMISSION in row else HEADER[0]
-        if not {by, *HEADER[1:]} <= row.keys() or None in row:
+        if not {*HEADER} <= row.keys() or None in row:
             raise UserError(f"{path}:{number}: expected the columns {', '.join(HEADER)}")
         row["level"] = level = (row["level"] or "").strip()
         if level and level not in LEVELS:
             raise UserError(f"{path}:{number}: level {level!r}; known: {', '.join(LEVELS)}")
-        row[by] = code_of(row[by] or "")
-        levels[row[by], row["question"] or ""] = row
+        levels[row["text"] or "", row["question"] or ""] = row
     return levels
 
 
 def check_levels(
     levels: Levels, results: Results, questions: Mapping[str, Question], path: Path
 ) -> None:
-    """Raises UserError for a level of a text, a student or a question that there is not."""
+    """Raises UserError for a level of a text or a question that there is not."""
     texts = {name: texts_of(results, name) for name, q in questions.items() if q.kind == TEXT}
     for (name, question), row in levels.items():
         if not row["level"]:
             continue
         if question not in texts:
             raise UserError(f"{path}: {question!r} is no question with a text to read")
-        if name in results.records and question not in results.records[name].texts:
-            raise UserError(f"{path}: {name} has no text of {question}")
-        if name not in {*texts[question], *results.retired, *results.records}:
+        if name not in {*texts[question], *results.retired}:
             raise UserError(f"{path}: nobody handed in {name!r}, of {question}")
 
 
@@ -125,8 +119,7 @@ def apply_levels(results: Results, levels: Levels, questions: Mapping[str, Quest
     filled = {pair: row["level"] for pair, row in levels.items() if row["level"]}
 
     def level_of(record: Record, question: str) -> str | None:
-        by_text = filled.get((record.code(question), question))
-        return by_text or filled.get((record.submission, question))
+        return filled.get((record.code(question), question))
 
     read = {q for r in results.records.values() for q in r.texts if level_of(r, q)}
     for record in list(results.records.values()):
@@ -160,15 +153,13 @@ def as_levels(results: Results, levels: Levels, questions: Mapping[str, Question
             if question in record.texts:
                 code = record.code(question)
                 row = levels.get((code, question)) or {"level": ""}
-                if not row["level"]:
-                    row = row | {"level": levels.get((record.submission, question), row)["level"]}
                 rows[code, question] = {**row, "text": code, "question": question}
     order = {name: number for number, name in enumerate(questions)}
     listed = sorted(rows.items(), key=lambda item: (order[item[0][1]], item[0][0]))
-    retired = [row for pair, row in levels.items() if pair not in rows and "text" in row]
+    retired = [row for pair, row in levels.items() if pair not in rows]
     table = [row for _, row in listed] + retired
     columns = [*HEADER, *(c for c in dict.fromkeys(c for row in table for c in row))]
-    columns = [c for c in dict.fromkeys(columns) if c and c != BY_SUBMISSION]
+    columns = [c for c in dict.fromkeys(columns) if c]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n", restval="", extrasaction="ignore")
     writer.writeheader()

@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -40,6 +39,7 @@ class Record:
         name, email, id: the student.
         file, sha256: name of the file that was handed in, and the SHA-256 of its content.
         handed_in, time_from: when, in ISO format, and by whose clock.
+        stamp: time that the file itself has, in ISO format.
         extension_days: days that this student has beyond the deadline.
         marks: mark of each check and question.
         texts: question → text that somebody reads.
@@ -64,6 +64,7 @@ class Record:
     seconds: float = 0.0
     remark: str = ""
     problem: str = ""
+    stamp: str = ""
 
     @classmethod
     def of(cls, submission: str, hand_in: HandIn, grade: Grade) -> Record:
@@ -86,7 +87,14 @@ class Record:
             grade.seconds,
             "; ".join(filter(None, (grade.remark, hand_in.remark))),
             hand_in.problem,
+            hand_in.stamp.isoformat() if hand_in.stamp else "",
         )
+
+    def is_newer_than(self, hand_in: HandIn) -> bool:
+        """Returns True if another file of the student's was handed in before this one."""
+        if not (self.stamp and hand_in.stamp) or hand_in.sha256 == self.sha256:
+            return False
+        return hand_in.stamp < datetime.fromisoformat(self.stamp)
 
     @property
     def person(self) -> Person:
@@ -106,12 +114,7 @@ class Record:
         It begins with a letter that no number has: a spreadsheet changes numbers.
         """
         text = f"{self.submission}\0{question}\0{self.texts[question]}"
-        return code_of(hashlib.sha256(text.encode()).hexdigest()[:8])
-
-
-def code_of(written: str) -> str:
-    """Returns a text's code as it is now; earlier releases wrote it without its letter."""
-    return f"t{written}" if re.fullmatch("[0-9a-f]{8}", written) else written
+        return f"t{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,6 @@ def read_results(folder: Path) -> Results | None:
         content["what"] = What(**content["what"])
         for kind in ("records", "problems"):
             content[kind] = {key: record_from(r) for key, r in content[kind].items()}
-        content["retired"] = list(map(code_of, content["retired"]))
         return Results(**content)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path}: it cannot be read; choose another --output-dir") from None

@@ -35,7 +35,7 @@ MANIFEST, ANSWERS, REPORT, EXERCISES, RUN = (
 )
 KINDS_OF_TABLES = (".csv", ".yaml", ".json")
 FILES = "files"
-"""Entry of the manifest with the checksums; a manifest of an earlier release has nothing else."""
+"""Entry of the manifest with the checksums."""
 GZIP = b"\x1f\x8b"
 SHOWN = 100
 """Characters of a name in a message."""
@@ -46,12 +46,10 @@ class Tarball:
     """A tarball, read.
 
     Attributes:
-        folder: the folder that all of its files lie in.
         files: contents by their path below that folder, without the manifest.
         manifest: entries of the manifest besides the checksums: what a student says of it.
     """
 
-    folder: str
     files: Mapping[str, bytes]
     manifest: Mapping[str, object]
 
@@ -78,7 +76,7 @@ def read_tarball(path: Path) -> Tarball:
     except Exception as error:  # of a header that is none, tarfile raises anything
         raise UserError(f"{name}: no whole tarball: {printable(str(error))}") from None
     manifest = check_manifest(name, files)
-    return Tarball(folder, {n: c for n, c in files.items() if n != MANIFEST}, manifest)
+    return Tarball({n: c for n, c in files.items() if n != MANIFEST}, manifest)
 
 
 def normal(name: str) -> str:
@@ -172,8 +170,7 @@ def check_manifest(name: str, files: Mapping[str, bytes]) -> dict[str, object]:
     """
     try:
         entries = dict(json.loads(files[MANIFEST]).items())
-        is_earlier = not isinstance(entries.get(FILES), dict)
-        pairs = dict(entries) if is_earlier else dict(entries.pop(FILES))
+        pairs = dict(entries.pop(FILES, None).items())
     except KeyError:
         raise UserError(f"{name}: {MANIFEST} is missing") from None
     except (ValueError, AttributeError, RecursionError):
@@ -183,7 +180,7 @@ def check_manifest(name: str, files: Mapping[str, bytes]) -> dict[str, object]:
             raise UserError(f"{name}: {file} is not what {MANIFEST} says")
     if pairs:
         raise UserError(f"{name}: {printable(min(pairs))} is missing")
-    return {} if is_earlier else entries
+    return entries
 
 
 def printable(name: str) -> str:

@@ -41,6 +41,7 @@ from common.runtime.wording import counted
 from common.samples import Interval, Item, mean_ratio, paired_ratio, per_round, student
 
 SWEEP, EPOCHS = "ddp-times.csv", "epochs.csv"
+REGRET = "regret of the model's cap"
 RATIO, ADDED, SAVED = "ratio", "added", "saved"
 """Ways in which a ratio r is worded: as r, as the share r − 1 that is added, as 1 − r."""
 NOT_OPENED = (*UNREADABLE, OSError, RecursionError, yaml.YAMLError)
@@ -181,7 +182,7 @@ def _cap_ratios(network: NetworkRun) -> Iterator[tuple[str, str, Interval]]:
         rounds = per_round(network.sweep.steps, "backward_time_ms", "bucket_cap_mib")
         of_cap, of_default = rounds.reindex(columns=[chosen, np.nan]).to_numpy().T
         yield "gain of the model's cap over DDP's default", SAVED, paired_ratio(of_cap, of_default)
-    yield "regret of the model's cap", ADDED, regret(explicit, chosen)
+    yield REGRET, ADDED, regret(explicit, chosen)
 
 
 def regret(rounds: pd.DataFrame, chosen: float) -> Interval:

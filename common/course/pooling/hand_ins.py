@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.course.grading.limited import limited_submission
+from common.course.grading.people.identify import are_same
+from common.course.grading.people.roster import BY_MORE, Person
 from common.course.hand_ins.names import slug
 from common.course.hand_ins.tarball import RUN
 from common.course.limits import RECORD, TEXT_BYTES, beginning, check_run, read_json
@@ -33,11 +36,13 @@ class HandIn:
         student: the student's name, or that of a folder.
         path: the tarball or the folder.
         assignment: number of the assignment that it says it is of; 0 where it says none.
+        person: whose a tarball says that it is.
     """
 
     student: str
     path: Path
     assignment: int = 0
+    person: Person | None = None
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
@@ -115,7 +120,21 @@ def find_hand_ins(folders: list[Path], left_out: list[LeftOut]) -> list[HandIn]:
             left_out.append(LeftOut(folder.name, str(folder), "no run in it"))
         for hand_in in below:
             hand_ins.setdefault(hand_in.path, hand_in)
-    return list(hand_ins.values())
+    return list(_told_apart([*hand_ins.values()], left_out))
+
+
+def _told_apart(hand_ins: list[HandIn], left_out: list[LeftOut]) -> Iterator[HandIn]:
+    """Yields hand-ins; namesakes are called by id or e-mail, too, or left out without either."""
+    for hand_in in hand_ins:
+        person = hand_in.person
+        people = [h.person for h in hand_ins if h.person and h.student == hand_in.student]
+        if person is None or all(are_same(p, q) for p, q in combinations(people, 2)):
+            yield hand_in
+        elif more := person.id or person.email:
+            yield replace(hand_in, student=f"{hand_in.student} ({more.casefold()})")
+        else:
+            reason = f"several are called {person.name}; {BY_MORE}"
+            left_out.append(LeftOut(hand_in.student, hand_in.path.name, reason))
 
 
 def _below(path: Path, depth: int, left_out: list[LeftOut]) -> Iterator[HandIn]:
@@ -163,7 +182,7 @@ def _packed(path: Path, left_out: list[LeftOut]) -> Iterator[HandIn]:
             reason = str(error).removeprefix(f"{path.name}: ")
             left_out.append(LeftOut(path.name, "hand-in", reason))
             return
-    yield HandIn(slug(of.name), path, of.assignment)
+    yield HandIn(slug(of.name), path, of.assignment, Person(of.name, of.email, of.id))
 
 
 def _is_archive(path: Path) -> bool:

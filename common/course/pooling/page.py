@@ -39,7 +39,8 @@ QUANTITIES = {
 }
 """Titles of the page's first table; the verdict stands before the number."""
 NOTES = (
-    "A student counts once, whatever the number of rounds. All intervals hold at once with 95 %; "
+    "A student counts once, whatever the number of rounds; from ten students on, the tenth at "
+    "either end is trimmed. All intervals hold at once with 95 %; "
     f"fewer than {LEAST_STUDENTS} students settle nothing.",
     "Above / below: students whose own number is above no difference (a ratio of 1, a share of 0) "
     "or below. Opposite order: those who would have named the other order than the class from "

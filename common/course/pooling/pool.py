@@ -10,14 +10,14 @@ who has fewer rounds than they.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.course.pooling.estimates import Estimate, estimates_of, worded
+from common.course.pooling.estimates import REGRET, Estimate, estimates_of, worded
 from common.course.pooling.hand_ins import HandIn, LeftOut, find_hand_ins
 from common.errors import UserError
 from common.judged import DISTURBED, Judged, Verdict
@@ -267,13 +267,13 @@ def _counted_once(
             reason = f"the same measurement as {twin}'s: counted once"
             left_out.append(LeftOut(name, stage, reason))
             continue
-        whose |= dict.fromkeys(keys, name)
         students = kept.setdefault(estimate.quantity, {})
         if name in students:
             reason = "an earlier run of the same student: the newest counts"
             left_out.append(LeftOut(name, stage, reason))
         else:
             students[name] = estimate
+            whose |= dict.fromkeys(keys, name)
     return kept
 
 
@@ -312,7 +312,7 @@ def _most_alike(students: Mapping[str, Estimate], left_out: list[LeftOut]) -> di
 
 
 def pooled(students: Mapping[str, Estimate], intervals: int = 1, comparisons: int = 1) -> Pooled:
-    """Pools one quantity.
+    """Pools one quantity. The interval of a regret, which is none below 0, is drawn out to it.
 
     Args:
         students: the estimate of each student.
@@ -322,6 +322,8 @@ def pooled(students: Mapping[str, Estimate], intervals: int = 1, comparisons: in
     ratios = [estimate.ratio for estimate in students.values()]
     logs, noise = np.log([ratio.estimate for ratio in ratios]), noise_of(ratios)
     interval = student(logs, claims=intervals).map(np.exp)
+    if next(iter(students.values())).quantity.startswith(REGRET):
+        interval = replace(interval, high=max(interval.high, 1.0))  # NaN stays
     ratio = Judged(interval, population="a student each", least_rounds=LEAST_STUDENTS)
     expected = {}
     for number, name in enumerate(students):

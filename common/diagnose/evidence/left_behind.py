@@ -25,18 +25,14 @@ from common.traces.logs.nvidia_smi import NvidiaSmi
 from common.traces.logs.profile_tables import ProfileTables
 from common.traces.logs.py_spy import PySpy
 from common.traces.logs.text_lines import encoding_of, head_of, lines_of, looks_like
-from common.traces.profiler_trace import KINDS, Event, events_of
+from common.traces.profiler_trace import KINDS, events_of
+from common.traces.rank_trace import UNORDERED, Who, who_of
 from common.traces.step_operations import step_operations
 from common.traces.step_overlap import activity, step_overlap, step_windows
 from common.traces.trace_stream import CutOff, records_of
 
 RESULT = "diagnosis.json"
 """Result of an earlier diagnosis of the same folder, which is no trace."""
-HEAD_BYTES = 2**18
-"""Kineto writes who a rank is before the events."""
-RANK_INSIDE = re.compile(rb'"distributedInfo":\s*\{[^}]*?"rank":\s*(\d+)')
-WORLD_INSIDE = re.compile(rb'"distributedInfo":\s*\{[^}]*?"world_size":\s*(\d+)')
-RANK_IN_NAME = re.compile(r"(\d+)(?=\D*$)")
 OF_A_TRACE = re.compile(
     rb'\s*(?:\{[^\0]*"(?:traceEvents|schemaVersion|deviceProperties)"|\[\s*\{[^\0]*"ph")'
 )
@@ -289,20 +285,20 @@ def read_traces(paths: Sequence[Path]) -> Traces:
     A rank has one, or one for each cycle of its schedule.
     """
     notes: list[str] = []
-    parts: list[tuple[Path, int, bool, tuple[pd.DataFrame, pd.DataFrame]]] = []
+    parts: list[tuple[Path, Who, tuple[pd.DataFrame, pd.DataFrame]]] = []
     for path in paths:
         try:
-            parts.append((path, *_steps_of(path, notes)))
+            parts.append((path, who_of(path), _steps_of(path, notes)))
         except UserError as error:
             notes.append(str(error))
         except TOO_MUCH:
             notes.append(f"{path}: nested too deep, or too large")
         except (KeyError, TypeError, AttributeError, ValueError):
             notes.append(f"{path}: JSON that is not a trace of torch.profiler")
-    steps_of = [{(rank, step) for step in tables[0]["step"]} for _, rank, _, tables in parts]
-    ranks = [rank for _, rank, _, _ in parts]
+    steps_of = [{(who.rank, step) for step in tables[0]["step"]} for _, who, tables in parts]
+    ranks = [who.rank for _, who, _ in parts]
     if len(set().union(*steps_of)) < sum(map(len, steps_of)):
-        if all(is_said for _, _, is_said, _ in parts):
+        if all(who.is_named for _, who, _ in parts):
             paths_and_steps = [
                 (part[0], steps) for part, steps in zip(parts, steps_of, strict=True)
             ]
@@ -312,7 +308,7 @@ def read_traces(paths: Sequence[Path]) -> Traces:
         else:  # of one process each, or names without a rank
             ranks = list(range(len(parts)))
     tables = [
-        [table.assign(rank=rank) for table in part[3]]
+        [table.assign(rank=rank) for table in part[2]]
         for rank, part in zip(ranks, parts, strict=True)
     ]
     steps, operations = (
@@ -320,17 +316,12 @@ def read_traces(paths: Sequence[Path]) -> Traces:
         if tables
         else (pd.DataFrame(), pd.DataFrame())
     )
-    worlds = [match for part in parts if (match := WORLD_INSIDE.search(_inside(part[0])))]
-    world_size = max((int(match[1]) for match in worlds), default=0)
+    world_size = max((who.world_size for _, who, _ in parts), default=0)
     return Traces(steps, operations, tuple(notes), world_size)
 
 
-def _steps_of(path: Path, notes: list[str]) -> tuple[int, bool, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Reads one rank's trace.
-
-    Returns:
-        its rank, whether the trace itself says so, and its steps and what they communicate.
-    """
+def _steps_of(path: Path, notes: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Reads the steps of one rank's trace, and what they communicate."""
     records: list[dict] = []
     cut = ""
     try:
@@ -338,40 +329,20 @@ def _steps_of(path: Path, notes: list[str]) -> tuple[int, bool, tuple[pd.DataFra
     except CutOff as error:
         cut = str(error)
     events = events_of(records)
+    if cut and any(event.kind in ("kernel", "launch") for event in events):
+        raise UserError(f"{cut}, {UNORDERED}")
     try:
         windows = step_windows(events)
     except UserError as error:
         raise UserError(cut or f"{path}: {error}") from None
     if cut:
-        end_us = _whole_until(events)
+        end_us = max((e.end_us for e in events if e.kind == "operator"), default=0.0)
         windows = [window for window in windows if window.end_us <= end_us]
         if not windows:
             raise UserError(f"{cut}, before the end of a step")
         notes.append(f"{cut}; {counted(len(windows), 'step')} before that are judged")
-    inside = RANK_INSIDE.search(_inside(path))
-    match = inside or RANK_IN_NAME.search(path.name)
     intervals = activity(events)
     on_device = any(event.kind == "kernel" for event in events)
     steps = step_overlap(windows, intervals).assign(on_device=on_device)
     operations = step_operations(events, windows, intervals)
-    return int(match.group(1)) if match else 0, inside is not None, (steps, operations)
-
-
-def _inside(path: Path) -> bytes:
-    return head_of(path, HEAD_BYTES)
-
-
-def _whole_until(events: Sequence[Event]) -> float:
-    """Returns the time until which a trace that breaks off is whole, in µs.
-
-    Kineto writes the host's part first, then the device's: what streams do ends with the first
-    stream that has no more kernels.
-    """
-    last: dict[object, float] = {}
-    for event in events:
-        key = event.thread if event.kind == "kernel" else event.kind
-        last[key] = max(last.get(key, 0.0), event.end_us)
-    host = {kind: last.pop(kind, 0.0) for kind in ("operator", "range", "launch")}
-    if last:
-        return min(last.values())
-    return 0.0 if host["launch"] else host["operator"]
+    return steps, operations

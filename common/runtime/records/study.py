@@ -12,11 +12,15 @@ import pandas as pd
 
 from common.errors import UserError
 from common.runtime.processes.bytecode import shared_bytecode
-from common.runtime.records.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory, read_environment
 from common.runtime.stage_progress import StageProgress
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+OF_EARLIER = ("start_time", "end_time", "git", "command", "continues")
+"""What the record of a study has of the one that it continues."""
 
 
 @contextmanager
@@ -31,11 +35,20 @@ def study_run(
 
     Processes that are started inside share bytecode: a study starts hundreds.
 
+    A study that ``continues`` another keeps that one's time, commit and command in its record.
+
     Args:
         name: name of the study, which the run directory is labelled with.
         study: the study's settings.
         environment: the record of its environment, as ``describe_environment`` makes it.
+
+    Raises UserError if the study that is continued ran on other hardware.
     """
+    if continues := getattr(study, "continues", ""):
+        earlier, now = read_environment(Path(continues)), environment["hardware"]
+        if (before := earlier.get("hardware", now)) != now:
+            raise UserError(f"--continues {continues}: it ran on {before}, and this is {now}")
+        environment |= {"continues": {key: earlier[key] for key in OF_EARLIER if key in earlier}}
     run = RunDirectory.create(output_dir, name, asdict(study), environment)
     progress.say(f"{name} study: {run.path}")
     with shared_bytecode(), run:

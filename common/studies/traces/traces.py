@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pandas as pd
 
 from common.analysis.replay.caps import at_caps, checked_system
@@ -84,6 +85,8 @@ def run_study(study: TracesStudy, output_dir: str, progress: StageProgress) -> P
     environment = describe_environment("gloo", "cpu", HOSTS)
     with study_run("traces", study, output_dir, progress, environment) as run_dir:
         tables = earlier
+        for name, table in tables.items():
+            run_dir.write_table(name, table)
         finished = set(map(tuple, earlier["arms.csv"][JOB].to_numpy()))
         wanted = [(model, rate) for model in study.models for rate in study.rates]
         for model, rate in wanted:
@@ -153,11 +156,12 @@ def job_rows(
         measured.append(about | {"step_ms": gate.measured_s * 1e3, "replay_error": gate.error})
         for kind, to_rate, to_arm, answer in answers(job, gate, path.name, rate, rates):
             times = {"step_ms": None, "low_ms": None, "high_ms": None}
-            if answer.step_s is not None:
+            if answer.step_s is not None and gate.is_open:
                 ends = (answer.step_s.estimate, answer.step_s.low, answer.step_s.high)
                 times = dict(zip(times, (end * 1e3 for end in ends), strict=True))
             target = {"kind": kind, "to_rate": to_rate, "to_arm": to_arm}
-            foretold.append(about | target | times | {"not_judged": answer.not_judged})
+            refusal = answer.not_judged if gate.is_open else gate.worst
+            foretold.append(about | target | times | {"not_judged": refusal})
     return measured, foretold
 
 
@@ -165,8 +169,6 @@ def answers(
     job: Job, gate: Gate, variant: str, rate: str, rates: tuple[str, ...]
 ) -> Iterator[tuple[str, str, str, Predicted]]:
     """Yields what is predicted: kind of change, the rate and variant that have it, the step."""
-    if not gate.is_open:
-        return
     base = run(job.program)
     if variant == BASE:
         for other in rates:
@@ -199,15 +201,15 @@ def at_cap(job: Job, gate: Gate, cap: float | None) -> Predicted:
 def cases_of(arms: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per case, means over its rounds: before, after, predicted, in ms.
 
-    ``error`` is that of the predicted change, as a share of the change that came out, ``noise`` the
-    standard error of the latter over rounds; ``inside`` the share of rounds in which what came out
-    lay inside the interval.
+    ``error`` is that of the predicted change, as a share of the change that came out, infinite
+    where a round was not predicted, ``noise`` the standard error of the latter over rounds;
+    ``inside`` the share of rounds in which what came out lay inside the interval.
     """
     after = arms.rename(columns={"rate": "to_rate", "arm": "to_arm", "step_ms": "after_ms"})
     before = arms.rename(columns={"step_ms": "before_ms"})
     numbers = ["round", "step_ms", "low_ms", "high_ms"]  # empty cells come back as text
     rows = predictions.assign(**{name: pd.to_numeric(predictions[name]) for name in numbers})
-    rows = rows[rows["step_ms"].notna()]
+    rows["step_ms"] = rows["step_ms"].fillna(np.inf)
     rows = rows.merge(before, on=[*JOB, "round", "arm"])
     rows = rows.merge(
         after.drop(columns="replay_error"), on=["model", "to_rate", "round", "to_arm"]
