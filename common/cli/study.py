@@ -17,6 +17,7 @@ STUDIES = {
     "survival": ("studies.survival", "killed runs, damaged checkpoints", 15),
     "diagnosis": ("diagnose.studies.planted", "planted faults and what is named", 30),
     "scripts": ("diagnose.studies.watched_scripts", "ddplab diagnose on scripts of others", 120),
+    "gate": ("diagnose.studies.gate_pairs", "diagnose --compare on equal and slower pairs", 15),
     "accuracy": ("studies.accuracy.accuracy", "predicted steps on unseen bucketings", 140),
     "exchange": ("studies.exchange.exchange", "T(b) over an exchange of known duration", 12),
     "steps": ("studies.whole_steps", "whole steps of DDP and FSDP between hosts", 20),
@@ -54,7 +55,8 @@ class Study:
     tests: str = ""
     """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
     table: tuple[str, ...] = ()
-    """Tables of published rows, or folders with training.csv and collectives.csv, for public."""
+    """Tables of published rows, or folders with training.csv and collectives.csv, for public;
+    bundles, for gate, instead of a run of its own."""
 
     def run(self) -> None:
         """Runs the study and says where the results are."""

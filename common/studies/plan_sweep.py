@@ -261,10 +261,8 @@ class _Visits:
         if self.worker.broadcast(is_whole):
             samples.write(before.to_dict("records"))
             self.peaks.write(sizes.to_dict("records") if round_ == 0 else [])
-            if self.recorder.run:
-                rows = witnessed(self._earlier("witness.csv"), stage, round_).to_dict("records")
-                self.recorder._witness.write(rows)
-                self.recorder._witnessed += rows
+            rows = witnessed(self._earlier("witness.csv"), stage, round_)
+            self.recorder.take_witness(rows.to_dict("records"))
             return
         progress = Progress(len(names), self.worker.is_main)
         for _, name in self.recorder.rounds(names, round_ + 1, stage=stage, first=round_):

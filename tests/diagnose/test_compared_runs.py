@@ -9,31 +9,40 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from bundle_support import step_row, with_surroundings, write_bundle
 from command_line import ddplab, refused
 from ddplab_watch.change_points import Change
 
 from common.cli.diagnose import split_script
+from common.diagnose.studies import gate_pairs
+from common.errors import UserError
+from common.runtime.stage_progress import StageProgress
 
 STEPS = 30
 Row = Callable[[dict], dict | None]
 
 
 def bundle(
-    folder: Path, slower: float = 1.0, seed: int = 0, change: Row = dict, **about: object
+    folder: Path,
+    slower: float = 1.0,
+    seed: int = 0,
+    change: Row = dict,
+    steps: int = STEPS,
+    **about: object,
 ) -> Path:
-    """Writes a bundle of 30 plain steps of about 100 ms, with 1 % of noise.
+    """Writes a bundle of plain steps of about 100 ms, with 1 % of noise.
 
     ``change`` returns another row for each of the steps and facts, or None for none.
     """
     write_bundle(folder, **about)
-    noise = np.random.default_rng(seed).normal(1, 0.01, STEPS)
+    noise = np.random.default_rng(seed).normal(1, 0.01, steps)
     for rank in (0, 1):
         path = folder / f"rank{rank}.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows = [row for row in rows if row["table"] != "steps"]
-        for step in range(STEPS):
+        for step in range(steps):
             row = step_row(rank, 0) | {"step": step, "kind": "plain", "exchange_time_ms": None}
             row["elements"] = 8 * 128
             times = {"step_time_ms": 100, "forward_time_ms": 30, "backward_time_ms": 60}
@@ -251,6 +260,25 @@ def test_a_tracker_that_fails_leaves_the_gates_status(tmp_path: Path, monkeypatc
     sys.modules.pop("wandb")
     assert (gate.status, gate.stderr.strip()) == (0, "--track: not sent to wandb: no API key")
     assert gate.stdout.startswith("Passed at 5 %")
+
+
+@pytest.mark.slow
+def test_the_study_of_the_gate_counts_what_it_says_of_independent_steps(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "long", steps=480)
+    study = gate_pairs.GateStudy((str(path),), rounds=4)
+    run = gate_pairs.run_study(study, str(tmp_path / "studies"), StageProgress())
+    pairs = pd.read_csv(run / "pairs.csv").set_index("slower_percent")
+    outcomes = ["passed", "failed", "not settled"]
+    assert (pairs[outcomes].sum(axis=1) == 4).all()
+    # Steps differ by 1 %, and the mean of a side's 30 by a fifth of that.
+    assert (pairs.loc[[20], "failed"] == 4).all()
+    assert (pairs.loc[[0], "passed"] == 4).all()
+    verdicts = pd.read_csv(run / "verdicts.csv")
+    assert verdicts["held"].tolist() == [True, True, True]
+    study = gate_pairs.GateStudy((str(bundle(tmp_path / "short")),))
+    with pytest.raises(UserError, match="30 plain steps; pairs need at least 480"):
+        gate_pairs.run_study(study, str(tmp_path / "none"), StageProgress())
+    assert not (tmp_path / "none").exists()
 
 
 def test_flags_may_follow_the_folders() -> None:

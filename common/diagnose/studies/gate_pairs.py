@@ -1,4 +1,4 @@
-"""How often the gate of ``ddplab diagnose --compare`` is wrong: ``python -m … BUNDLE [BUNDLE …]``
+"""``ddplab study gate``: how often the gate of ``ddplab diagnose --compare`` is wrong.
 
 Pairs are windows of consecutive steps of a recorded run, as they were, so steps are as alike as
 they are in training. Two windows of one run differ in nothing: a failure is a false alarm. Then all
@@ -8,20 +8,30 @@ machine was disturbed is left out, as the watch tells it of a whole run.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 
 from common.analysis.runs import Run
-from common.diagnose.compared_runs import SAID, Comparison
+from common.cluster.launch import launch
+from common.diagnose.compared_runs import FAILED, PASSED, SAID, Comparison
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import STEPS
 from common.diagnose.opened import Opened, open_diagnosis
+from common.diagnose.studies.script_cases import RANKS
+from common.diagnose.studies.watched_scripts import WATCH
+from common.errors import UserError
 from common.judged import NOT_WITNESSED
+from common.runtime.machine.environment import describe_environment
+from common.runtime.paths import project_root
+from common.runtime.records.study import study_run, with_verdicts
+from common.runtime.stage_progress import StageProgress
 from common.samples import rotated, slowest_rank
+from common.settings import AtLeast, Settings
 
 LIMIT = 5.0
 """Per cent that the gate lets pass."""
@@ -29,6 +39,27 @@ LEVEL = 61
 """Steps of the rolling median that is taken for the machine's speed."""
 PLANTED = (0, 5, 10, 20)
 """Slow-downs in per cent."""
+SIDES = ((1, 30), (1, 60), (4, 30), (4, 60))
+"""Windows of a side, which stand for runs, and steps of each."""
+FALSE_ALARMS, POWER = 0.05, 0.9
+SCRIPT = str(project_root() / "assignments" / "assignment4" / "scripts" / "plain.py")
+BEFORE = 20
+"""Steps of the healthy run besides those that are judged, at least the watch's first ones."""
+
+
+@dataclass(frozen=True)
+class GateStudy(Settings):
+    """Settings of the study."""
+
+    table: tuple[str, ...] = ()
+    """Bundles whose steps are judged; by default that of a healthy run of two ranks."""
+    steps: Annotated[int, AtLeast(600)] = 6000
+    """Steps of the healthy run."""
+    rounds: Annotated[int, AtLeast(1)] = 200
+    """Pairs of each kind."""
+
+
+SETTINGS = GateStudy
 
 
 class Unwitnessed(Run):
@@ -105,21 +136,51 @@ def outcomes_of(opened: Opened, steps: int, runs: int, pairs: int, seed: int) ->
     return pd.DataFrame(counts).T.rename_axis("slower_percent").reset_index()
 
 
-def main() -> None:
-    """Prints how pairs of windows of the named bundles were judged."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("bundles", nargs="+")
-    parser.add_argument("--steps", type=int, nargs="+", default=[30, 60])
-    parser.add_argument("--runs", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--pairs", type=int, default=200)
-    flags = parser.parse_args()
-    for bundle, steps, runs in itertools.product(flags.bundles, flags.steps, flags.runs):
-        opened = open_diagnosis(bundle)
-        for how, run in {"as recorded": opened, "levelled": levelled(opened)}.items():
-            table = outcomes_of(run, steps, runs, flags.pairs, seed=0)
-            print(f"{opened.name}, {how}: {runs} × {steps} steps a side, limit {LIMIT:g} %:")
-            print(table.to_string(index=False), flush=True)
+def run_study(study: GateStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Judges pairs of each bundle; without any, first records a healthy run of two ranks.
+
+    Returns:
+        the run directory: ``pairs.csv``, a row per bundle, machine, size of a side and slow-down,
+        and ``verdicts.csv``.
+    """
+    bundles = [open_diagnosis(name) for name in study.table]  # refused before anything is written
+    least = 2 * max(runs * steps for runs, steps in SIDES)
+    for opened in bundles:
+        if (count := opened.case.run.unwatched["step"].nunique()) < least:
+            raise UserError(f"{opened.name} has {count} plain steps; pairs need at least {least}")
+    environment = describe_environment("gloo", "cpu", RANKS)
+    with study_run("gate", study, output_dir, progress, environment) as run:
+        if not bundles:
+            folder = (run.path / "healthy").absolute()
+            words = [f"folder={folder}", f"window={study.steps}", "probe=0", "bucket_steps=0"]
+            words += [SCRIPT, "--steps", str(study.steps + BEFORE)]
+            with progress.stage("healthy run") as update:
+                launch(WATCH, words, RANKS, folder.with_suffix(".log"), on_output=update)
+            bundles = [open_diagnosis(str(folder))]
+        rows = []
+        for opened, (runs, steps) in itertools.product(bundles, SIDES):
+            with progress.stage(f"{opened.name}, {runs} × {steps} steps a side"):
+                for machine, judged in (("as recorded", opened), ("levelled", levelled(opened))):
+                    outcomes = outcomes_of(judged, steps, runs, study.rounds, seed=0)
+                    keys = {"bundle": opened.name, "machine": machine, "runs": runs, "steps": steps}
+                    rows += [keys | row for row in outcomes.to_dict("records")]
+            run.write_table("pairs.csv", pd.DataFrame(rows))
+        verdicts = judge(pd.DataFrame(rows))
+        run.write_table("verdicts.csv", verdicts)
+    progress.say(verdicts.to_string(index=False, float_format="%.3g"))
+    return run.path
 
 
-if __name__ == "__main__":
-    main()
+def judge(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Compares outcomes with what is promised; returns a row per promise, for the worst rows."""
+    shares = pairs.set_index("slower_percent")[list(SAID.values())]
+    shares = shares.div(shares.sum(axis=1), axis=0)
+    failed = shares[SAID[FAILED]]
+    largest = pairs.set_index("slower_percent")["runs"].eq(pairs["runs"].max()).to_numpy()
+    promises = [
+        ("equal pairs that fail, at most", None, FALSE_ALARMS, failed.loc[[0]].max()),
+        ("pairs 10 % slower that fail, at least", POWER, None, failed[largest].loc[[10]].min()),
+        ("pairs 20 % slower that pass, at most", None, 0.0, shares.loc[[20], SAID[PASSED]].max()),
+    ]
+    columns = ["promise", "at_least", "at_most", "found"]
+    return with_verdicts(pd.DataFrame(promises, columns=columns))

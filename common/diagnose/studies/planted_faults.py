@@ -34,7 +34,7 @@ from torch.utils.data._utils import fetch
 
 from common.diagnose.studies.planted_work import WORK_FAULTS
 from common.diagnose.studies.planting import around_forward, change_ddp, rank
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.runtime.script import exit_status, leave_rank
 
 USAGE = "usage: planted_faults.py FAULT[=STRENGTH] SCRIPT [ARGUMENT ...]"
@@ -329,8 +329,7 @@ def parse_faults(text: str) -> list[tuple[str, float]]:
     faults = []
     for part in text.split("+"):
         name, equals, strength = part.partition("=")
-        if name not in FAULTS:
-            raise UserError(unknown_name("fault", name, FAULTS))
+        require_known("fault", name, FAULTS)
         try:
             faults.append((name, float(strength) if equals else FAULTS[name][1]))
         except ValueError:

@@ -106,10 +106,15 @@ class Recorder:
             round_ = sum(row["stage"] == stage for row in self._witnessed) // len(readings)
         keys = {"stage": stage, "round": round_}
         rows = [keys | row for row in witness_rows(self._readings, readings, self._hosts)]
-        self._witness.write(rows)
-        self._witnessed += rows
+        self.take_witness(rows)
         if not self._readings or rows[0]["span_s"] >= LEAST_SPAN_S:
             self._readings = readings
+
+    def take_witness(self, rows: list[dict]) -> None:
+        """Writes rows of witness.csv, also those of a run that this one goes on with."""
+        if self._witness:
+            self._witness.write(rows)
+            self._witnessed += rows
 
     def machine(self) -> MachineState:
         """Judges the machine as it was up to now; on rank 0, which has the rows of all."""
