@@ -6,16 +6,20 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from common.diagnose.studies.script_cases import CASES, FOURTH, FRESH, HEALTHY, SIXTH, Case
 from common.diagnose.studies.watched_scripts import (
     ScriptsStudy,
     copy_case,
+    judge,
+    rounds_that_agree,
     run_under_traceml,
     traceml_verdict,
 )
 from common.perfmodel.scaling.step_model import StepSettings
+from common.runtime.paths import project_root
 
 
 @pytest.mark.slow
@@ -47,6 +51,26 @@ def test_a_case_is_taken_over_with_all_its_rounds_and_logs(tmp_path: Path) -> No
     copy_case(case, earlier, folder)
     found = {path.relative_to(folder) for path in folder.rglob("*")}
     assert found == {path.relative_to(earlier) for path in earlier.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("gains", "share"),
+    [([1.0, 1.0], None), ([1.0, 1.05, 1.3], 1 / 3), ([2.0, 2.1, 1.9, 2.0, 2.5], 0.8)],
+)
+def test_rounds_agree_that_are_close_to_the_median_of_the_others(
+    gains: list[float], share: float | None
+) -> None:
+    assert rounds_that_agree(gains) == share
+
+
+def test_the_recorded_sets_are_judged_as_published() -> None:
+    folder = project_root() / "data" / "xeon-2-cores" / "study-scripts-sixth"
+    cases = pd.read_csv(folder / "cases.csv", keep_default_na=False)
+    held = judge(cases).set_index("promise")["found"]
+    assert held["share of planted causes named first"] == 15 / 16
+    assert held["healthy runs with a verdict of more than low confidence"] == 0
+    assert held["share of predicted gains within a tenth"] == 7 / 14
+    assert held["share of gains within their interval"] == 11 / 14
 
 
 @pytest.mark.parametrize("later", [FRESH, FOURTH])

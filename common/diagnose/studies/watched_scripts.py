@@ -49,6 +49,9 @@ NAMED_SHARE, CLOSE, CLOSE_SHARE = 0.95, 0.10, 0.80
 """Promises: the share of causes named first; the tolerance of predicted gains, the share within."""
 
 
+LEAST_GAINS = 3
+
+
 @dataclass(frozen=True)
 class ScriptsStudy:
     """Settings of the study: the cases to run, by default all."""
@@ -288,9 +291,22 @@ def row_of(case: Case, faulty: Opened, gains: Sequence[float]) -> dict[str, obje
         "achieved_gain": median(gains) if gains else None,
         "achieved_least": min(gains, default=None),
         "achieved_most": max(gains, default=None),
+        "rounds_agree": rounds_that_agree(gains),
         "step_ms": faulty.case.run.step_ms,
         "notes": " ".join(faulty.notes),
     }
+
+
+def rounds_that_agree(gains: Sequence[float]) -> float | None:
+    """Returns the share of rounds whose gain is within a tenth of the other rounds' median.
+
+    A prediction cannot agree more often than a second measurement does. None below three rounds.
+    """
+    if len(gains) < LEAST_GAINS:
+        return None
+    medians = (median([*gains[:at], *gains[at + 1 :]]) for at in range(len(gains)))
+    close = [abs(gain / usual - 1) <= CLOSE for gain, usual in zip(gains, medians, strict=True)]
+    return sum(close) / len(close)
 
 
 def judge(cases: pd.DataFrame) -> pd.DataFrame:
@@ -302,6 +318,7 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
     compared = gains.dropna(subset=numbers[:2])
     error = (compared["predicted_gain"] / compared["achieved_gain"] - 1).abs()
     within = compared["achieved_gain"].between(compared["gain_low"], compared["gain_high"])
+    agree = pd.to_numeric(planted.get("rounds_agree", pd.Series(dtype=float)), errors="coerce")
     alarms = healthy[(healthy["first"] != HEALTHY) & (healthy["confidence"] != "low")]
     held_out = planted[planted["held_out"].astype(bool)]
     promises = [
@@ -310,6 +327,7 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
         ("healthy runs with a verdict of more than low confidence", None, 0.0, len(alarms)),
         ("share of predicted gains within a tenth", CLOSE_SHARE, None, (error <= CLOSE).mean()),
         ("share of gains within their interval", 0.9, None, within.mean()),
+        ("share of single rounds within a tenth of the others", None, None, agree.mean()),
     ]
     columns = ["promise", "at_least", "at_most", "found"]
     return with_verdicts(pd.DataFrame(promises, columns=columns))
