@@ -5,7 +5,7 @@ Sentences and the JSON file are made of a ``Searched`` and of what was run to ve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from common.judged import Judged, Verdict
@@ -133,44 +133,64 @@ def shown_frontier(searched: Searched) -> list[TimedPlan]:
     return picked[::-1]
 
 
-def losers(searched: Searched, best: TimedPlan) -> list[str]:
-    """Returns a sentence for each strategy that was not chosen, and for neighbours of the plan."""
+def losers(
+    searched: Searched, best: TimedPlan, verified: Sequence[VerifiedPlan] | None = None
+) -> list[str]:
+    """Returns a sentence for each strategy that was not chosen, and for neighbours of the plan.
+
+    Times are predicted, but for a plan that ran in the final rounds beside the best one.
+    """
+    measured = {}
+    if verified and verified[0].plan == best.plan:
+        measured = {plan.plan: plan.over_best for plan in verified if plan.over_best}
     lines = []
+
+    def add(name: str, **fields: object) -> None:
+        lines.append(_against(searched, best, measured, name, **fields))
+
     for strategy in searched.question.legal_strategies():
         if strategy != best.plan.strategy:
-            lines.append(_against(searched, best, strategy, strategy=strategy))
+            add(strategy, strategy=strategy)
     fields = {"strategy": best.plan.strategy}
     for kind in CHECKPOINTING if searched.question.has_blocks else ():
         if kind != best.plan.checkpointing:
-            lines.append(
-                _against(searched, best, f"checkpointing {kind}", **fields, checkpointing=kind)
-            )
+            add(f"checkpointing {kind}", **fields, checkpointing=kind)
     fields["checkpointing"] = best.plan.checkpointing
     for size, count in searched.question.splits(best.plan.strategy):
         if size in (best.plan.micro_batch // 2, best.plan.micro_batch * 2):
-            name = f"micro-batches of {size}"
             chosen_fields = fields | {"micro_batch": size, "accumulation": count}
-            lines.append(_against(searched, best, name, **chosen_fields))
+            add(f"micro-batches of {size}", **chosen_fields)
     return [line for line in lines if line]
 
 
-def _against(searched: Searched, best: TimedPlan, name: str, **fields: object) -> str:
+def _against(
+    searched: Searched,
+    best: TimedPlan,
+    measured: Mapping[Plan, Judged],
+    name: str,
+    **fields: object,
+) -> str:
     """Returns a sentence on the fastest plan with these fields, beside the best."""
     other = searched.fastest(**fields)
     if other is None:
         refused = searched.nearest_refused(**fields)
         return f"{name}: {lack(searched, refused)}" if refused else ""
-    return f"{name}: {beside(best, other)} ({other.plan.label})"
+    return f"{name}: {beside(best, other, measured.get(other.plan))} ({other.plan.label})"
 
 
-def beside(best: TimedPlan, other: TimedPlan) -> str:
-    """Returns how much time and memory a plan takes beside the best, in words."""
+def beside(best: TimedPlan, other: TimedPlan, over_best: Judged | None = None) -> str:
+    """Returns how much time and memory a plan takes beside the best, in words.
+
+    ``over_best`` is its time over the best one's, where both ran.
+    """
     change = other.time.step_s / best.time.step_s - 1
     slower = f"{change:.1%} slower" if change >= 0.0005 else "as fast"
     if change > 1:
         slower = f"{1 + change:.1f} times as slow"
     if change < -0.0005:
         slower = f"{-change:.1%} faster, too little for a plan with more to it"
+    if over_best:
+        slower = _longer(over_best) or "not told from it in the same rounds"
     saved = best.peak_bytes - other.peak_bytes
     memory = f"takes {digits(-saved / GB)} GB more"
     if saved > 0:

@@ -71,7 +71,7 @@ def print_answer(
     if tuned and tuned.tried:
         console.print(as_rich(tried_plans(tuned)))
     say("Why not")
-    for line in losers(searched, best):
+    for line in losers(searched, best, verified):
         say(f"- {line}")
     say("What this rests on")
     for line in (*searched.basis, *memory_basis(searched, best)):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.perfmodel.architectures.activations import CUDA, Numerics
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.one_device.memory import MemoryPrediction
@@ -140,11 +140,9 @@ class Question:
 
     def __post_init__(self) -> None:
         for strategy in self.strategies:
-            if strategy not in STRATEGIES:
-                raise UserError(unknown_name("strategy", strategy, STRATEGIES))
+            require_known("strategy", strategy, STRATEGIES)
         for precision in self.precisions:
-            if precision not in PRECISIONS:
-                raise UserError(unknown_name("precision", precision, PRECISIONS))
+            require_known("precision", precision, PRECISIONS)
         for name in ("ranks", "ranks_per_node", "global_batch"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; at least 1")

@@ -139,10 +139,9 @@ def test_units_that_are_gathered_ahead_take_the_memory_that_is_predicted(rank_se
     plans = [Plan("FULL_SHARD", 2, prefetch=ahead) for ahead in (0, 1, 2)]
     done = rank_server.run(worker, *map(repr, plans), ranks=2)
     assert done.exit_codes == [0, 0], done.stderr[0]
-    lines = [json.loads(line) for line in done.stdout[0].splitlines() if line.startswith("{")]
-    peaks = [line["peak"] for line in lines]
+    peaks = [line["peak"] for line in done.lines()]
     assert peaks[0] < peaks[1] < peaks[2]
-    for line in lines:
+    for line in done.lines():
         assert line["predicted"] == pytest.approx(line["peak"], rel=0.03)
 
 

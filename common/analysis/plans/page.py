@@ -56,7 +56,7 @@ def page(
         words=describe(drawn),
         code="\n".join(python_lines(searched.question, best.plan)),
         tables=tables,
-        losers=losers(searched, best),
+        losers=losers(searched, best, verified),
     )
 
 
