@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -27,6 +27,15 @@ def naming(source: object) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
+
+
+@contextmanager
+def naming_os_errors(source: object) -> Iterator[None]:
+    """Makes what the system refuses inside the block a mistake at that file, folder or flag."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{source}: {error.strerror}") from None
 
 
 class NotYetWritten(UserError):
@@ -63,3 +72,9 @@ def unknown_name(kind: str, name: str, names: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
     hint = f"did you mean {by_lower[nearest[0]]!r}? " if nearest else ""
     return f"unknown {kind} {name!r}; {hint}known: {', '.join(by_lower.values())}"
+
+
+def require_known(kind: str, name: str, names: Collection[str]) -> None:
+    """Raises UserError, which lists the names, where ``name`` is none of them."""
+    if name not in names:
+        raise UserError(unknown_name(kind, name, names))

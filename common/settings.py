@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 
 Part = typing.TypeVar("Part")
 
@@ -77,8 +77,7 @@ class OneOf:
     def check(self, name: str, value: object) -> None:
         """Raises UserError for the first unknown name; the refusal suggests the nearest."""
         for chosen in value if isinstance(value, tuple) else (value,):
-            if chosen not in self.names:
-                raise UserError(unknown_name(self.kind or name, chosen, self.names))
+            require_known(self.kind or name, chosen, self.names)
 
 
 class SomeOf(OneOf):

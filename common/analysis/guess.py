@@ -21,24 +21,22 @@ def with_guess(
     unit: str = "",
     *,
     axis: str = "x",
-    panel: int = 0,
     scale: float = 1.0,
 ) -> Figure | None:
     """Returns the figure with a line at the guess. A guess that cannot be drawn gets one line.
 
-    Where the guess lies outside of the panel, the panel's limits are moved out to it.
+    It is on the first panel, whose limits are moved out to a guess that lies beyond them.
 
     Args:
         figure: None where nothing was measured.
         guess: a number, or None for none.
         unit: unit of the guess.
         axis: the axis that the guess is a value of, ``x`` or ``y``.
-        panel: number of the panel.
         scale: units of the axis in one unit of the guess.
     """
     if figure is None or guess is None:
         return figure
-    axes = figure.axes[panel]
+    axes = figure.axes[0]
     is_number = isinstance(guess, int | float) and not isinstance(guess, bool)
     if not (is_number and math.isfinite(guess)):
         print(f"Your guess, {guess!r}, is no number; it is not drawn.")

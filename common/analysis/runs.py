@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 from common.judged import NOT_WITNESSED
 from common.machine_state import WITNESS, MachineState, judge_machine
 from common.perfmodel.one_device.peaks import DevicePeak
@@ -128,6 +128,11 @@ class OfRun:
     def environment(self) -> dict:
         """Returns its environment record."""
         return self.opened.environment
+
+    @property
+    def ranks(self) -> int:
+        """Returns the world size."""
+        return int(self.environment["world_size"])
 
     @property
     def caption(self) -> str:
@@ -254,7 +259,7 @@ def written_whole(target: Path) -> Iterator[Path]:
 
     Raises UserError where ``target`` cannot be written to.
     """
-    try:
+    with naming_os_errors(relative_to_project(target)):
         target.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=".analysis-", dir=target))
         try:
@@ -265,8 +270,6 @@ def written_whole(target: Path) -> Iterator[Path]:
                 path.replace(moved)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{relative_to_project(target)}: {error.strerror}") from None
 
 
 def read_peak(table: pd.DataFrame) -> DevicePeak | None:

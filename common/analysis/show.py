@@ -135,7 +135,8 @@ def show(
         return None
     if not isinstance(frame, pd.DataFrame):
         rows = [_texts(record, titles) for record in frame]
-        return Table(pd.DataFrame(rows, columns=None if rows else _titles(titles)))
+        headings = (title[0] if isinstance(title, tuple) else title for title in titles.values())
+        return Table(pd.DataFrame(rows, columns=None if rows else [*headings]))
     if not isinstance(titles, Mapping):
         titles = dict.fromkeys(titles or [*filter(None, frame.index.names), *frame])
     columns, formats = {}, {}
@@ -191,10 +192,6 @@ def _attribute(values: object, path: str) -> object:
     for name in path.split("."):
         values = None if values is None else getattr(values, name)
     return values
-
-
-def _titles(titles: Titles) -> list[str]:
-    return [heading[0] if isinstance(heading, tuple) else heading for heading in titles.values()]
 
 
 def mib(size_bytes: float) -> str:

@@ -36,7 +36,7 @@ from common.tables import ARM_COLUMNS, FACT_COLUMNS, STEP_COLUMNS
 
 SAME_GLOBAL_BATCH, SAME_BATCH_PER_RANK = "same global batch", "same batch per rank"
 ARMS, STEPS, FACTS, PROPOSALS = "arms.csv", "steps.csv", "facts.csv", "proposals.csv"
-SINGLE, LOCAL = "single", "local"
+LOCAL = "local"
 WORKLOADS = {"mlp": "MLP", "text": "text", "replay": "replay"}
 SETTINGS = ("model", "micro_batch_size", "seq_len", "precision", "bucket_cap_mb")
 ARM_SETTINGS = ARM_COLUMNS[ARM_COLUMNS.index("world_size") : -1]
@@ -104,17 +104,15 @@ class RankSpeedup:
         return "faster" if self.speedup.estimate > 1 else "slower"
 
 
-def find_speedups(folders: Iterable[Path], ranks: int | None = None) -> list[RankSpeedup]:
+def find_speedups(folders: Iterable[Path]) -> list[RankSpeedup]:
     """Finds every speedup of several ranks over one that runs have measured.
 
     Args:
         folders: run directories, each with a folder per stage.
-        ranks: number of ranks whose speedups are looked for; by default any.
 
     Raises UserError for a table that cannot be read.
     """
-    rows = [row for folder in folders for row in _of_run(folder)]
-    return [row for row in rows if ranks in (None, row.ranks)]
+    return [row for folder in folders for row in _of_run(folder)]
 
 
 def tabulate_speedups(speedups: Sequence[RankSpeedup]) -> pd.DataFrame:

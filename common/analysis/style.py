@@ -14,7 +14,7 @@ import matplotlib
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullFormatter, NullLocator
 
 from common.analysis.picture import describe, picture, width_px
 from common.runtime.wording import size_text
@@ -84,22 +84,24 @@ SMALLEST_CAP_MIB = 0.0625
 """Smaller caps are not drawn."""
 
 
+def doubling_axis(axes: Axes, label: str, ticks: Locator, numbers: FuncFormatter = PLAIN) -> None:
+    """Makes the x axis logarithmic to base 2, with these ticks only and numbers at them."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(ticks)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(numbers)
+    axes.set_xlabel(label)
+
+
 def cap_axis(axes: Axes, label: str) -> None:
     """Makes a logarithmic axis in MiB with plain numbers: 0.25, 1, 4, …"""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=4))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(PLAIN)
-    axes.set_xlabel(label)
+    doubling_axis(axes, label, LogLocator(base=4))
 
 
 def byte_axis(axes: Axes) -> None:
     """Makes a logarithmic axis of message sizes with their units: 32 KiB, 1 MiB …"""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2**5))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
-    axes.set_xlabel("message size")
+    units = FuncFormatter(lambda value, _: size_text(value))
+    doubling_axis(axes, "message size", LogLocator(base=2**5), units)
 
 
 def log_axis(axes: Axes, which: str = "y", subs: Sequence[float] = (1,)) -> None:

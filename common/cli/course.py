@@ -12,7 +12,7 @@ import tyro
 
 from common.cli.help import Subcommands
 from common.cli.printed import print_grid
-from common.errors import RunFailed, UserError
+from common.errors import RunFailed, UserError, naming_os_errors
 from common.runtime.wording import counted
 
 POOLED = (1, 2, 3, 4)
@@ -212,10 +212,8 @@ class Oral:
         path = self.output or Path(f"{submission.of.stem}-oral.html")
         with with_overlay(project_root(), self.overlay) as root:
             questions = draw(submission, root, self.seed)
-        try:
+        with naming_os_errors(path):
             write_atomically(path, sheet(submission, questions))
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}") from None
         print(f"{path}: {counted(len(questions), 'question')}")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 
 if TYPE_CHECKING:
     from common.diagnose.opened import Opened
@@ -94,8 +94,9 @@ class Diagnose:
             sys.exit(self._compare())
         if self.fail_above is not None or self.json or self.track:
             raise UserError("--fail-above, --json and --track go with --compare")
-        if len(self.program) == 1 and _is_folder(self.program[0]):
-            self._show(self._open(self.program[0]))
+        first = self.program[0]
+        if len(self.program) == 1 and (first.endswith(".tar.gz") or Path(first).is_dir()):
+            self._show(self._open(first))
         else:
             sys.exit(self._run_script())
 
@@ -129,10 +130,8 @@ class Diagnose:
         comparison = compare((self.program[0], self.program[1]), self._open)
         content = comparison.as_json(limit)
         if self.json:
-            try:
+            with naming_os_errors(f"--json {self.json}"):
                 write_atomically(Path(self.json), json.dumps(content, indent=1))
-            except OSError as error:
-                raise UserError(f"--json {self.json}: {error.strerror}") from None
         print("\n".join(comparison.lines(limit)))
         if tracker:
             name = f"{self.program[0]} against {self.program[1]}"
@@ -235,15 +234,9 @@ class Diagnose:
             raise UserError(f"--bundle {error}") from None
         if written.exists() and any(written.iterdir()):
             raise UserError(f"--bundle {written}: exists; give each run a folder of its own")
-        try:
+        with naming_os_errors(f"--bundle {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--bundle {folder}: {error.strerror}") from None
         return folder, written
-
-
-def _is_folder(text: str) -> bool:
-    return text.endswith(".tar.gz") or Path(text).is_dir()
 
 
 def _is_complete(folder: Path, ranks: int) -> bool:

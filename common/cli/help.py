@@ -11,7 +11,7 @@ from typing import Annotated, Union
 
 import tyro
 
-from common.errors import UserError, unknown_name
+from common.errors import require_known
 
 HELP_FLAGS = ("-h", "--help")
 HEADING, NAME = "bold green", "bold cyan"
@@ -68,8 +68,7 @@ def asked_page(
             return command, page
         if word.startswith("-"):
             return None
-        if word not in page.classes:
-            raise UserError(unknown_name(page.noun, word, page.classes))
+        require_known(page.noun, word, page.classes)
         command = f"{command} {word}"
     return None
 

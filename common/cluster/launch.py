@@ -23,6 +23,7 @@ from common.cluster.emulated import RANK_PREFIX, EmulatedCluster
 from common.errors import RunFailed, UserError
 from common.runtime.machine.environment import usable_cores
 from common.runtime.paths import project_root, relative_to_project, search_path
+from common.runtime.processes.child import new_log
 from common.runtime.processes.orphans import ending_with_parent
 from common.runtime.processes.process_identity import LAUNCHER, has_ended, own_identity
 
@@ -58,7 +59,7 @@ def launch(
     script, log = script.absolute(), log.absolute()
     error_file = log.with_suffix(".error")
     program = [str(script), *arguments]
-    with _opened(log) as output, _ranks(program, ranks, error_file, hosts) as process:
+    with new_log(log) as output, _ranks(program, ranks, error_file, hosts) as process:
         _pass_on(process, output, on_output)
         status = process.wait()
     if status:
@@ -88,7 +89,7 @@ class Series:
         After a failure no script is run any more.
         """
         name = self._names.popleft()
-        with _opened(log) as output:
+        with new_log(log) as output:
             if _pass_on(self._process, output, on_output, ends=self._ranks):
                 return
         self._process.wait()
@@ -110,13 +111,6 @@ def launch_series(ranks: int, *, hosts: EmulatedCluster | None = None) -> Iterat
         with _ranks(series.program(queue), ranks, error_file, hosts) as process:
             yield Series(process, ranks, queue, error_file)
             series.add(queue, series.END)
-
-
-def _opened(log: Path) -> TextIO:
-    try:
-        return log.open("w")
-    except OSError as error:
-        raise UserError(f"log {log}: {error.strerror}") from None
 
 
 @contextmanager

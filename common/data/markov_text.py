@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from common.data.shard_files import SOURCE_FILE, read_shard, write_shard
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 from common.runtime.progress import Progress
 from common.runtime.records.run_directory import write_atomically
 
@@ -192,12 +192,10 @@ def synthetic_shards(folder: Path | str, num_tokens: int = 4_000_000, seed: int 
     if not _intact(path, shard, source, num_tokens):
         logger.info("making %s synthetic tokens: %s", f"{num_tokens:,}", path)
         tokens = source.sample(num_tokens, seed)
-        try:
+        with naming_os_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             write_shard(shard, tokens)
             write_source(path, source, num_tokens)
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}") from None
     return path
 
 

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES = 256 * 4
@@ -80,10 +80,8 @@ class ShardWriter:
         if (self.folder / SOURCE_FILE).exists():
             raise UserError(f"{self.folder} holds {SOURCE_FILE} of other shards; remove it")
         self._made_folder = not self.folder.exists()
-        try:
+        with naming_os_errors(f"output folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"output folder {self.folder}: {error.strerror}") from None
         return self
 
     def append(self, tokens: np.ndarray | Sequence[int]) -> None:
@@ -122,17 +120,13 @@ class _Part:
         self.path = path
         self.partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         self.count = 0
-        try:
+        with naming_os_errors(path):
             self._file: BinaryIO = self.partial.open("wb")
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}") from None
         self._file.write(bytes(HEADER_BYTES))
 
     def append(self, tokens: np.ndarray) -> None:
-        try:
+        with naming_os_errors(self.path):
             self._file.write(tokens.astype("<u2").tobytes())
-        except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror}") from None
         self.count += len(tokens)
 
     def finish(self) -> None:
@@ -171,12 +165,10 @@ def read_shard(path: Path | str) -> np.memmap:
             says.
     """
     path = Path(path)
-    try:
+    with naming_os_errors(path):
         size = path.stat().st_size
         with path.open("rb") as file:
             header = np.frombuffer(file.read(HEADER_BYTES).ljust(HEADER_BYTES, b"\0"), "<i4")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
     if size < HEADER_BYTES:
         raise UserError(f"{path}: {size} bytes; a token shard's header alone has {HEADER_BYTES}")
     magic, version, count = map(int, header[:3])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 
 TEXT_COLUMNS = ("sentence", "text", "content")
 """Names of the text's column in GLUE, on the Hugging Face hub and in copies of them."""
@@ -213,10 +213,8 @@ def _columns(path: Path, first: list[str], dataset: str) -> Columns:
 
 
 def _read_text(path: Path) -> str:
-    try:
+    with naming_os_errors(path):
         content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
     try:
         text = content.decode("utf-8-sig")  # without a spreadsheet's byte-order mark
     except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.data.text_files import SPLIT_FILES, check_label, check_text, read_split, split_files
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.runtime.hugging_face_hub import check_hub
 
 if TYPE_CHECKING:
@@ -72,10 +72,8 @@ def load_texts(
     Raises:
         UserError: an unknown data set, nothing there, or a malformed row.
     """
-    if dataset not in PUBLISHED:
-        raise UserError(unknown_name("data set", dataset, PUBLISHED))
-    if split not in SPLIT_FILES:
-        raise UserError(unknown_name("split", split, SPLIT_FILES))
+    require_known("data set", dataset, PUBLISHED)
+    require_known("split", split, SPLIT_FILES)
     if max_samples < 0:
         raise UserError(f"{max_samples} samples: at least 1, or 0 for all")
     folder = _local_folder(Path(dataset_dir).expanduser(), dataset)

@@ -117,24 +117,17 @@ def check_max_length(max_length: int, model_limit: int | None, model_name: str) 
 
 
 def open_tokenizer(
-    model_name: str,
-    *,
-    texts: Sequence[str] = (),
-    vocab_size: int = 8192,
-    folder: Path | str | None = None,
+    model_name: str, *, texts: Sequence[str] = (), vocab_size: int = 8192
 ) -> TextTokenizer:
     """Opens the tokenizer of a model.
 
     For ``small`` a WordPiece of ``vocab_size`` tokens is trained on ``texts``, the same for the
     same texts on every rank. Other names are those of a local folder (what transformers saves, or
-    just ``vocab.txt``) or of a transformers model on the hub or in its cache. ``folder`` holds the
-    tokenizer if it is not the model's own.
+    just ``vocab.txt``) or of a transformers model on the hub or in its cache.
 
     Raises:
         UserError: there is none, it is damaged, or the hub cannot be reached.
     """
-    if folder is not None:
-        return _local_tokenizer(Path(folder))
     if model_name == "small":
         return train_wordpiece(texts, vocab_size)
     path = Path(model_name).expanduser()

@@ -213,11 +213,6 @@ class Diagnosis:
         }
 
 
-def diagnose(run: Evidence, baseline: Evidence | None = None) -> list[Verdict]:
-    """Returns the causes that limit a run, the main one first; see ``examine``."""
-    return list(examine(run, baseline).verdicts)
-
-
 def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
     """Judges every cause.
 

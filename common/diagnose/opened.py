@@ -34,7 +34,7 @@ from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.left_behind import RESULT, LeftBehind, read_left_behind
 from common.diagnose.long_runs import Part, parts_of
 from common.diagnose.pages.page import diagnosis_page
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 from common.perfmodel.cluster.clusters import load_cluster
 from common.runtime.records.run_directory import write_atomically
 
@@ -183,10 +183,8 @@ class PostMortem:
         if tables := judged_tables(self.job):
             content["collectives"] = [rows_as_json(table) for table in tables]
         path = self.folder / RESULT
-        try:
+        with naming_os_errors(path):
             write_atomically(path, json.dumps(content, indent=1))
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}") from None
         return path
 
 

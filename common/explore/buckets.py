@@ -19,7 +19,7 @@ from typing import Annotated, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import NotYetWritten, UserError
+from common.errors import NotYetWritten
 from common.explore.systems import ClusterCommand, Placed, RunCommand, System, as_curve
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.cluster.assumptions import OVERLAP_SLOWDOWN, PASS_RATE
@@ -28,7 +28,7 @@ from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize
 from common.perfmodel.ddp.step import StepOptions
 from common.perfmodel.ddp.timeline import BackwardTimeline
-from common.settings import NonNegative, Positive, Settings
+from common.settings import AtLeast, NonNegative, Positive, Settings
 
 RANKS = tuple(2**power for power in range(1, 11))
 """Numbers of ranks that efficiency is computed for, beside 1 and the system's own."""
@@ -52,15 +52,10 @@ class BucketSettings(Settings):
 
     alpha_us: Annotated[float, Positive]
     beta_gb_per_s: Annotated[float, Positive]
-    ranks: int
+    ranks: Annotated[int, AtLeast(2)]
     cap_mib: Annotated[float, Positive]
     compute: Annotated[float, Positive] = 1.0
     contention: Annotated[float, NonNegative] = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ranks < 2:
-            raise UserError(f"{self.ranks} ranks: at least 2 exchange gradients")
 
 
 @dataclass(frozen=True, eq=False)

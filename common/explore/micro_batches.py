@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from common.analysis.micro_batches.lengths import equal_counts, padded_tokens
 from common.data.text_lengths import LengthDistribution
-from common.errors import NotYetWritten, UserError
+from common.errors import NotYetWritten
 from common.scheduling.cost import TokensCost
 from common.scheduling.packing import karmarkar_karp
 from common.scheduling.partition import min_max_contiguous
-from common.settings import OneOf, Settings
+from common.settings import AtLeast, OneOf, Settings
 
 STATIC, SORTED, PACKED, OPTIMUM = "static", "sorted", "karmarkar-karp", "optimum"
 PLANS = {
@@ -42,18 +42,11 @@ class BatchSettings(Settings):
         plan: one of ``PLANS``.
     """
 
-    ranks: int
-    texts: int
-    max_length: int = 0
+    ranks: Annotated[int, AtLeast(1)]
+    texts: Annotated[int, AtLeast(1)]
+    max_length: Annotated[int, AtLeast(0)] = 0
     seed: int = 0
     plan: Annotated[str, OneOf(PLANS)] = STATIC
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ranks < 1 or self.texts < 1:
-            raise UserError(f"{self.ranks} ranks with {self.texts} texts: at least 1 of each")
-        if self.max_length < 0:
-            raise UserError(f"texts cut at {self.max_length} tokens: at least 1, or 0 for none")
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.cluster.emulated import why_not
 from common.cluster.kept_ranks import KeptRanks, Place
-from common.errors import RunFailed, UserError, unknown_name, unwritten_task
+from common.errors import RunFailed, UserError, require_known, unwritten_task
 from common.report.document import Document
 from common.report.first_page import print_page
 from common.report.notebooks import execute_notebooks
@@ -62,8 +62,7 @@ def run_assignments(
         with_answers: Whether the notebooks show the staff's answers.
     """
     assignments = known_assignments()
-    if what != "all" and what not in assignments:
-        raise UserError(unknown_name("assignment", what, ["all", *assignments]))
+    require_known("assignment", what, ["all", *assignments])
     output = Path(output_dir).absolute()
     named = [load_preset(name, label) for name in (assignments if what == "all" else [what])]
     presets = [with_dividing_batches(preset, progress.say) for preset in named]
@@ -150,7 +149,8 @@ def _run_assignment(
             if stage.hosts and no_hosts:
                 watch.leave_out(preset.assignment, stage.key, no_hosts)
             elif source := measured.copy(stage, preset, run.path):
-                watch.copied(preset.assignment, stage.key, relative_to_project(source))
+                origin = relative_to_project(source)
+                watch.leave_out(preset.assignment, stage.key, origin, copied=True)
             else:
                 new.append(stage)
         measuring.measure(new)
@@ -232,8 +232,7 @@ def report_measured(
     """
     if assignment == "all":
         raise UserError("--run-dir holds one assignment: say which, like assignment2")
-    if assignment not in known_assignments():
-        raise UserError(unknown_name("assignment", assignment, known_assignments()))
+    require_known("assignment", assignment, known_assignments())
     folder = Path(run_dir).absolute()
     if not folder.is_dir():
         raise UserError(f"{run_dir}: no such run directory")

@@ -77,7 +77,8 @@ def _copy_description(source: Path, target: Path) -> None:
     for gpu in environment.get("gpus", ()):
         for key in ("uuid", "bus_id"):
             gpu.pop(key, None)
-    environment["command"] = _without_paths(environment["command"])
+    paths = r" --(output[_-]dir|run[_-]id|\S+?[ =](?=/)) ?\S+"  # they only say where files were
+    environment["command"] = re.sub(paths, "", environment["command"])
     environment["variables"] = {
         key: value
         for key, value in environment["variables"].items()
@@ -91,8 +92,3 @@ def _copy_description(source: Path, target: Path) -> None:
         if key not in ("output_dir", "run_id") and not os.path.isabs(str(value))
     }
     write_atomically(target / "config.yaml", yaml.safe_dump(kept, sort_keys=False))
-
-
-def _without_paths(command: str) -> str:
-    """Returns the command without the options that only say where its files were."""
-    return re.sub(r" --(output[_-]dir|run[_-]id|\S+?[ =](?=/)) ?\S+", "", command)

@@ -187,18 +187,12 @@ class RunWatch:
         self.timetable.end(entry, DONE)
         self._note(assignment)
 
-    def copied(self, assignment: str, key: str, source: str) -> None:
-        """Notes that a stage was measured for another assignment."""
+    def leave_out(self, assignment: str, key: str, reason: str, *, copied: bool = False) -> None:
+        """Notes that a stage cannot run, or was measured for another assignment: ``copied``."""
         entry = self.timetable.entry(assignment, key)
-        self.timetable.end(entry, COPIED)
-        self.progress.say(f"= {entry.title}: as in {source}")
-        self._note(assignment)
-
-    def leave_out(self, assignment: str, key: str, reason: str) -> None:
-        """Notes that a stage cannot run."""
-        entry = self.timetable.entry(assignment, key)
-        self.timetable.end(entry, LEFT_OUT)
-        self.progress.say(f"- {entry.title}: left out, because {reason}")
+        self.timetable.end(entry, COPIED if copied else LEFT_OUT)
+        words = f"= {entry.title}: as in" if copied else f"- {entry.title}: left out, because"
+        self.progress.say(f"{words} {reason}")
         self._note(assignment)
 
     @contextmanager

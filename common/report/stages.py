@@ -137,7 +137,7 @@ class Measuring:
             for stage in stages if series else ():
                 series.add(stage.script, *self._arguments(stage, suffix))
             for stage in stages:
-                log = self._log(stage, suffix)
+                log = self.run_dir / "logs" / f"{stage.key.replace('/', '-')}{suffix}.log"
                 with self.watch.stage(self.preset.assignment, stage.key + suffix) as update:
                     if series:
                         series.wait(log, update)
@@ -184,6 +184,3 @@ class Measuring:
         folder = self._folder(stage, suffix)
         where = ("--output_dir", str(folder.parent), "--run_id", folder.name)
         return ["--config", str(self.preset.path), *where, *stage.flags()]
-
-    def _log(self, stage: Stage, suffix: str) -> Path:
-        return self.run_dir / "logs" / f"{stage.key.replace('/', '-')}{suffix}.log"

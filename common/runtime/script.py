@@ -34,6 +34,9 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 NO_TEMPORARY = "No usable temporary directory"
 """Beginning of what Python's tempfile says where it can write to no folder."""
 
+SAID_S = 1.0
+"""What a rank that prints nothing waits until it leaves, for the one that does."""
+
 
 def run_script(
     main: Callable[[Settings], None],
@@ -180,7 +183,7 @@ def report_error(error: UserError) -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
     else:
         _ignore(signal.SIGTERM)
-        time.sleep(1)
+        time.sleep(SAID_S)
 
 
 def is_main_rank() -> bool:

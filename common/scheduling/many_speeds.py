@@ -54,7 +54,8 @@ def heuristic_order(
         orders += _real_orders(optimal_order(batch, cautious)[2], clusters)
     low = max(low, lower_bound(batch, len(costs), FastestOf(_not_dominated(costs))))
     best, bounds, order = min(
-        (*_in_this_order(batch, costs, limits, order), order) for order in _distinct(orders)
+        (*_in_this_order(batch, costs, limits, order), order)
+        for order in map(list, dict.fromkeys(map(tuple, orders)))
     )
     best, bounds, order = _exchanged(batch, costs, limits, best, bounds, order, low)
     return best, bounds, order, float(low)
@@ -64,10 +65,6 @@ def _in_this_order(
     batch: SortedBatch, costs: Sequence[Cost], limits: Sequence[int], order: list[int]
 ) -> tuple[float, list[int]]:
     return fixed_order(batch, [costs[rank] for rank in order], [limits[rank] for rank in order])
-
-
-def _distinct(orders: list[list[int]]) -> list[list[int]]:
-    return [list(order) for order in dict.fromkeys(map(tuple, orders))]
 
 
 def _clusters(by_speed: list[int], speed: list[float]) -> list[list[int]]:

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.runtime.script import is_main_rank
 from common.scheduling.cost import Cost, TokensCost
 from common.scheduling.length_samplers import (
@@ -123,8 +123,7 @@ class Planner:
         seed: int = 42,
         max_tokens: int = 0,
     ) -> None:
-        if mode not in MODES:
-            raise UserError(unknown_name("mode", mode, MODES))
+        require_known("mode", mode, MODES)
         if not world_size <= global_batch:
             raise UserError(
                 f"a global batch of {global_batch} samples for {world_size} ranks; each rank needs "

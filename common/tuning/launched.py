@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.cluster.emulated import EmulatedCluster
 from common.cluster.launch import launch
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 from common.runtime.flags import as_flags
 from common.runtime.records.run_directory import new_run_id
 from common.tuning.results.recommendation import Recommendation, read_recommendation
@@ -73,10 +73,8 @@ def run_job(
     run_id = settings["run_id"]
     settings = {**settings, "output_dir": output}
     made = [path for path in (output, *output.parents) if not path.exists()]
-    try:
+    with naming_os_errors(f"output folder {output}"):
         output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output folder {output}: {error.strerror}") from None
     log = output / f"{run_id}.log"
     try:
         launch(

@@ -20,7 +20,7 @@ from common.analysis.buckets.networks import NetworkRun, open_networks
 from common.analysis.buckets.sweep import Accuracy
 from common.analysis.runs import recorded_assignment
 from common.analysis.style import BLUE, GREY, SMALLEST_CAP_MIB, cap_axis, figure
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 from common.judged import Verdict
 from common.perfmodel.ddp.best_cap import BestCap
 from common.runtime.script import run_script
@@ -50,10 +50,8 @@ def main(settings: PictureSettings) -> None:
     """
     run = slowest_network(settings.run_dir)
     path = Path(settings.output)
-    try:
+    with naming_os_errors(f"--output {path}"):
         draw(run).savefig(path, dpi=PIXELS_PER_INCH, metadata=notes(run))
-    except OSError as error:
-        raise UserError(f"--output {path}: {error.strerror}") from None
     print(f"{path}. In the README:\n{caption(run)}")
 
 

@@ -216,7 +216,6 @@ class Accuracy:
         noise_floor: noise floor of the sweep.
         predicted_best_mib: cap of ``table`` that is predicted to be fastest.
         scope, machine: model, ranks and network; state of the machine (``judged.Judged``).
-        least_rounds: fewest rounds of which something is settled.
     """
 
     table: pd.DataFrame
@@ -225,7 +224,6 @@ class Accuracy:
     predicted_best_mib: float
     scope: str = ""
     machine: str = NOT_WITNESSED
-    least_rounds: int = FIRST_PAGE_ROUNDS
 
     @property
     def median_error(self) -> float:
@@ -300,7 +298,7 @@ class Accuracy:
         return {
             "scope": self.scope,
             "machine": self.machine,
-            "least_rounds": self.least_rounds,
+            "least_rounds": FIRST_PAGE_ROUNDS,
         }
 
     @cached_property

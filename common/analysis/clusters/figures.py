@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from common.analysis.style import (
     BLACK,
@@ -19,6 +19,7 @@ from common.analysis.style import (
     RED,
     SKY,
     cap_axis,
+    doubling_axis,
     figure,
     log_axis,
 )
@@ -176,14 +177,9 @@ def published_sweeps(sweeps: Sequence[SweepExplained], caption: str) -> Figure:
 
 
 def _gpu_axis(axes: Axes, gpus: list[int]) -> None:
-    axes.set_xscale("log", base=2)
-    if len(gpus) > 5:
-        axes.xaxis.set_major_locator(LogLocator(base=8 if len(gpus) > 8 else 4))
-    else:
-        axes.xaxis.set_major_locator(FixedLocator(gpus))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-    axes.set_xlabel("GPUs")
+    few = len(gpus) <= 5
+    ticks = FixedLocator(gpus) if few else LogLocator(base=8 if len(gpus) > 8 else 4)
+    doubling_axis(axes, "GPUs", ticks, FuncFormatter(lambda value, _: _short(value)))
 
 
 def _short(count: float) -> str:

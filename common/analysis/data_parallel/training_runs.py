@@ -84,11 +84,6 @@ class TrainingRun(runs.OfRun):
         return self.settings["strategy"]
 
     @property
-    def ranks(self) -> int:
-        """Returns the world size."""
-        return int(self.environment["world_size"])
-
-    @property
     def key(self) -> tuple[str, int]:
         """Returns strategy and ranks, in which compared runs differ."""
         return self.strategy, self.ranks

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from common.analysis.micro_batches.calibration import NOT_TOLD, TOLD, relative_factors, slow_steps
 from common.analysis.micro_batches.length_figures import RANK_MARKERS
@@ -26,6 +26,7 @@ from common.analysis.style import (
     PLATE,
     RED,
     THOUSANDS,
+    doubling_axis,
     figure,
     log_axis,
 )
@@ -254,12 +255,8 @@ def _plain_log_ticks(axes: Axes, highest: float) -> None:
 
 
 def _ranks_axis(axes: Axes, sizes: Sequence[float]) -> None:
-    axes.set_xscale("log", base=2)
     named = [sizes[-1]]
     for size in reversed(sizes):
         if size <= named[-1] / 4:  # closer together, the numbers would touch
             named.append(size)
-    axes.set_xticks(named)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(THOUSANDS)
-    axes.set_xlabel("ranks")
+    doubling_axis(axes, "ranks", FixedLocator(named), THOUSANDS)

@@ -88,11 +88,6 @@ class MicroBatchRun(OfRun):
         """Returns the mode that the run was trained in."""
         return self.settings["mode"]
 
-    @property
-    def ranks(self) -> int:
-        """Returns the world size."""
-        return int(self.environment["world_size"])
-
     @cached_property
     def measured(self) -> pd.DataFrame:
         """Returns the rows that count: all but those of warm-up steps."""

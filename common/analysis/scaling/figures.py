@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from common.analysis.scaling.sweep_run import ARM, Series, SweepRun, arm_name
 from common.analysis.scaling.training_run import WEAK
@@ -26,6 +24,7 @@ from common.analysis.style import (
     PURPLE,
     RED,
     SKY,
+    doubling_axis,
     figure,
     log_axis,
 )
@@ -49,7 +48,8 @@ def throughput(run: SweepRun) -> Figure:
             drawn = [series for series in run.series if series.regime == regime]
             for index, series in enumerate(drawn):
                 _throughput_line(axes, series, index)
-            _rank_axis(axes, drawn[0].table["world_size"])
+            ranks = sorted(set(drawn[0].table["world_size"]))
+            doubling_axis(axes, "ranks", FixedLocator(ranks))
             log_axis(axes, subs=(1, 2, 5))
             axes.set_title(f"{regime} scaling", loc="left", fontsize=9.5)
             axes.legend(fontsize=8)
@@ -76,14 +76,6 @@ def _throughput_line(axes: Axes, series: Series, index: int) -> None:
         color=CYCLE[index % len(CYCLE)],
         label=series.label,
     )
-
-
-def _rank_axis(axes: Axes, ranks: Sequence[float]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(set(ranks))))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(PLAIN)
-    axes.set_xlabel("ranks")
 
 
 def step_parts(

@@ -18,7 +18,7 @@ from torch import nn
 
 from common.benchmarks.buckets.calibration import PASS_COLUMNS, watch_pass
 from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_step
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 from common.models.gpt2 import GPT2
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
 from common.runtime.group.process_group import Worker, process_group
@@ -184,7 +184,5 @@ def layer_times(durations: pd.DataFrame) -> pd.DataFrame:
 
 
 def _write_copy(sizes: pd.DataFrame, path: Path) -> None:
-    try:
+    with naming_os_errors(f"layer_size_output {path}"):
         write_atomically(path, sizes.to_csv())
-    except OSError as error:
-        raise UserError(f"layer_size_output {path}: {error.strerror}") from None

@@ -8,7 +8,6 @@ went to and what a change would bring.
 
 from __future__ import annotations
 
-import logging
 import os
 import statistics
 from collections.abc import Callable, Iterator
@@ -51,7 +50,6 @@ from common.training.scaling.data_parallel_step import DataParallelStep, StepOpt
 from common.training.scaling.log import ScalingLog, StepKey, single_arm
 from common.training.scaling.probes import Probed, ProbePlan, probe
 
-logger = logging.getLogger(__name__)
 WORKLOADS = ("mlp", "text", "replay")
 REGIMES = ("strong", "weak")
 PRINTED = (

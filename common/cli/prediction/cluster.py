@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +119,7 @@ class ClusterQuestion:
         if self.capacity_gb:
             raise UserError("--capacity-gb has no effect with --cluster, whose GPU has a memory")
         if self.csv is not None:
-            check_csv(self.csv)
+            check_output("--csv", self.csv)
         predicted = self.predict(allreduce, from_traces)
         if self.csv is not None:
             write_csv(predicted.table, self.csv)
@@ -214,23 +214,21 @@ class ClusterQuestion:
         return Assumptions(**changed)
 
 
-def check_csv(path: str) -> None:
-    """Raises UserError where no table could be written there, before anything is predicted."""
+def check_output(flag: str, path: str) -> None:
+    """Raises UserError where no file could be written there, before anything is predicted."""
     target = Path(path)
     if target.is_dir() or not path:
-        raise UserError(f"--csv {path or repr(path)}: give the name of a file")
+        raise UserError(f"{flag} {path or repr(path)}: give the name of a file")
     if not target.parent.is_dir():
-        raise UserError(f"--csv {path}: there is no folder {target.parent}")
+        raise UserError(f"{flag} {path}: there is no folder {target.parent}")
 
 
 def write_csv(table: pd.DataFrame, path: str) -> None:
     """Writes the whole table. Raises UserError where it cannot be written."""
     from common.runtime.records.run_directory import write_atomically
 
-    try:
+    with naming_os_errors(f"--csv {path}"):
         write_atomically(Path(path), table.to_csv(index=False))
-    except OSError as error:
-        raise UserError(f"--csv {path}: {error.strerror}") from None
 
 
 def print_prediction(predicted: ScaleOut, console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.cli.prediction.cluster import check_csv, write_csv
+from common.cli.prediction.cluster import check_output, write_csv
 from common.cli.printed import print_grid
 from common.errors import UserError
 
@@ -38,7 +38,7 @@ def print_gains(
     from common.perfmodel.cluster.scale_out import parse_gpus
 
     if csv is not None:
-        check_csv(csv)
+        check_output("--csv", csv)
     numbers = [GPUS] if gpus is None else parse_gpus(gpus)
     if len(numbers) > 1:
         raise UserError(f"--gpus {gpus}: one number with --gradient-mib")

@@ -14,7 +14,8 @@ from common.analysis.buckets.timelines import (
     gaps,
     read_timelines,
 )
-from common.errors import UserError
+from common.cli.prediction.cluster import check_output
+from common.errors import UserError, naming_os_errors
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.model import DdpModel
 from common.perfmodel.perfetto_trace import Around, trace_json
@@ -53,10 +54,8 @@ class TraceRequest:
         what = "step" if "predicted" in around else "backward pass"
         facts = {"bucket_cap_mib": cap_label(cap), "zero": f"the start of the {what}"}
         text = trace_json(passes, parameters=model.profile.names, facts=facts, around=around)
-        try:
+        with naming_os_errors(f"--trace {self.path}"):
             write_atomically(self.path, text)
-        except OSError as error:
-            raise UserError(f"--trace {self.path}: {error.strerror}") from None
         kinds = "predicted and measured" if len(passes) > 1 else "predicted only: not measured"
         return (
             f"trace of the {what} at {cap_label(cap)} MiB ({kinds}) written to {self.path}; "
@@ -81,17 +80,13 @@ def trace_request(
     Measured passes come from the run directory, else from beside the ``measured`` table.
     Raises UserError for more than one cap, or a file that cannot be written.
     """
-    target = Path(path)
     if len(caps) > 1:
         raise UserError(f"--trace shows one cap, {len(caps)} are given; give one --bucket-cap-mb")
-    if target.is_dir() or not path:
-        raise UserError(f"--trace {path or repr(path)}: give the name of a file")
-    if not target.parent.is_dir():
-        raise UserError(f"--trace {path}: there is no folder {target.parent}")
+    check_output("--trace", path)
     table = find_table(Path(run_dir), TABLE, "ddp_benchmark") if run_dir else None
     if table is None and measured:
         table = find_table(Path(measured).parent, TABLE)
     local = find_table(Path(run_dir), "local-times.csv", "ddp_benchmark") if run_dir else None
     # A table of --measured may be another run's than those of --run-dir.
     check_comparable(path for path in (table, local, measured and Path(measured)) if path)
-    return TraceRequest(target, tuple(caps), read_timelines(table) if table else None, local)
+    return TraceRequest(Path(path), tuple(caps), read_timelines(table) if table else None, local)

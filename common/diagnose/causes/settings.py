@@ -184,17 +184,14 @@ def _set_on(case: Case, table: pd.DataFrame, slowing: Slowing) -> Iterable[Signa
     values = {row["rank"]: setting(row, slowing.name) for _, row in table.iterrows()}
     ranks = [rank for rank, value in values.items() if value is not None and slowing.slows(value)]
     if ranks:
+        where = "all ranks" if len(ranks) == case.ranks else named_ranks(ranks).lower()
         yield Signal(
-            f"{slowing.name}={values[ranks[0]]} is set on {_some(ranks, case)}: {slowing.effect} "
+            f"{slowing.name}={values[ranks[0]]} is set on {where}: {slowing.effect} "
             f"{case.file(SURROUNDINGS)}.",
             f"unset {slowing.name}",
             slowing.level,
             of_gpu=bool(slowing.where),
         )
-
-
-def _some(ranks: list[int], case: Case) -> str:
-    return "all ranks" if len(ranks) == case.ranks else named_ranks(ranks).lower()
 
 
 def _small_shared_memory(case: Case, table: pd.DataFrame, *, nccl: bool) -> Iterable[Signal]:

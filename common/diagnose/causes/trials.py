@@ -263,7 +263,8 @@ def shown_by_trials(case: Case, tried: Sequence[Tried], causes: Collection[str])
     verdicts: dict[str, Verdict] = {}
     for trial in tried:
         cause = _cause(case, trial)
-        if cause and cause not in causes and cause not in verdicts and _gains(trial):
+        gains = trial.judged.is_settled and trial.gain.low * trial.share > LEAST_GAIN
+        if gains and cause and cause not in causes and cause not in verdicts:
             verdicts[cause] = _verdict(case, trial, cause, len(tried))
     return list(verdicts.values())
 
@@ -291,10 +292,6 @@ def _more_threads_than_cores(case: Case) -> bool:
         pd.to_numeric(placement[name], errors="coerce") for name in ("threads", "cores")
     )
     return bool((threads > cores).any())
-
-
-def _gains(tried: Tried) -> bool:
-    return tried.judged.is_settled and tried.gain.low * tried.share > LEAST_GAIN
 
 
 def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:

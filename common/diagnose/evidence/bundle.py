@@ -17,7 +17,7 @@ import pandas as pd
 
 from common.diagnose.evidence.left_behind import read_traces
 from common.diagnose.evidence.measured_surroundings import named_ranks
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 
 FORMAT = 1
 """The newest format that is known here (``ddplab_watch.record.FORMAT``)."""
@@ -174,10 +174,8 @@ def _unpacked(path: Path) -> Path:
 def _lines(file: Path, notes: list[str]) -> list[dict]:
     """Reads a rank's rows; a last line that was cut off is left out, and noted."""
     rows = []
-    try:
+    with naming_os_errors(file):
         text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}") from None
     for number, line in enumerate(text.splitlines(), 1):
         try:
             row = json.loads(line)

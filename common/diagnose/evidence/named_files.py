@@ -84,11 +84,8 @@ def of_one_job(members: Sequence[tuple[Path, set[Hashable]]]) -> tuple[list[int]
         jobs: dict[object, list[int]] = {}
         for index, (path, _) in enumerate(members):
             jobs.setdefault(key(path), []).append(index)
-        if all(_are_apart([members[i][1] for i in job]) for job in jobs.values()):
+        sets = [[members[index][1] for index in job] for job in jobs.values()]
+        if all(len(set().union(*job)) == sum(map(len, job)) for job in sets):  # all are apart
             chosen = max(jobs.values(), key=len, default=[])
             return chosen, [index for index in everything if index not in chosen]
     return [], everything
-
-
-def _are_apart(sets: Sequence[set[Hashable]]) -> bool:
-    return len(set().union(*sets)) == sum(map(len, sets))

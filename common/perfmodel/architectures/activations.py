@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from common.errors import UserError, unknown_name
+from common.errors import require_known
 
 CASTS = ("float32", "autocast", "half")
 """Types of a step: all float32; matrix products in 16 bits by autocast, beside float32 weights and
@@ -40,8 +40,7 @@ class Numerics:
     device: str = CUDA
 
     def __post_init__(self) -> None:
-        if self.casts not in CASTS:
-            raise UserError(unknown_name("casts", self.casts, CASTS))
+        require_known("casts", self.casts, CASTS)
 
     @property
     def compute_bytes(self) -> int:

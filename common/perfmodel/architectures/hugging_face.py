@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common.errors import UserError, naming, unknown_name
+from common.errors import UserError, naming, require_known
 from common.perfmodel.architectures import decoders
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.configuration import Sizes
@@ -135,8 +135,7 @@ def _roberta(sizes: Sizes) -> Transformer:
 def _encoder(sizes: Sizes, heads: Mapping[str, str], **overrides: object) -> Transformer:
     sizes.refuse("add_cross_attention", "is_decoder")
     trained = next(iter(sizes.listed("architectures") or heads))
-    if trained not in heads:
-        raise UserError(unknown_name("architecture", trained, heads))
+    require_known("architecture", trained, heads)
     return decoders.decoder(
         sizes,
         sizes.attention(input_bias=True, output_bias=True),

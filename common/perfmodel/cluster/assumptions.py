@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known, unknown_name
 from common.perfmodel.cluster.stragglers import DISTRIBUTIONS, slowest_at, slowest_of
 
 LEAST_DRAWS, MOST_DRAWS = 20, 2000
@@ -69,11 +69,6 @@ class Range:
         return value if self.is_certain else f"{value} ({low} to {high})"
 
 
-MFU = Range(0.40, 0.30, 0.50)
-"""Share of a GPU's dense peak that forward and backward pass reach, where one rate is assumed for
-all operations: llm.c trains GPT-2 124M at 40 % of eight H100s' peak (468,000 tokens/s per GPU,
-modded-nanogpt's records), MegaScale a 175B model at 55 % of an A100's (arXiv 2402.15627), nanoGPT
-at less."""
 PASS_RATE = Range(1.0, 0.6, 1.55)
 """Speed of forward and backward pass relative to ``pass_time``'s. The ends were chosen so that
 intervals of 90 % hold as many published rows (``data/RESULTS.md``, Other people's GPUs)."""
@@ -140,8 +135,7 @@ class Assumptions:
     work: str = "equal"
 
     def __post_init__(self) -> None:
-        if self.work not in OF_WORK:
-            raise UserError(unknown_name("work", self.work, OF_WORK))
+        require_known("work", self.work, OF_WORK)
         for name, default in zip(
             ("straggler_spread", "straggler_distribution"), OF_WORK[self.work], strict=True
         ):

@@ -224,7 +224,7 @@ def _check(cluster: Cluster) -> None:
             refuse(name, f"a whole number of at least {least}")
     has_network = cluster.network != "none"
     for name in ("channel_gb_per_s", "network_gb_per_s")[: 1 + has_network]:
-        if not _positive(getattr(cluster, name)):
+        if not _number(getattr(cluster, name)) or getattr(cluster, name) <= 0:
             refuse(name, "a number above 0, in GB/s")
     if not has_network and (cluster.max_nodes > 1 or cluster.network_gb_per_s != 0):
         refuse("network", "one node has none, with max_nodes 1 and network_gb_per_s 0")
@@ -284,7 +284,3 @@ def _check_physics(cluster: Cluster) -> None:
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _positive(value: object) -> bool:
-    return _number(value) and value > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.one_device.training_memory import Passes
@@ -50,10 +50,8 @@ class Job:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        if self.checkpointing not in RECOMPUTED:
-            raise UserError(unknown_name("checkpointing", self.checkpointing, RECOMPUTED))
-        if self.precision not in CHOICES["precision"]:
-            raise UserError(unknown_name("precision", self.precision, CHOICES["precision"]))
+        require_known("checkpointing", self.checkpointing, RECOMPUTED)
+        require_known("precision", self.precision, CHOICES["precision"])
         for name in ("batch_size", "accumulation"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; at least 1")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.nccl_tuning_table import (
     ALGORITHMS,
@@ -157,8 +157,7 @@ class NcclAllReduce(Collective):
         self.cluster, self.gpus = cluster, gpus
         choices = all_reduce_choices(cluster, gpus)
         for name in algorithms or ():
-            if name not in ALGORITHMS:
-                raise UserError(unknown_name("algorithm", name, ALGORITHMS))
+            require_known("algorithm", name, ALGORITHMS)
         if algorithms is not None and choices:
             has = dict.fromkeys(choice.algorithm for choice in choices)
             choices = tuple(choice for choice in choices if choice.algorithm in algorithms)
@@ -182,8 +181,7 @@ class NcclRing(Collective):
     def __init__(
         self, cluster: Cluster, gpus: int, collective: str = "all_gather", *, ramp: Ramp = RAMP
     ) -> None:
-        if collective not in COLLECTIVES:
-            raise UserError(unknown_name("collective", collective, COLLECTIVES))
+        require_known("collective", collective, COLLECTIVES)
         self.cluster, self.gpus, self.collective = cluster, gpus, collective
         super().__init__(ring_choices(cluster, gpus, rounds=1), ramp, cluster.measured)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.perfmodel.cluster.assumptions import LEAST_DRAWS, Assumptions, Range
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.job import Job
@@ -106,8 +106,7 @@ def predict_scale_out(
     if global_batch_size < 1:
         raise UserError(f"global batch of {global_batch_size} sequences: at least 1")
     for strategy in strategies:
-        if strategy not in (*STRATEGIES, *OTHERS):
-            raise UserError(unknown_name("strategy", strategy, (*STRATEGIES, *OTHERS)))
+        require_known("strategy", strategy, (*STRATEGIES, *OTHERS))
     assumptions = assumptions or Assumptions()
     gpus = sorted(set(gpus))
     peak = _known_peak(cluster, job)

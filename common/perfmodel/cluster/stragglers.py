@@ -24,7 +24,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 
 DISTRIBUTIONS = ("lognormal", "normal", "exponential", "gumbel")
 GUMBEL_SCALE = math.sqrt(6) / math.pi
@@ -92,8 +92,7 @@ def _checked(gpus: int, spread: ArrayLike, distribution: str) -> NDArray:
     sigma = np.asarray(spread, dtype=float)
     if gpus < 1:
         raise UserError(f"{gpus} GPUs: at least 1 is needed")
-    if distribution not in DISTRIBUTIONS:
-        raise UserError(unknown_name("straggler distribution", distribution, DISTRIBUTIONS))
+    require_known("straggler distribution", distribution, DISTRIBUTIONS)
     if not ((sigma >= 0) & (sigma < 1)).all():
         raise UserError(f"straggler spread {spread}: a share of the mean from 0 to below 1")
     return sigma

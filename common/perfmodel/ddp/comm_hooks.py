@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known, unknown_name
 from common.perfmodel.ddp.profile import BackwardProfile
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -52,8 +52,7 @@ class CastHook:
     decompress_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in CASTS:
-            raise UserError(unknown_name("hook", self.name, CASTS))
+        require_known("hook", self.name, CASTS)
         _check_costs(self)
 
     def message_bytes(self, profile: BackwardProfile, buckets: Sequence[Sequence[int]]) -> NDArray:

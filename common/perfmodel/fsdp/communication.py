@@ -18,7 +18,7 @@ from math import prod
 
 import pandas as pd
 
-from common.errors import NotYetWritten, UserError, unknown_name
+from common.errors import NotYetWritten, UserError, require_known
 from common.perfmodel.buckets import DdpOptions, ddp_buckets
 from common.perfmodel.one_device.architecture import GPT2Config
 
@@ -190,10 +190,8 @@ def wire_bytes(collective: Collective, backend: str) -> int:
 
     Raises UserError for an unknown operation or backend.
     """
-    if collective.operation not in OPERATIONS:
-        raise UserError(unknown_name("operation", collective.operation, OPERATIONS))
-    if backend not in BACKENDS:
-        raise UserError(unknown_name("backend", backend, BACKENDS))
+    require_known("operation", collective.operation, OPERATIONS)
+    require_known("backend", backend, BACKENDS)
     n = collective.group_size
     once = collective.operation in ("all_gather", "broadcast") or (
         collective.operation == "reduce_scatter" and backend == "nccl"
@@ -329,8 +327,7 @@ def _own_fsdp_collectives(
 
 
 def _check(strategy: str, ranks: int, accumulation: int, shard_size: int | None) -> None:
-    if strategy not in STRATEGIES:
-        raise UserError(unknown_name("strategy", strategy, STRATEGIES))
+    require_known("strategy", strategy, STRATEGIES)
     for name, count in (("ranks", ranks), ("accumulation", accumulation)):
         if count < 1:
             raise UserError(f"{name} is {count}; it must be at least 1")

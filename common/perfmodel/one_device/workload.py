@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.perfmodel.one_device.architecture import CONFIGS, TITLES, GPT2Config
 from common.settings import AtLeast, Settings, part_of
 
@@ -61,8 +61,7 @@ class Workload(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UserError(unknown_name(name, getattr(self, name), choices))
+            require_known(name, getattr(self, name), choices)
         if self.vocab_size < 0:
             raise UserError(f"vocab_size is {self.vocab_size}; at least 1, or 0 for the own")
         positions = GPT2Config.named(self.model).n_positions

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TextIO
 
-from common.errors import UserError
+from common.errors import naming_os_errors
 from common.runtime.paths import project_root
 from common.runtime.processes.orphans import ending_with_parent
 
@@ -81,7 +81,7 @@ def run_child(
     Raises:
         UserError: the log cannot be written.
     """
-    with _new_log(log) as errors:
+    with new_log(log) as errors:
         process = subprocess.Popen(
             ending_with_parent([sys.executable, "-m", module, *arguments]),
             env=_without_rank(environment) | {"PYTHONUNBUFFERED": "1"},
@@ -122,7 +122,7 @@ def run_forked(
     Raises:
         UserError: the log cannot be written.
     """
-    _new_log(log).close()
+    new_log(log).close()
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([module])
     receiving, sending = forks.Pipe(duplex=False)
@@ -147,12 +147,10 @@ def run_forked(
         receiving.close()
 
 
-def _new_log(log: Path) -> TextIO:
+def new_log(log: Path) -> TextIO:
     """Opens an empty log for a child's standard error."""
-    try:
+    with naming_os_errors(f"log {log}"):
         return log.open("w")
-    except OSError as error:
-        raise UserError(f"log {log}: {error.strerror}") from None
 
 
 def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from common.errors import Preempted, UserError
+from common.errors import Preempted, UserError, naming_os_errors
 from common.runtime.machine.environment import now
 from common.runtime.processes.process_identity import has_ended
 
@@ -90,18 +90,14 @@ class RunDirectory:
             UserError: the folder cannot be written, or a run of this id exists.
         """
         path = Path(output_dir) / (run_id or new_run_id(label))
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            raise UserError(f"{path} exists; choose another --run-id") from None
-        except OSError as error:
-            raise UserError(f"output folder {path}: {error.strerror}") from None
-        run = cls(path, {"label": label, **environment})
-        try:
+        with naming_os_errors(f"output folder {path}"):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                raise UserError(f"{path} exists; choose another --run-id") from None
+            run = cls(path, {"label": label, **environment})
             write_atomically(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
             run._write_environment()
-        except OSError as error:
-            raise UserError(f"output folder {path}: {error.strerror}") from None
         return run
 
     def write_table(self, name: str, table: pd.DataFrame, index: bool = False) -> Path:
