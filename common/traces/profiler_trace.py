@@ -81,7 +81,7 @@ def events_of(records: Sequence[dict]) -> list[Event]:
 def step_ranges(events: Sequence[Event]) -> list[Event]:
     """Returns the profiler's steps on the host in order of time; none if it was told of none.
 
-    Raises UserError for the steps of several processes.
+    Raises UserError where two steps have one number, as those of several processes have.
     """
     kernels = {event.correlation for event in events if event.kind == "kernel"}
     if kernels:
@@ -101,10 +101,10 @@ def entered(steps: Sequence, last_us: float) -> list:
         steps: all ranges of steps.
         last_us: when the last operator of the host began; on a GPU the last launch of a kernel.
 
-    Raises UserError for the steps of several processes.
+    Raises UserError where two steps have one number, as those of several processes have.
     """
     if len({step.name for step in steps}) < len(steps):
-        raise UserError("steps of several processes in one file: export one per rank")
+        raise UserError("two steps of one number in one file: export a trace per rank")
     ordered = sorted(steps, key=lambda step: step.start_us)
     return ordered[:-1] if len(ordered) > 1 and ordered[-1].start_us > last_us else ordered
 

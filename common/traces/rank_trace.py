@@ -108,12 +108,14 @@ class Who(NamedTuple):
         is_named: whether the trace itself names it.
         world_size: ranks of the job; 0 where the trace does not say.
         host_name: its host; empty where the trace does not say.
+        has_device: whether the trace has devices, whose records come after those of the host.
     """
 
     rank: int
     is_named: bool
     world_size: int
     host_name: str
+    has_device: bool
 
 
 def who_of(path: Path) -> Who:
@@ -127,7 +129,8 @@ def who_of(path: Path) -> Who:
         match = RANK_IN_NAME.search(path.name)
         rank = int(match[1]) if match else 0
     world_size = world_size if isinstance(world_size, int) else 0
-    return Who(rank, is_named, world_size, str(head.get("host_name", "")))
+    has_device = bool(head.get("deviceProperties"))
+    return Who(rank, is_named, world_size, str(head.get("host_name", "")), has_device)
 
 
 def read_rank_trace(path: Path) -> RankTrace:
@@ -149,7 +152,7 @@ def read_rank_trace(path: Path) -> RankTrace:
         trace.note = str(error)
     except (TypeError, ValueError, AttributeError, KeyError):
         raise UserError(f"{path}: not a trace of torch.profiler") from None
-    if trace.note and (trace.kernels or trace.runtime):
+    if trace.note and (trace.kernels or trace.runtime or who.has_device):
         raise UserError(f"{trace.note}, {UNORDERED}")
     if trace.nccl and not trace.kernels:
         raise UserError(trace.note or f"{path}: {NO_KERNELS}")

@@ -31,8 +31,7 @@ from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.expected_error import ERRORS
-from common.perfmodel.model import FULL, LINE, SEVERAL
-from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.model import FULL, LINE, SEVERAL, DdpModel
 from common.runtime.paths import project_root
 
 COPY_S_PER_BYTE = 5e-10
@@ -61,7 +60,7 @@ def truth(
 def true_s(cap_mib: float, slowdown: float, all_reduce_s: float) -> float:
     """Simulates the backward pass on that machine, two buckets sharing the link as over gloo."""
     profile, curve, costs = truth(slowdown, all_reduce_s)
-    return simulate_backward(profile, curve, cap_mib, costs=costs, in_flight=2).total_s
+    return DdpModel(profile, curve, costs, in_flight=2).backward_s(cap_mib)
 
 
 def write_study(folder: Path, cases: dict[str, tuple[float, float]]) -> None:

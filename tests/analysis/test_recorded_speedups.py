@@ -103,7 +103,7 @@ def first_of_each_study(folders: list[Path]) -> Iterator:
         yield pytest.param(folder, id=name_of(folder), marks=marks)
 
 
-@pytest.mark.parametrize("folder", first_of_each_study(SCALING))
+@pytest.mark.parametrize("folder", [*first_of_each_study(SCALING)])
 def test_throughput_of_a_scaling_run_is_that_of_its_raw_rows(folder: Path) -> None:
     rows = read(folder / "steps.csv")
     for arm in read(folder / "arms.csv"):

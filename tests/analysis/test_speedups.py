@@ -103,7 +103,6 @@ def test_a_sweep_has_both_regimes_in_samples_per_second(tmp_path: Path) -> None:
     assert weak.speedup.estimate == pytest.approx(1.6)
     assert strong.speedup.estimate == pytest.approx(1.2)
     assert (weak.exchanged_bytes, weak.computation_ms) == (5e6, 10.0)
-    assert find_speedups([tmp_path], ranks=4) == []
 
 
 def test_few_rounds_and_text_after_text_settle_nothing(tmp_path: Path) -> None:
@@ -136,8 +135,8 @@ def test_where_nothing_differs_a_table_rarely_calls_a_speedup_settled(tmp_path: 
 
 
 def test_the_recorded_runs_have_every_speedup_once() -> None:
-    rows = find_speedups([DATA / "epyc-2-cores/assignment1", DATA / "xeon-2-cores/assignment4"], 2)
-    table = tabulate_speedups(rows)
+    rows = find_speedups([DATA / "epyc-2-cores/assignment1", DATA / "xeon-2-cores/assignment4"])
+    table = tabulate_speedups([row for row in rows if row.ranks == 2])
     assert not table.duplicated(["what", "network", "regime"]).any()
     assert set(table["network"]) == {
         "TCP over loopback",

@@ -71,6 +71,17 @@ def test_a_gpus_trace_that_breaks_off_is_refused(tmp_path: Path, is_host_first, 
         read_rank_trace(tmp_path / "0.json")
 
 
+def test_a_gpus_trace_that_breaks_off_before_the_first_launch_is_none_of_a_cpu(tmp_path) -> None:
+    content = device_trace(0)
+    events = [e for e in content["traceEvents"] if not e["name"].startswith("nccl:")]
+    events = [e for e in events if e["cat"] in ON_HOST]
+    about = {"deviceProperties": [{"id": 0, "name": "A100"}], **content, "traceEvents": events}
+    text = json.dumps(about)
+    (tmp_path / "0.json").write_text(text[: len(text) * 3 // 4])
+    with pytest.raises(UserError, match="no order of time"):
+        read_rank_trace(tmp_path / "0.json")
+
+
 @pytest.mark.parametrize("read", [read_rank_trace, read_step_overlap])
 def test_collectives_of_nccl_without_kernels_are_refused(tmp_path: Path, read) -> None:
     content = device_trace(0)
@@ -93,7 +104,7 @@ def test_a_step_that_the_loop_never_entered_is_none(tmp_path: Path, make) -> Non
 def test_steps_of_two_processes_in_one_file_are_refused(tmp_path: Path, read) -> None:
     content = trace(0)
     content["traceEvents"] += trace(1)["traceEvents"]
-    with pytest.raises(UserError, match=r"0\.json: steps of several processes"):
+    with pytest.raises(UserError, match=r"0\.json: two steps of one number"):
         read(saved(tmp_path / "0.json", content))
 
 

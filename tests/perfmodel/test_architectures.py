@@ -10,7 +10,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
-from common.perfmodel.architectures.hugging_face import model_of, read_config
+from common.perfmodel.architectures.hugging_face import model_of, read_model
 from common.perfmodel.architectures.published_sizes import SIZES, architecture_of
 from common.perfmodel.one_device.architecture import CONFIGS
 from common.perfmodel.one_device.flops import forward_flops_per_token
@@ -314,7 +314,9 @@ def folder(tmp_path, text):
 
 def test_a_configuration_is_read_from_its_file_or_its_folder(tmp_path):
     path = folder(tmp_path, json.dumps(GOOD))
-    assert architecture_of(path, 8).layers == read_config(tmp_path / "config.json", 8).layers
+    layers = model_of(GOOD, "in memory").architecture(8).layers
+    assert layers == architecture_of(path, 8).layers
+    assert layers == architecture_of(f"{path}/config.json", 8).layers
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,7 @@ def test_a_configuration_that_is_wrong_is_refused_in_one_line(tmp_path, change, 
     values = {key: value for key, value in (GOOD | change).items() if value is not None}
     path = folder(tmp_path, json.dumps(values))
     with pytest.raises(UserError) as refused:
-        read_config(path, 8)
+        read_model(path).architecture(8)
     assert str(refused.value).startswith(path)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -375,7 +377,7 @@ def test_a_configuration_that_is_wrong_is_refused_in_one_line(tmp_path, change, 
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text, message):
     with pytest.raises(UserError, match=message):
-        read_config(folder(tmp_path, text), 8)
+        read_model(folder(tmp_path, text)).architecture(8)
 
 
 def test_a_missing_file_an_unknown_name_and_a_long_sequence_are_refused(tmp_path):

@@ -12,7 +12,7 @@ from perfmodel_support import MIB, make_profile, refused
 
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.closed_form import ClosedForm, closed_form
-from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.model import DdpModel
 
 LAYERS = 24  # with divisors 1, 2, 3, 4, 6, 8, 12, 24
 LAYER_BYTES = 1_000_000
@@ -28,7 +28,7 @@ def test_t_of_b_equals_the_simulation_of_equal_layers(network, layers_per_bucket
     ready = [(layer + 1) / LAYERS for layer in range(LAYERS)]
     profile = make_profile([LAYER_BYTES] * LAYERS, ready)
     bucket_bytes = layers_per_bucket * LAYER_BYTES
-    timeline = simulate_backward(profile, network, bucket_bytes / MIB)
+    timeline = DdpModel(profile, network).at_cap(bucket_bytes / MIB)
     assert timeline.num_buckets == LAYERS // layers_per_bucket
     form = ClosedForm(LAYERS * LAYER_BYTES, 1.0, LAYERS, network)
     assert form.total_s(bucket_bytes) == pytest.approx(timeline.total_s)

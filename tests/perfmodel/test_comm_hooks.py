@@ -19,7 +19,7 @@ from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.comm_hooks import CastHook, PowerSgdHook
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
-from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.model import DdpModel
 
 CAP_MIB = 0.004
 
@@ -138,7 +138,7 @@ def test_half_the_bytes_take_half_the_time_and_the_casts_are_paid():
     # from computation before it is sent, decompressing 2 s of each after that.
     profile = make_profile([8, 8], [10.0, 20.0])
     hook = CastHook("fp16", compress_s_per_byte=1 / 8, decompress_s_per_byte=2 / 8)
-    timeline = simulate_backward(profile, AlphaBeta(0.0, 1.0), 8 / MIB, hook=hook)
+    timeline = DdpModel(profile, AlphaBeta(0.0, 1.0)).backward(DdpOptions(8 / MIB), hook=hook)
     first, second = timeline.events
     assert (first.ready_s, first.start_s, first.end_s) == (10, 11, 15)
     assert (second.ready_s, second.start_s, second.end_s) == (21, 22, 26)
@@ -152,7 +152,7 @@ def test_power_sgd_pays_a_latency_for_each_message_and_none_for_an_empty_one():
     profile = make_profile([4 * 20, 4 * 6], [1.0, 2.0])
     hook = PowerSgdHook(((4, 5), (6,)))
     network = AlphaBeta(1.0, 4.0)  # a second, and a second a number
-    timeline = simulate_backward(profile, network, 1 / MIB, hook=hook)
+    timeline = DdpModel(profile, network).backward(DdpOptions(1 / MIB), hook=hook)
     first, second = timeline.events
     assert first.end_s - first.start_s == (1 + 4) + (1 + 5)
     assert second.end_s - second.start_s == 1 + 6
@@ -162,8 +162,8 @@ def test_contention_follows_the_bytes_on_the_wire():
     # Each all-reduce of 4 bytes beside computation takes 1 s of it; one of 8 bytes would take 3.
     profile = make_profile([8, 8], [1.0, 9.0], tail_s=10.0)
     costs = DdpCosts(lost_compute=((4.0, 8.0), (1.0, 3.0)))
-    timeline = simulate_backward(
-        profile, AlphaBeta(0.0, 1.0), 8 / MIB, costs=costs, hook=CastHook("bf16")
+    timeline = DdpModel(profile, AlphaBeta(0.0, 1.0), costs=costs).backward(
+        DdpOptions(8 / MIB), hook=CastHook("bf16")
     )
     assert timeline.compute_end_s == pytest.approx(19 + 2)
 

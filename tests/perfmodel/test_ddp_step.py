@@ -16,7 +16,6 @@ from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.model import DdpModel
-from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import read_step_parts
 
 COSTS = DdpCosts(0.01, 0.02, communication_slowdown=1.25, compute_slowdown=1.5, launch_s=0.125)
@@ -36,7 +35,7 @@ def test_a_step_is_the_sum_of_its_parts(profile, network, cap, accumulation, dat
     parts = StepParts(forward_s, update_s, before_s, local_s)
     options = StepOptions(DdpOptions(cap / MIB), accumulation, exchanges)
     step = DdpModel(profile, network, COSTS).step(parts, options)
-    backward = simulate_backward(profile, network, cap / MIB, costs=COSTS)
+    backward = DdpModel(profile, network, costs=COSTS).at_cap(cap / MIB)
     passes = accumulation * forward_s + (accumulation - exchanges) * local_s
     expected = before_s + passes + exchanges * backward.total_s + update_s
     assert step.total_s == pytest.approx(expected)
@@ -75,11 +74,9 @@ def test_options_of_the_step_reach_the_backward_pass():
     model = DdpModel(profile, network, costs, in_flight=2)
     hook = CastHook("bf16", decompress_s_per_byte=0.25)
     options = StepOptions(DdpOptions(8 / MIB), 1, 1, True, hook)
-    expected = simulate_backward(
-        profile, network, 8 / MIB, costs=costs, gradient_as_bucket_view=True, hook=hook, in_flight=2
-    )
+    expected = model.backward(DdpOptions(8 / MIB), gradient_as_bucket_view=True, hook=hook)
     assert model.step(StepParts(0.0, 0.0), options).backward == expected
-    assert expected != simulate_backward(profile, network, 8 / MIB, costs=costs)
+    assert expected != DdpModel(profile, network, costs=costs).at_cap(8 / MIB)
 
 
 @pytest.mark.parametrize(

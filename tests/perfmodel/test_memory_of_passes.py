@@ -3,7 +3,6 @@ peak in real steps, and the byte-exact model of GPT-2."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -265,8 +264,7 @@ def test_a_rank_of_a_shared_llama_holds_and_gathers_what_is_predicted(rank_serve
     worker = Path(__file__).with_name("passes_worker.py")
     done = rank_server.run(worker, *CASES, *AHEAD, ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    lines = [json.loads(line) for line in done.stdout[0].splitlines() if line.startswith("{")]
-    seen = {line["case"]: line for line in lines}
+    seen = {line["case"]: line for line in done.lines()}
     sizes = LLAMA | {"hidden_size": 256, "num_hidden_layers": LAYERS, "num_attention_heads": 8}
     sized = model_of(sizes | {"intermediate_size": 688}, "llama").architecture(128)
     for case in (*CASES, *AHEAD):

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import assume, given
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, networks, profiles
 
-from common.perfmodel.buckets import DdpOptions, assign_buckets
+from common.perfmodel.buckets import assign_buckets
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
-from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.model import (
     BY_HAND,
@@ -24,7 +23,6 @@ from common.perfmodel.model import (
     SLOWEST,
     DdpModel,
 )
-from common.perfmodel.simulator import simulate_backward
 
 COSTS = DdpCosts(
     copy_in_s_per_byte=0.01,
@@ -55,14 +53,14 @@ def test_every_rung_adds_the_term_that_it_is_named_after():
     copies = DdpCosts(0.01, 0.02)
     two = {"in_flight": 2, "crowded_network": crowded}
     expected = {
-        LINE: simulate_backward(profile, AlphaBeta.fit([10, 40, 160], [1.0, 3.0, 9.0]), cap),
-        CURVE: simulate_backward(profile, curve, cap),
-        COPIES: simulate_backward(profile, curve, cap, costs=copies),
-        SEVERAL: simulate_backward(profile, curve, cap, costs=copies, **two),
-        COMPUTE: simulate_backward(
-            profile, curve, cap, costs=replace(copies, compute_slowdown=1.5), **two
-        ),
-        FULL: simulate_backward(profile, curve, cap, costs=COSTS, **two),
+        LINE: DdpModel(profile, AlphaBeta.fit([10, 40, 160], [1.0, 3.0, 9.0])).at_cap(cap),
+        CURVE: DdpModel(profile, curve).at_cap(cap),
+        COPIES: DdpModel(profile, curve, costs=copies).at_cap(cap),
+        SEVERAL: DdpModel(profile, curve, costs=copies, **two).at_cap(cap),
+        COMPUTE: DdpModel(
+            profile, curve, costs=replace(copies, compute_slowdown=1.5), **two
+        ).at_cap(cap),
+        FULL: DdpModel(profile, curve, costs=COSTS, **two).at_cap(cap),
     }
     ladder = model.ladder()
     assert tuple(ladder) == RUNGS
@@ -85,24 +83,6 @@ def test_one_rank_is_taken_up_to_the_slowest():
     assert tuple(ladder) == (BY_HAND, LINE, CURVE, SLOWEST, COPIES, COMPUTE, FULL)
     assert ladder[CURVE](None) == pytest.approx(2.5)
     assert ladder[SLOWEST](None) == ladder[FULL](None) == pytest.approx(3.5)
-
-
-@given(profiles(), networks(), CAPS_BYTES)
-def test_the_model_answers_as_the_engine_does(profile, network, cap):
-    model = DdpModel(profile, network, COSTS, in_flight=2)
-    hook = CastHook("bf16", compress_s_per_byte=0.25)
-    options = DdpOptions(cap / MIB)
-    found = model.backward(options, gradient_as_bucket_view=True, hook=hook)
-    assert found == simulate_backward(
-        profile,
-        network,
-        cap / MIB,
-        costs=COSTS,
-        gradient_as_bucket_view=True,
-        hook=hook,
-        in_flight=2,
-    )
-    assert model.backward_s(cap / MIB) == model.at_cap(cap / MIB).total_s
 
 
 def test_added_latency_is_waited_for_and_slows_nothing():

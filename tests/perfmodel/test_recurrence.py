@@ -10,10 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks, profiles, refused
 
+from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.ddp.recurrence import Traffic, advance, many_cases, without_contention
-from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.model import DdpModel
 
 STEPS = 300
 TINY = 1e-9
@@ -135,8 +136,8 @@ def test_many_cases_at_once_are_one_after_the_other(traffic, slow, slower):
 @given(profiles(), networks(), CAPS_BYTES)
 def test_sharing_a_link_neither_gains_nor_loses_time(profile, network, cap):
     # Work is conserved: the link is busy at the same moments, and the last byte leaves when it did.
-    one = simulate_backward(profile, network, cap / MIB)
-    two = simulate_backward(profile, network, cap / MIB, in_flight=2)
+    one = DdpModel(profile, network).at_cap(cap / MIB)
+    two = DdpModel(profile, network, in_flight=2).at_cap(cap / MIB)
     assert two.total_s == pytest.approx(one.total_s)
     assert two.communication_s == pytest.approx(one.communication_s)
     for first, second in zip(one.events, two.events, strict=True):
@@ -148,22 +149,22 @@ def test_what_a_crowded_link_gains_is_taken_from_the_curve_in_flight():
     # take 1 s together; the third has the link for itself and takes its second.
     profile = make_profile([10, 10, 10], [1.0, 1.0, 1.0])
     crowded = AlphaBeta(0.5, 1e12)
-    timeline = simulate_backward(
-        profile, AlphaBeta(1.0, 1e12), 10 / MIB, in_flight=2, crowded_network=crowded
+    timeline = DdpModel(profile, AlphaBeta(1.0, 1e12), in_flight=2, crowded_network=crowded).at_cap(
+        10 / MIB
     )
     assert timeline.total_s == pytest.approx(1 + 1 + 1)
     # A curve that is slower in flight is noise, and gains nothing.
-    slower = simulate_backward(
-        profile, AlphaBeta(1.0, 1e12), 10 / MIB, in_flight=2, crowded_network=AlphaBeta(3, 1e12)
-    )
+    slower = DdpModel(
+        profile, AlphaBeta(1.0, 1e12), in_flight=2, crowded_network=AlphaBeta(3, 1e12)
+    ).at_cap(10 / MIB)
     assert slower.total_s == pytest.approx(1 + 3)
 
 
 def test_each_launch_delays_all_later_gradients():
     # Gradients at 1, 2 and 3 s, a launch of 0.25 s after each, all-reduces of no length.
     profile = make_profile([10, 10, 10], [1.0, 2.0, 3.0], tail_s=1.0)
-    timeline = simulate_backward(
-        profile, AlphaBeta(0.0, 1e15), 10 / MIB, costs=DdpCosts(launch_s=0.25)
+    timeline = DdpModel(profile, AlphaBeta(0.0, 1e15), costs=DdpCosts(launch_s=0.25)).at_cap(
+        10 / MIB
     )
     assert [event.ready_s for event in timeline.events] == pytest.approx([1.0, 2.25, 3.5])
     assert [event.start_s for event in timeline.events] == pytest.approx([1.25, 2.5, 3.75])
@@ -174,12 +175,8 @@ def test_each_launch_delays_all_later_gradients():
 def test_buckets_that_become_ready_together_are_launched_in_order():
     # The second bucket is ready first (another order than the profile's) and waits for the first.
     profile = make_profile([10, 10], [1.0, 2.0], registration=[0, 1])
-    timeline = simulate_backward(
-        profile,
-        AlphaBeta(0.0, 1e15),
-        10 / MIB,
-        find_unused_parameters=True,
-        costs=DdpCosts(launch_s=0.5),
+    timeline = DdpModel(profile, AlphaBeta(0.0, 1e15), costs=DdpCosts(launch_s=0.5)).backward(
+        DdpOptions(10 / MIB, find_unused_parameters=True)
     )
     assert [event.members for event in timeline.events] == [(1,), (0,)]
     assert [event.ready_s for event in timeline.events] == pytest.approx([2.0, 1.0])
@@ -190,9 +187,9 @@ def test_buckets_that_become_ready_together_are_launched_in_order():
 def test_launches_are_paid_once_a_bucket_and_never_make_a_pass_shorter(
     profile, network, cap, launch_s, in_flight
 ):
-    bare = simulate_backward(profile, network, cap / MIB, in_flight=in_flight)
+    bare = DdpModel(profile, network, in_flight=in_flight).at_cap(cap / MIB)
     costs = DdpCosts(launch_s=launch_s)
-    slower = simulate_backward(profile, network, cap / MIB, costs=costs, in_flight=in_flight)
+    slower = DdpModel(profile, network, costs=costs, in_flight=in_flight).at_cap(cap / MIB)
     spent = launch_s * bare.num_buckets
     assert slower.compute_alone_s == pytest.approx(profile.backward_s + spent)
     assert bare.total_s - TINY <= slower.total_s <= bare.total_s + spent + TINY
@@ -200,4 +197,4 @@ def test_launches_are_paid_once_a_bucket_and_never_make_a_pass_shorter(
 
 def test_no_all_reduce_in_flight_is_refused():
     with refused("0 all-reduces", "at least 1"):
-        simulate_backward(make_profile([4], [1.0]), AlphaBeta(0, 1), 1, in_flight=0)
+        DdpModel(make_profile([4], [1.0]), AlphaBeta(0, 1), in_flight=0).at_cap(1)

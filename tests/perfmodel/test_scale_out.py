@@ -36,7 +36,6 @@ from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.flops import training_flops_per_token
 from common.perfmodel.one_device.workload import Workload
-from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import AllReduceTable
 
 H100 = load_cluster("h100-ib")
@@ -140,7 +139,7 @@ def test_ddp_is_the_simulators_backward_pass_and_the_searchs_cap(gpus):
     others += 28 * WORK.config.num_parameters() / MEMORY
     assert row["bucket_cap_mib"] == pytest.approx(best.cap_mib)
     assert row["step_s"] == pytest.approx(others + best.total_s)
-    default = simulate_backward(profile, network, None, costs=costs)
+    default = DdpModel(profile, network, costs=costs).at_cap(None)
     assert row["default_step_s"] == pytest.approx(others + default.total_s)
     assert row["algorithm"] == network.choice(best.cap_mib * 2**20)
 

@@ -41,7 +41,6 @@ from common.perfmodel.ddp.recurrence import many_cases
 from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.flops import training_flops_per_token
-from common.perfmodel.simulator import simulate_backward
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -285,7 +284,7 @@ def test_a_grid_of_caps_is_one_simulation_after_another(profile, network, slow, 
     for number, row in enumerate(rows):
         for case, one in enumerate((network, other, Doubled())):
             scaled = profile.scaled(compute=scales[case])
-            expected = simulate_backward(scaled, one, row.cap_mib, costs=alike)
+            expected = DdpModel(scaled, one, costs=alike).at_cap(row.cap_mib)
             assert grid.total_s[number, case] == pytest.approx(expected.total_s)
             exposed = grid.exposed_s[number, case] - launch_s * len(row.last)
             assert exposed == pytest.approx(expected.exposed_communication_s)

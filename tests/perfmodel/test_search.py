@@ -14,7 +14,6 @@ from common.perfmodel.buckets import assign_buckets
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.model import DdpModel
-from common.perfmodel.simulator import simulate_backward
 
 COSTS = DdpCosts(
     copy_in_s_per_byte=0.01,
@@ -39,7 +38,7 @@ cases = given(small_profiles(), networks(), st.sampled_from([DdpCosts(), COSTS])
 def every_cap(profile, network, costs) -> dict[int, float]:
     """Simulates T of each cap in bytes, up to one that holds all gradients."""
     return {
-        cap: simulate_backward(profile, network, cap / MIB, costs=costs).total_s
+        cap: DdpModel(profile, network, costs=costs).at_cap(cap / MIB).total_s
         for cap in range(1, profile.total_bytes + 1)
     }
 
@@ -50,7 +49,7 @@ def test_the_best_cap_is_the_best_of_all_caps(profile, network, costs):
     times = every_cap(profile, network, costs)
     assert best.total_s == pytest.approx(min(times.values()))
     # The cap itself, in MiB as DDP takes it, gives that time, and it is a searched cap.
-    chosen = simulate_backward(profile, network, best.cap_mib, costs=costs)
+    chosen = DdpModel(profile, network, costs=costs).at_cap(best.cap_mib)
     assert chosen.total_s == best.total_s == best.predicted_s(best.cap_mib)
     # Of caps that are equally good a larger one is taken: fewer all-reduces.
     ties = [cap for cap, total in times.items() if total == best.total_s]
@@ -104,7 +103,7 @@ def test_near_intervals_are_the_caps_within_the_tolerance_and_no_others(
 )
 def test_of_given_caps_the_best_is_one_of_them(profile, network, caps):
     best = DdpModel(profile, network).best_cap(caps)
-    times = {cap: simulate_backward(profile, network, cap).total_s for cap in caps}
+    times = {cap: DdpModel(profile, network).at_cap(cap).total_s for cap in caps}
     assert best.cap_mib in caps
     assert times[best.cap_mib] == best.total_s == pytest.approx(min(times.values()))
     for cap, total in times.items():
@@ -123,7 +122,7 @@ def test_the_best_of_240_caps_for_gpt2_large_is_the_minimum_by_brute_force():
     network = AlphaBeta(2e-4, 12e9)
     caps = np.geomspace(0.25, 1000, 240).tolist()
     best = DdpModel(profile, network).best_cap(caps)
-    times = [simulate_backward(profile, network, cap).total_s for cap in caps]
+    times = [DdpModel(profile, network).at_cap(cap).total_s for cap in caps]
     assert best.total_s == pytest.approx(min(times))
     assert times[caps.index(best.cap_mib)] == best.total_s
     assert 1 < len(best.candidates) < len(caps)
@@ -147,13 +146,13 @@ def test_gradients_of_several_dtypes_are_searched_over_given_caps_or_a_grid():
     network = AlphaBeta(0.1, 10)
     caps = [4 / MIB, 9 / MIB, 100 / MIB]
     best = DdpModel(profile, network).best_cap(caps)
-    times = [simulate_backward(profile, network, cap).total_s for cap in caps]
+    times = [DdpModel(profile, network).at_cap(cap).total_s for cap in caps]
     assert best.total_s == pytest.approx(min(times))
     every = every_cap(profile, network, DdpCosts())
     anywhere = DdpModel(profile, network).best_cap()
     # There are so few bytes that the grid has all caps.
     assert anywhere.total_s == pytest.approx(min(every.values()))
-    chosen = simulate_backward(profile, network, anywhere.cap_mib)
+    chosen = DdpModel(profile, network).at_cap(anywhere.cap_mib)
     assert chosen.total_s == anywhere.total_s
 
 
@@ -178,5 +177,5 @@ def test_every_cap_has_a_prediction_when_all_bucketings_were_searched(cap_bytes)
     # gradients gives the one bucket that a cap of their sum gives.
     profile = make_profile([8, 8, 8], [1.0, 2.0, 3.0])
     network = AlphaBeta(0.1, 10)
-    expected = simulate_backward(profile, network, cap_bytes / MIB).total_s
+    expected = DdpModel(profile, network).at_cap(cap_bytes / MIB).total_s
     assert DdpModel(profile, network).best_cap().predicted_s(cap_bytes / MIB) == expected

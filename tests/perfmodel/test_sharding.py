@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +28,7 @@ def seen(rank_server, slow_chosen) -> dict[str, dict]:
     cases = (*QUICK, *OTHERS) if slow_chosen else QUICK
     done = rank_server.run(worker, *cases, ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    lines = [json.loads(line) for line in done.stdout[0].splitlines() if line.startswith("{")]
-    return {f"{line['precision']}:{line['strategy']}": line for line in lines}
+    return {f"{line['precision']}:{line['strategy']}": line for line in done.lines()}
 
 
 @pytest.mark.two_ranks
@@ -74,13 +72,17 @@ def test_sharding_saves_more_the_more_ranks_and_ddp_never_does():
     assert all(a >= b for a, b in zip(peaks["SHARD_GRAD_OP"], peaks["FULL_SHARD"], strict=True))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 50])
-def test_each_tensor_goes_to_the_rank_that_has_least(ranks):
-    sizes, held = [9, 1, 5, 5, 2, 7, 1], [0] * ranks
-    for size in sizes:
-        held[held.index(min(held))] += size
-    shares = whole_tensors(sizes, ranks)
-    assert shares + [0] * (ranks - len(shares)) == held
+@pytest.mark.parametrize(
+    ("ranks", "shares"),
+    [(1, [30]), (2, [18, 12]), (3, [9, 13, 8]), (7, [9, 1, 5, 5, 2, 7, 1])],
+)
+def test_each_tensor_goes_to_the_rank_that_has_least(ranks, shares):
+    assert whole_tensors([9, 1, 5, 5, 2, 7, 1], ranks) == shares
+
+
+def test_ranks_beyond_the_number_of_tensors_hold_nothing():
+    assert sorted(whole_tensors([9, 1], 50))[-2:] == [1, 9]
+    assert sum(whole_tensors([9, 1], 50)) == 10
 
 
 def test_a_billion_ranks_take_no_longer_than_as_many_as_tensors():

@@ -25,7 +25,7 @@ from perfmodel_support import (
 from common.perfmodel.buckets import DdpOptions, ddp_buckets
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import BackwardProfile
-from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.model import DdpModel
 
 
 def recurrence(
@@ -47,7 +47,7 @@ def recurrence(
 
 @given(profiles(), networks(), CAPS_BYTES)
 def test_without_costs_the_simulation_is_the_textbook_recurrence(profile, network, cap):
-    timeline = simulate_backward(profile, network, cap / MIB)
+    timeline = DdpModel(profile, network).at_cap(cap / MIB)
     groups = greedy_groups(profile.sizes_bytes.tolist(), cap)
     expected = recurrence(profile, network, groups)
     for event, group, span in zip(timeline.events, groups, expected, strict=True):
@@ -60,7 +60,7 @@ def test_without_costs_the_simulation_is_the_textbook_recurrence(profile, networ
 
 @given(profiles(), networks(), CAPS_BYTES)
 def test_a_backward_pass_is_bounded_by_computation_and_communication(profile, network, cap):
-    timeline = simulate_backward(profile, network, cap / MIB)
+    timeline = DdpModel(profile, network).at_cap(cap / MIB)
     reduces = [network.time_s(event.size_bytes) for event in timeline.events]
     slack = 1e-9
     assert timeline.total_s >= profile.backward_s - slack
@@ -85,9 +85,7 @@ def test_a_backward_pass_is_bounded_by_computation_and_communication(profile, ne
 )
 def test_every_gradient_is_in_one_of_ddps_buckets(profile, network, cap, static, unused):
     cap_mib = None if cap is None else cap / MIB
-    timeline = simulate_backward(
-        profile, network, cap_mib, static_graph=static, find_unused_parameters=unused
-    )
+    timeline = DdpModel(profile, network).backward(DdpOptions(cap_mib, static, unused))
     members = [list(event.members) for event in timeline.events]
     assert sorted(chain.from_iterable(members)) == list(range(len(profile.names)))
     for event in timeline.events:
@@ -109,9 +107,9 @@ def test_slower_computation_or_network_is_never_faster(profile, network, cap, fa
         def time_s(self, size_bytes):
             return np.multiply(network.time_s(size_bytes), factor)
 
-    total = simulate_backward(profile, network, cap / MIB).total_s
-    slower_network = simulate_backward(profile, Slower(), cap / MIB).total_s
-    slower_device = simulate_backward(profile.scaled(compute=factor), network, cap / MIB).total_s
+    total = DdpModel(profile, network).at_cap(cap / MIB).total_s
+    slower_network = DdpModel(profile, Slower()).at_cap(cap / MIB).total_s
+    slower_device = DdpModel(profile.scaled(compute=factor), network).at_cap(cap / MIB).total_s
     assert slower_network >= total - 1e-9
     assert slower_device >= total - 1e-9
 
@@ -121,8 +119,8 @@ def test_unused_parameters_reduce_the_small_first_bucket_last():
     sizes = [2 * MIB] * 20
     profile = make_profile(sizes, np.arange(1, 21) / 20)
     network = AlphaBeta(1e-3, 1e9)
-    rebuilt = simulate_backward(profile, network, None)
-    fixed = simulate_backward(profile, network, None, find_unused_parameters=True)
+    rebuilt = DdpModel(profile, network).at_cap(None)
+    fixed = DdpModel(profile, network).backward(DdpOptions(find_unused_parameters=True))
     assert [len(event.members) for event in rebuilt.events] == [1, 13, 6]
     assert [len(event.members) for event in fixed.events] == [6, 13, 1]
 
@@ -132,7 +130,7 @@ def test_the_tied_embedding_of_gpt2_is_exposed_at_any_cap():
     profile = gpt2_profile("gpt2")
     network = AlphaBeta(1e-4, 10e9)
     for cap_mib in (1, 5, 25, 100, 400, None):
-        timeline = simulate_backward(profile, network, cap_mib)
+        timeline = DdpModel(profile, network).at_cap(cap_mib)
         assert timeline.exposed_communication_s >= network.time_s(147 * MIB)
 
 
@@ -174,10 +172,10 @@ def test_an_impossible_profile_is_refused(changes, words):
 @pytest.mark.parametrize("cap_mib", [0, -25, float("nan"), float("inf")])
 def test_an_impossible_cap_is_refused(cap_mib):
     with refused("cap"):
-        simulate_backward(make_profile([4], [1.0]), AlphaBeta(0, 1), cap_mib)
+        DdpModel(make_profile([4], [1.0]), AlphaBeta(0, 1)).at_cap(cap_mib)
 
 
 def test_unused_parameters_need_a_profile_that_knows_the_registration_order():
     profile = BackwardProfile(("a", "b"), np.array([4, 4]), np.array([1.0, 2.0]), 2.0)
     with refused("registration"):
-        simulate_backward(profile, AlphaBeta(0, 1), 1, find_unused_parameters=True)
+        DdpModel(profile, AlphaBeta(0, 1)).backward(DdpOptions(1, find_unused_parameters=True))

@@ -22,7 +22,7 @@ from perfmodel_support import (
 
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
-from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.model import DdpModel
 
 STEPS = 300  # at least, of a whole backward pass
 TINY = 1e-10
@@ -114,7 +114,7 @@ def integrate(profile: BackwardProfile, network, groups: list[list[int]], costs:
 
 @given(profiles(), networks(), CAPS_BYTES, COSTS)
 def test_with_costs_the_simulation_equals_integration_in_small_steps(profile, network, cap, costs):
-    timeline = simulate_backward(profile, network, cap / MIB, costs=costs)
+    timeline = DdpModel(profile, network, costs=costs).at_cap(cap / MIB)
     groups = greedy_groups(profile.sizes_bytes.tolist(), cap)
     expected = integrate(profile, network, groups, costs)
     assert timeline.total_s == pytest.approx(expected["total"])
@@ -124,7 +124,7 @@ def test_with_costs_the_simulation_equals_integration_in_small_steps(profile, ne
 
 @given(profiles(), networks(), CAPS_BYTES, COSTS)
 def test_each_bucket_is_ready_then_reduced_in_order_then_copied_back(profile, network, cap, costs):
-    timeline = simulate_backward(profile, network, cap / MIB, costs=costs)
+    timeline = DdpModel(profile, network, costs=costs).at_cap(cap / MIB)
     free = 0.0
     for event in timeline.events:
         # The network takes a bucket the moment that it is ready and the one before is done.
@@ -137,7 +137,7 @@ def test_each_bucket_is_ready_then_reduced_in_order_then_copied_back(profile, ne
 
 @given(profiles(), networks(), CAPS_BYTES, COSTS, multiples(0, 2))
 def test_more_of_any_cost_is_never_faster(profile, network, cap, costs, more):
-    total = simulate_backward(profile, network, cap / MIB, costs=costs).total_s
+    total = DdpModel(profile, network, costs=costs).at_cap(cap / MIB).total_s
     worse = [
         replace(costs, copy_in_s_per_byte=costs.copy_in_s_per_byte + more / 100),
         replace(costs, copy_out_s_per_byte=costs.copy_out_s_per_byte + more / 100),
@@ -150,14 +150,14 @@ def test_more_of_any_cost_is_never_faster(profile, network, cap, costs, more):
         sizes, lost = costs.lost_compute
         worse.append(replace(costs, lost_compute=(sizes, tuple(x + more for x in lost))))
     for more_costs in worse:
-        slower = simulate_backward(profile, network, cap / MIB, costs=more_costs)
+        slower = DdpModel(profile, network, costs=more_costs).at_cap(cap / MIB)
         assert slower.total_s >= total - 1e-9
 
 
 @given(profiles(), networks(), CAPS_BYTES, COSTS)
 def test_costs_never_make_a_pass_shorter_than_without_them(profile, network, cap, costs):
-    bare = simulate_backward(profile, network, cap / MIB)
-    costly = simulate_backward(profile, network, cap / MIB, costs=costs)
+    bare = DdpModel(profile, network).at_cap(cap / MIB)
+    costly = DdpModel(profile, network, costs=costs).at_cap(cap / MIB)
     assert costly.total_s >= bare.total_s - 1e-9
     copies_in = costs.copy_in_s_per_byte * profile.total_bytes
     assert costly.compute_alone_s == pytest.approx(profile.backward_s + copies_in)
@@ -167,8 +167,8 @@ def test_costs_never_make_a_pass_shorter_than_without_them(profile, network, cap
 def test_costs_of_none_change_nothing():
     profile = make_profile([10, 20, 30], [1.0, 2.0, 3.0])
     network = AlphaBeta(0.3, 20)
-    bare = simulate_backward(profile, network, 20 / MIB)
-    assert simulate_backward(profile, network, 20 / MIB, costs=NO_COSTS) == bare
+    bare = DdpModel(profile, network).at_cap(20 / MIB)
+    assert DdpModel(profile, network, costs=NO_COSTS).at_cap(20 / MIB) == bare
 
 
 def test_computation_is_slowed_only_while_a_bucket_is_reduced():
@@ -176,7 +176,7 @@ def test_computation_is_slowed_only_while_a_bucket_is_reduced():
     # in it: the remaining 3 s of computation take 1 s for 0.5 and 2.5 s for the rest.
     profile = make_profile([10, 1], [1.0, 4.0])
     network = AlphaBeta(1.0, 1e9)
-    timeline = simulate_backward(profile, network, 10 / MIB, costs=DdpCosts(compute_slowdown=2.0))
+    timeline = DdpModel(profile, network, costs=DdpCosts(compute_slowdown=2.0)).at_cap(10 / MIB)
     assert timeline.events[0].end_s == pytest.approx(2.0)
     assert timeline.compute_end_s == pytest.approx(4.5)
     # The last bucket is ready when computation ends and is reduced with nothing beside it.
@@ -198,9 +198,9 @@ def test_only_the_last_copy_back_is_exposed_where_the_network_is_slow():
     # Buckets of 10 bytes, 1 s each to reduce, 0.5 s each to copy back: all but the last copy are
     # done while the next bucket is reduced.
     profile = make_profile([10, 10, 10], [0.1, 0.2, 0.3])
-    timeline = simulate_backward(
-        profile, AlphaBeta(1.0, 1e12), 10 / MIB, costs=DdpCosts(copy_out_s_per_byte=0.05)
-    )
+    timeline = DdpModel(
+        profile, AlphaBeta(1.0, 1e12), costs=DdpCosts(copy_out_s_per_byte=0.05)
+    ).at_cap(10 / MIB)
     assert timeline.total_s == pytest.approx(0.1 + 3 * 1.0 + 0.5)
 
 

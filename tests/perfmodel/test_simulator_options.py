@@ -15,7 +15,6 @@ from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.bucketings import distinct_bucketings
 from common.perfmodel.ddp.profile import TERMS, DdpCosts
 from common.perfmodel.model import DdpModel
-from common.perfmodel.simulator import simulate_backward
 
 
 def test_caps_given_one_by_one_close_one_bucket_each_and_the_last_all_others():
@@ -30,7 +29,7 @@ def test_caps_given_one_by_one_close_one_bucket_each_and_the_last_all_others():
     # As DDP does, the largest of them stands for all where one number is asked for.
     assert options.caps_bytes() == (3 * MIB, 3 * MIB)
     profile = make_profile(sizes, np.arange(1.0, 11.0))
-    timeline = simulate_backward(profile, AlphaBeta(0, 1e9), 25, bucket_cap_mb_list=(1, 3, 2))
+    timeline = DdpModel(profile, AlphaBeta(0, 1e9)).backward(options)
     assert [len(event.members) for event in timeline.events] == [1, 3, 2, 2, 2]
 
 
@@ -48,11 +47,11 @@ def test_no_cap_at_all_is_refused():
 @given(profiles(), networks(), CAPS_BYTES)
 def test_a_bucket_view_saves_exactly_the_copies_back(profile, network, cap):
     costs = DdpCosts(copy_in_s_per_byte=0.25, copy_out_s_per_byte=0.5)
-    viewed = simulate_backward(
-        profile, network, cap / MIB, costs=costs, gradient_as_bucket_view=True
+    viewed = DdpModel(profile, network, costs=costs).backward(
+        DdpOptions(cap / MIB), gradient_as_bucket_view=True
     )
     without = replace(costs, copy_out_s_per_byte=0.0)
-    assert viewed == simulate_backward(profile, network, cap / MIB, costs=without)
+    assert viewed == DdpModel(profile, network, costs=without).at_cap(cap / MIB)
 
 
 # --- ranks -------------------------------------------------------------------------------------
@@ -62,10 +61,10 @@ def test_a_bucket_waits_for_the_rank_that_is_last_at_it():
     # Rank 0 is last at the first two gradients, rank 1 at the third; an all-reduce takes 0.5 s.
     ranks = np.array([[2.0, 4.0, 5.0], [1.0, 2.0, 7.0]])
     profile = replace(make_profile([10, 10, 10], [2.0, 4.0, 5.0], tail_s=3.0), rank_ready_s=ranks)
-    timeline = simulate_backward(profile, AlphaBeta(0.5, 1e12), 10 / MIB)
+    timeline = DdpModel(profile, AlphaBeta(0.5, 1e12)).at_cap(10 / MIB)
     assert [event.start_s for event in timeline.events] == pytest.approx([2.0, 4.0, 7.0])
     assert timeline.total_s == 8.0  # the computation's end, on the last rank
-    one = simulate_backward(profile, AlphaBeta(0.5, 1e12), 20 / MIB)
+    one = DdpModel(profile, AlphaBeta(0.5, 1e12)).at_cap(20 / MIB)
     assert [event.ready_s for event in one.events] == [4.0, 7.0]
 
 
@@ -73,8 +72,8 @@ def test_a_bucket_waits_for_the_rank_that_is_last_at_it():
 def test_ranks_that_are_never_later_than_the_slowest_change_nothing(profile, network, cap, factors):
     ranks = np.stack([profile.ready_s, *(profile.ready_s * factor for factor in factors)])
     several = replace(profile, rank_ready_s=ranks)
-    expected = simulate_backward(profile, network, cap / MIB)
-    assert simulate_backward(several, network, cap / MIB) == expected
+    expected = DdpModel(profile, network).at_cap(cap / MIB)
+    assert DdpModel(several, network).at_cap(cap / MIB) == expected
 
 
 @given(profiles(), networks(), CAPS_BYTES, st.data())
@@ -82,10 +81,10 @@ def test_ranks_are_never_faster_together_than_any_of_them_alone(profile, network
     count = len(profile.names)
     shares = st.lists(st.integers(0, 8), min_size=count, max_size=count)
     ranks = np.array([data.draw(shares) for _ in range(2)]) / 8 * profile.backward_s
-    together = simulate_backward(replace(profile, rank_ready_s=ranks), network, cap / MIB)
+    together = DdpModel(replace(profile, rank_ready_s=ranks), network).at_cap(cap / MIB)
     for rank in ranks:
         one = replace(profile, rank_ready_s=rank[None])
-        alone = simulate_backward(one, network, cap / MIB)
+        alone = DdpModel(one, network).at_cap(cap / MIB)
         assert together.total_s >= alone.total_s - 1e-9
 
 
@@ -129,8 +128,8 @@ def test_a_term_less_is_never_slower(profile, network, cap, term):
     # Where the computation lost to each all-reduce is fixed, a slower one spreads the loss over a
     # longer time, some of it after computation has ended: then less slowdown may cost more.
     costs = replace(ALL, lost_compute=None) if term == "communication_slowdown" else ALL
-    full = simulate_backward(profile, network, cap / MIB, costs=costs)
-    less = simulate_backward(profile, network, cap / MIB, costs=costs.without(term))
+    full = DdpModel(profile, network, costs=costs).at_cap(cap / MIB)
+    less = DdpModel(profile, network, costs=costs.without(term)).at_cap(cap / MIB)
     assert less.total_s <= full.total_s + 1e-9
 
 

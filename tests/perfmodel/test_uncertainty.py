@@ -11,8 +11,8 @@ from perfmodel_support import refused
 
 from common.perfmodel.calibration import Calibration, read_calibration
 from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.model import DdpModel
 from common.perfmodel.samples import AllReduceSamples, ReadySamples
-from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
 from common.perfmodel.uncertainty import Chance, prediction_bands, spread_by_source
 from common.samples import Interval
@@ -55,7 +55,7 @@ def test_all_samples_give_the_prediction_that_the_tables_give(recorded):
     profile, network = read_ready_times(TABLES[0]), read_all_reduce(TABLES[1])
     two = {"costs": read_costs(TABLES[2]), "in_flight": 2, "crowded_network": network.crowded}
     for cap, predicted_ms in zip(CAPS, bands.table["predicted_ms"], strict=True):
-        expected = simulate_backward(profile, network.curve, cap, **two).total_s
+        expected = DdpModel(profile, network.curve, **two).at_cap(cap).total_s
         assert predicted_ms == pytest.approx(expected * 1e3)
 
 

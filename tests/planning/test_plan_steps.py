@@ -164,18 +164,25 @@ def test_measuring_holds_one_model_and_its_states(rank_server, tmp_path, memory_
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "sizes"), [(1e9, (4, 16)), (9e6, (1, 4)), (6.5e6, (1, 2)), (5e6, None)]
+    ("free_bytes", "strategies", "sizes"),
+    [
+        (1e9, STRATEGIES, (4, 16)),
+        (1e9, ("DDP",), (2, 8)),
+        (9e6, SHARDED, (1, 4)),
+        (9e6, ("DDP",), (1, 4)),
+        (6e6, SHARDED, None),  # weights and gradients are 4.3 MB; FSDP gathers both beside its own
+        (8e6, ("DDP",), None),  # AdamW's moments are 4.3 MB, too
+    ],
 )
-def test_passes_are_timed_at_sizes_that_a_rank_can_hold_alone(free_bytes, sizes):
+def test_passes_are_timed_at_sizes_that_a_rank_can_hold_alone(free_bytes, strategies, sizes):
     model = SizedModel.load("plan_models:large", WORKER.parent, seed=0)
-    question = Question(model.architecture(2, "cpu"), 2, 2, 16, 1e9, ("float32",), "cpu")
+    architecture = model.architecture(2, "cpu")
+    question = Question(architecture, 2, 2, 16, 1e9, ("float32",), "cpu", strategies)
     plans = list(candidates(question))
     if sizes:
         assert sizes_to_time(question, plans, free_bytes) == sizes
         return
-    with pytest.raises(
-        UserError, match=r"of 1 sample that takes 0.00\d+ GB, and 0.005 GB are free"
-    ):
+    with pytest.raises(UserError, match=r"1 sample that takes 0.0\d+ GB, and 0.00\d+ GB are free"):
         sizes_to_time(question, plans, free_bytes)
 
 

@@ -71,11 +71,12 @@ def passes_of(part: RankLanes) -> dict[int, Pass]:
 def _of_last_pass(nodes: Sequence[Span], gradients: int) -> Sequence[Span]:
     """Returns the nodes of the last micro-batch of a step, which alone copies its gradients.
 
-    Each micro-batch accumulates every gradient once.
+    Each micro-batch accumulates every gradient once. Where that does not come out, others are
+    accumulated too, and the step is taken as one.
     """
     accumulated = [node for node in nodes if names.ACCUMULATES in node.name]
-    passes = max(1, len(accumulated) // gradients)
-    before = len(accumulated) * (passes - 1) // passes
+    passes, beyond = divmod(len(accumulated), gradients)
+    before = 0 if beyond else gradients * max(0, passes - 1)
     since_us = accumulated[before - 1].end_us if before else -np.inf
     return [node for node in nodes if node.start_us >= since_us]
 

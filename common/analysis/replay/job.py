@@ -150,6 +150,8 @@ def _joined(job: Job) -> list[list[tuple[int, Joinable]]]:
             if call.call.sequence is not None:
                 key = (*key, "number", call.call.sequence)
             else:
+                if is_pair and job.world_size == len(job.lanes) == 2:  # which of the two sends
+                    key = (*key, (part.trace.rank == 0) == (call.what == "send"))
                 key = (*key, call.step)
                 counts[key] += 1
                 key = (*key, counts[key])

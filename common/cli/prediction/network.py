@@ -44,4 +44,5 @@ def measured_cluster(cluster: Cluster, allreduce: str | None, from_traces: str |
     cluster = with_measured(
         cluster, AllReduceTable(samples.curve(), None, samples.world_size, from_traces)
     )
-    return replace(cluster, assumptions=(*cluster.assumptions, *system.assumed))
+    *before, measured = cluster.assumptions  # the last sentence stands for the network
+    return replace(cluster, assumptions=(*before, *system.assumed, measured))

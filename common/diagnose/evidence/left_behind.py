@@ -329,7 +329,8 @@ def _steps_of(path: Path, notes: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]
     except CutOff as error:
         cut = str(error)
     events = events_of(records)
-    if cut and any(event.kind in ("kernel", "launch") for event in events):
+    on_device = any(event.kind in ("kernel", "launch") for event in events)
+    if cut and (on_device or who_of(path).has_device):
         raise UserError(f"{cut}, {UNORDERED}")
     try:
         windows = step_windows(events)

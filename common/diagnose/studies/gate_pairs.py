@@ -177,9 +177,10 @@ def judge(pairs: pd.DataFrame) -> pd.DataFrame:
     shares = shares.div(shares.sum(axis=1), axis=0)
     failed = shares[SAID[FAILED]]
     largest = pairs.set_index("slower_percent")["runs"].eq(pairs["runs"].max()).to_numpy()
+    most = f"of {pairs['runs'].max()} runs a side, at least"
     promises = [
         ("equal pairs that fail, at most", None, FALSE_ALARMS, failed.loc[[0]].max()),
-        ("pairs 10 % slower that fail, at least", POWER, None, failed[largest].loc[[10]].min()),
+        (f"pairs 10 % slower that fail, {most}", POWER, None, failed[largest].loc[[10]].min()),
         ("pairs 20 % slower that pass, at most", None, 0.0, shares.loc[[20], SAID[PASSED]].max()),
     ]
     columns = ["promise", "at_least", "at_most", "found"]

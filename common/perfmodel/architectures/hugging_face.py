@@ -13,7 +13,6 @@ from pathlib import Path
 
 from common.errors import UserError, naming, require_known
 from common.perfmodel.architectures import decoders
-from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.configuration import Sizes
 from common.perfmodel.architectures.convolutional import ResidualNetwork
 from common.perfmodel.architectures.encoder_decoder import EncoderDecoder
@@ -40,8 +39,8 @@ def _gpt2(sizes: Sizes) -> Transformer:
         position_rows=sizes.whole("n_positions"),
         head=sizes.head(True),
         transposed=True,
-        dropout=sizes.share("resid_pdrop", 0.0) > 0,
-        attention_dropout=sizes.share("attn_pdrop", 0.0) > 0,
+        dropout=sizes.share("resid_pdrop", 0.1) > 0,
+        attention_dropout=sizes.share("attn_pdrop", 0.1) > 0,
     )
 
 
@@ -276,11 +275,3 @@ def read_values(path: Path | str) -> dict[str, object]:
 def read_model(path: Path | str) -> Model:
     """Reads a model's ``config.json``. Raises UserError as ``read_values`` and ``model_of``."""
     return model_of(read_values(path), str(path))
-
-
-def read_config(path: Path | str, seq_len: int | None) -> Architecture:
-    """Reads a model's ``config.json`` for samples of ``seq_len`` tokens; None for images.
-
-    Raises UserError as ``read_model``, and for a sequence that the model cannot take.
-    """
-    return read_model(path).architecture(seq_len)

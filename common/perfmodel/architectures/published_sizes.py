@@ -199,7 +199,7 @@ followed on fake tensors."""
 
 def gpt2(values: Mapping[str, object], name: str) -> Model:
     """Returns the sizes of ``common.models.gpt2`` from a configuration's values but its type."""
-    model = model_of({"model_type": "gpt2", **values}, name)
+    model = model_of({"model_type": "gpt2", "resid_pdrop": 0.0, "attn_pdrop": 0.0, **values}, name)
     return replace(model, transposed=False)
 
 

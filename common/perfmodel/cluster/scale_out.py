@@ -196,7 +196,8 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
 def _where_certain(cluster: Cluster) -> str:
     """Returns on how many GPUs collectives are as fast as measured; nothing where on none."""
     gpus = cluster.measured_gpus
-    return f", and at just that speed on {gpus:,} GPUs" if gpus else ""
+    on = f", and at just that speed on {gpus:,} GPUs, others as the all-reduces that were measured"
+    return on if gpus else ""
 
 
 def _of_passes(predicted: ScaleOut) -> str:

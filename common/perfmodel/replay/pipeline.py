@@ -90,7 +90,7 @@ def slowdown(table: pd.DataFrame) -> Slowdown:
     steps = pd.DataFrame({"measured_s": measured_s, "replayed_s": replayed_s})
     errors = (replayed_s / measured_s - 1).abs()
     gate = Gate(
-        steps.rename_axis("step").reset_index(),
+        steps.rename_axis("step"),
         f"the furthest off is step {errors.idxmax()}, by {errors.max():.1%}",
     )
     usual = _usual([*programs.values()])

@@ -140,7 +140,7 @@ def measure_inputs(
         curve=curve,
         crowded=crowded,
         costs=costs,
-        update_s=read.part_s("updates", "update"),
+        update_s=lab.longer * read.part_s("updates", "update"),
         zero1_s=read.part_s("updates", "zero1") if zero1 else 0.0,
         collectives=read.curves(),
         overhead_s=read.overheads(within, with_update=lab.holds_all),
@@ -161,6 +161,7 @@ class _Lab:
     Attributes:
         holds_all: whether a plan lets a rank update all parameters. Where none does, a rank may not
             have the memory: an update is that of its share, and FSDP over one rank has none.
+        longer: how many times as many parameters the model has as were updated.
     """
 
     def __init__(
@@ -168,7 +169,8 @@ class _Lab:
     ) -> None:
         self.model, self.worker = model, worker
         self.precision = question.precisions[0]
-        self.holds_all = any(plan.strategy in (SINGLE, "DDP") for plan in plans)
+        self.holds_all = holds_all(plans)
+        self.longer = 1.0
         self._ready: list[Row] = []
         self._times: list[Row] = []
 
@@ -210,24 +212,24 @@ class _Lab:
         return _Arm(f"passes {checkpointing} {casts}", samples, visit)
 
     def updates(self, samples: int, zero1: bool) -> _Arm:
-        """Returns the arm of updates: of all parameters by each rank, and ZeRO-1's if asked for."""
+        """Returns the arm of a rank's updates, of all parameters or a share, and of ZeRO-1's."""
         clock = clock_for(self.worker.device)
 
         def visit(_round: int) -> list[Row]:
             module = self.model.make(samples, self.worker.device).module
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             updated = trained if self.holds_all else _share(trained, self.worker.world_size)
-            longer = _elements(trained) / _elements(updated)
+            self.longer = _elements(trained) / _elements(updated)
             for parameter in trained if zero1 else updated:
                 parameter.grad = torch.zeros_like(parameter)
-            optimizers = {"update": (make_optimizer(updated, False), longer)}
+            optimizers = {"update": make_optimizer(updated, False)}
             if zero1:
-                optimizers["zero1"] = (make_optimizer(trained, True), 1.0)
+                optimizers["zero1"] = make_optimizer(trained, True)
             rows = []
             for iteration in range(-WARMUP, PASSES):
                 times = {
-                    part: scale * _seconds(optimizer.step, self.worker, clock)
-                    for part, (optimizer, scale) in optimizers.items()
+                    part: _seconds(optimizer.step, self.worker, clock)
+                    for part, optimizer in optimizers.items()
                 }
                 rows += _rows(iteration, times) if iteration >= 0 else []
             return rows
@@ -348,23 +350,35 @@ def sizes_to_time(question: Question, plans: Iterable[Plan], free_bytes: float) 
     fitting = [size for size in kept if alone_bytes(question, SINGLE, size) <= free_bytes]
     many = max(fitting, default=sizes[0])
     few = [size for size in sizes if size <= max(sizes[0], many // 4)][-1]
-    sharded = {_alone_as(plan) for plan in plans if plan.is_sharded}
-    need_bytes = max(
-        alone_bytes(question, SINGLE, many),
-        *(alone_bytes(question, strategy, few) for strategy in sharded),
-    )
+    updates = holds_all(plans)
+    strategies = [SINGLE, *dict.fromkeys(_alone_as(plan) for plan in plans if plan.is_sharded)]
+    needs = [(alone_bytes(question, strategy, few, updates), few) for strategy in strategies]
+    need_bytes, samples = max([*needs, (alone_bytes(question, SINGLE, many), many)])
     if need_bytes > free_bytes:
         raise UserError(
-            f"a rank is timed alone before anything is sharded: of {counted(many, 'sample')} that "
-            f"takes {need_bytes / 1e9:.3g} GB, and {free_bytes / 1e9:.3g} GB are free for it here; "
-            "for a larger machine plan with --cluster"
+            f"a rank is timed alone before anything is sharded: of {counted(samples, 'sample')} "
+            f"that takes {need_bytes / 1e9:.3g} GB, and {free_bytes / 1e9:.3g} GB are free for it "
+            "here; for a larger machine plan with --cluster"
         )
     return few, many
 
 
-def alone_bytes(question: Question, strategy: str, samples: int) -> float:
-    """Returns the peak of a rank's passes by itself: a step's without what AdamW keeps."""
-    plan = Plan(strategy, samples, precision=question.precisions[0])
-    sharding = replace(sharding_of(question, plan), ranks=1)
-    step = predict_training_memory(passes_of(question, plan), sharding)
-    return step.peak_bytes - MOMENTS_BYTES * question.architecture.num_parameters
+def holds_all(plans: Iterable[Plan]) -> bool:
+    """Returns True if a plan lets a rank update all parameters: then all have the memory for it."""
+    return any(plan.strategy in (SINGLE, "DDP") for plan in plans)
+
+
+def alone_bytes(question: Question, strategy: str, samples: int, updates: bool = False) -> float:
+    """Returns the peak of a rank's step by itself, in the precision that takes most.
+
+    Without ``updates`` there is nothing that AdamW keeps.
+    """
+    plans = [Plan(strategy, samples, precision=precision) for precision in question.precisions]
+    peaks = [
+        predict_training_memory(
+            passes_of(question, plan), replace(sharding_of(question, plan), ranks=1)
+        ).peak_bytes
+        for plan in plans
+    ]
+    moments = 0 if updates else MOMENTS_BYTES * question.architecture.num_parameters
+    return max(peaks) - moments

@@ -27,7 +27,7 @@ from common.tuning.plans.measuring import half_is_no_slower, measure_inputs, siz
 from common.tuning.plans.plan_settings import PlanSettings
 from common.tuning.plans.plan_tuning import tune_plan
 from common.tuning.plans.plan_visits import PlanVisits
-from common.tuning.plans.planned_step import checkpointing_switch, why_unshardable
+from common.tuning.plans.planned_step import checkpointing_switch, drop_unused, why_unshardable
 from common.tuning.plans.sized_model import SizedModel
 from common.tuning.plans.verifying import verify
 from common.tuning.same_graph import on_main
@@ -99,7 +99,9 @@ def plan_model(
     options = options if options and half_is_no_slower(worker) else []
     in_others = [replace(plan, precision=p) for plan in wanted if plan.is_sharded for p in options]
     measured = [*wanted, *in_others]
-    sizes = on_main(worker, lambda: sizes_to_time(question, wanted, ROOM * free_bytes(worker)))
+    drop_unused(worker)  # what followed the model
+    free = ROOM * min(worker.gather(free_bytes(worker)))
+    sizes = on_main(worker, lambda: sizes_to_time(question, wanted, free))
     inputs = measure_inputs(model, question, measured, sizes, worker, recorder)
     environment = _environment(worker)
     health = network_health(

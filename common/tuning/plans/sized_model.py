@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,11 @@ from common.errors import UserError
 from common.models.from_config import random_model
 from common.models.traced import Made, faked, traced_architecture
 from common.perfmodel.architectures.architecture import Architecture
-from common.perfmodel.architectures.published_sizes import SEQ_LEN, configuration_of
+from common.perfmodel.architectures.published_sizes import (
+    SEQ_LEN,
+    configuration_of,
+    sized_architecture,
+)
 from common.runtime.seeding import seed_everything
 from common.tuning.user_model import UserModel, checked_model, function_of, said
 
@@ -137,4 +142,6 @@ def of_configuration(name_or_path: str, seq_len: int | None, seed: int) -> Sized
     values = configuration_of(name_or_path, seq_len)
     if seq_len is None and values["model_type"] not in IMAGES:
         seq_len = SEQ_LEN
+        with suppress(UserError):  # of a family that is not known the length is not either
+            seq_len = sized_architecture(name_or_path, None)[1]
     return SizedModel(partial(random_model, values, seq_len), name_or_path, seed)
