@@ -16,6 +16,22 @@ from unittest import mock
 from common.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
+ONE_STAGE = """
+import dataclasses, sys
+from common.cli.main import main
+from common.report import pipeline
+
+whole = pipeline.load_preset
+
+def first_stage(assignment, name):
+    preset = whole(assignment, name)
+    return dataclasses.replace(preset, stages=preset.stages[:1], notebooks=preset.notebooks[:1])
+
+pipeline.load_preset = first_stage
+sys.argv[0] = "ddplab"
+main()
+"""
+"""``ddplab`` on presets of which only the first stage and notebook are left."""
 
 
 @dataclass(frozen=True)

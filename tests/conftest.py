@@ -29,6 +29,7 @@ WORKERS = 3
 FIRST, LAST = ("slurm", "emulated"), "alone"
 """Groups that are long and mostly wait begin first; what has to be alone comes last."""
 BENCHMARK_RUNS = "assignment2_runs"
+WITH_BROWSER = "report"
 LONGEST_ID = 300
 """Characters that a value takes in a test's name at most."""
 ROOM = pytest.StashKey[Room]()
@@ -40,7 +41,7 @@ settings.register_profile("ci", max_examples=200, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Read when torch is imported. Two threads on busy cores wait for each other more than they work.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Hypothesis parses all modules that are imported for constants to draw: 5 s of each process.
 providers._get_local_constants = lambda: providers._local_constants
@@ -100,6 +101,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(LAST))
         elif shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        elif "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(WITH_BROWSER))
     items.sort(key=_place)
 
 

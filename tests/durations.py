@@ -32,12 +32,12 @@ class TestDurations:
         self._last = self._own = 0.0
 
     def pytest_collection_finish(self) -> None:
-        self._last, self._own = busy_s(self._ranks()), time.process_time()
+        self._last, self._own = busy_s(self._ranks()), own_s(self._ranks())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         report = yield
-        own = time.process_time()
+        own = own_s(self._ranks())
         # Looking at all processes takes milliseconds: after a short phase this one alone is read.
         now = busy_s(self._ranks()) if report.duration > SHORT_S else self._last + own - self._own
         # What is below another process now, and was below this one, does not count.
@@ -56,6 +56,11 @@ class TestDurations:
             rows.writerow(["test", "wall_s", "cpu_s"])
             for test in sorted(self._cpu_s, key=self._cpu_s.__getitem__, reverse=True):
                 rows.writerow([test, f"{self._wall_s[test]:.2f}", f"{self._cpu_s[test]:.2f}"])
+
+
+def own_s(ranks: RankServer | None) -> float:
+    """Returns the processor seconds of this process and of its ranks that have ended."""
+    return time.process_time() + (ranks.cpu_s if ranks else 0.0)
 
 
 def busy_s(ranks: RankServer | None) -> float:

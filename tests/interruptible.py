@@ -1,10 +1,11 @@
-"""Starts a process that Ctrl-C interrupts, however the tests themselves were started."""
+"""Starts a process that Ctrl-C interrupts, however the tests themselves were started; waits."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 
 def start_interruptible(command: Sequence[str], **options: object) -> subprocess.Popen:
@@ -18,3 +19,16 @@ def start_interruptible(command: Sequence[str], **options: object) -> subprocess
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     return subprocess.Popen(command, preexec_fn=heed_ctrl_c, **options)
+
+
+def wait_until(
+    ready: Callable[[], object],
+    what: Callable[[], object] = lambda: "waited in vain",
+    *,
+    seconds: float = 60,
+) -> None:
+    """Waits until ``ready()`` is true; after so many seconds fails with ``what()``."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.05)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.xdist_group("architecture")  # each file is parsed once
 ALLOWED = {
     "errors": set(),
     "settings": {"errors"},
@@ -69,6 +70,7 @@ ALLOWED = {
         "training",
     },
     "diagnose": {
+        "settings",
         "judged",
         "machine_state",
         "csv_tables",
@@ -246,7 +248,7 @@ LAYERS = (
     ("one_device", "ddp"),
     ("fsdp",),
     (
-        *("model", "simulator", "search", "samples", "tables", "layer_tables", "published"),
+        *("model", "search", "samples", "tables", "layer_tables", "published"),
         *("printed",),
         *("calibration", "uncertainty", "whatif", "expected_error", "perfetto_trace"),
     ),
@@ -270,7 +272,7 @@ def test_the_model_is_built_in_layers() -> None:
 
 
 ENGINE = {
-    *("simulate_backward", "fastest_cap", "step_timeline"),
+    *("fastest_cap", "step_timeline"),
     *("advance", "many_cases", "one_after_another", "without_contention"),
 }
 """What ``perfmodel/model.py`` predicts with."""
@@ -336,6 +338,7 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+@pytest.mark.slow  # six seconds
 def test_the_house_keeps_its_shape() -> None:
     path = ROOT / "tests" / "guard" / "counts.py"
     counted = runpy.run_path(str(path))["counts"](ROOT)

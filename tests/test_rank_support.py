@@ -5,14 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import rank_support
-from interruptible import start_interruptible
+from interruptible import start_interruptible, wait_until
 from rank_support import RankServer
 
 SHARES = f"""
@@ -29,13 +27,6 @@ import os, pathlib, sys, time
 pathlib.Path(sys.argv[1] + os.environ["RANK"]).write_text(str(os.getpid()))
 time.sleep(60)
 """
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

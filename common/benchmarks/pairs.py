@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Annotated
 
 import pandas as pd
@@ -19,6 +20,7 @@ from common.analysis.pairs import PAIR_COLUMNS, lines_of
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.records.recorder import gather_rows
+from common.runtime.records.run_directory import write_atomically
 from common.runtime.script import run_script
 from common.runtime.timing import clock_for
 from common.samples import rotated
@@ -37,13 +39,21 @@ class PairBenchmark(RankOptions):
 
     rounds: Annotated[int, Positive] = 6
     """Rounds: every pair once in each."""
+    results: str = ""
+    """Write the times to this file, too."""
 
 
 def main(settings: PairBenchmark) -> None:
     """Measures, and prints what was found."""
     with process_group(settings.device, settings.backend) as worker:
+        with worker.mistakes_shared():
+            folder = Path(settings.results).parent
+            if worker.is_main and not folder.is_dir():
+                raise UserError(f"--results {settings.results}: there is no folder {folder}")
         samples = measure(worker, settings.rounds)
         if worker.is_main:
+            if settings.results:
+                write_atomically(Path(settings.results), samples.to_csv(index=False))
             print("\n".join(lines_of(samples)))
 
 

@@ -91,7 +91,7 @@ def read_text_lengths(name: str, folder: Path = FOLDER) -> LengthDistribution:
     header, *rows = path.read_text().splitlines() or [""]
     try:
         table = np.array([[int(field) for field in row.split(",")] for row in rows], np.int64)
-        lengths, texts = table.reshape(-1, 2).T
+        lengths, texts = table.T
     except ValueError:
         lengths = texts = np.zeros(0, np.int64)
     well_formed = header == COLUMNS and len(texts) and min(texts) > 0 and lengths[0] >= SHORTEST

@@ -16,9 +16,10 @@ import pandas as pd
 import yaml
 
 from common.cluster.launch import launch
-from common.errors import RunFailed, UserError
+from common.errors import RunFailed
 from common.exercises.checkpoint_commit import MANIFEST, finished_checkpoints
 from common.runtime.group.process_group import process_group
+from common.runtime.records.run_directory import read_environment
 from common.runtime.script import parse_settings, run_script
 from common.studies.killed_runs import RANKS, Training, equal_losses, read_steps
 from common.training.config import config_of
@@ -68,7 +69,7 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
         One row per case: strategy, file, way, said (the line that reports the damage), named
         (whether that line is right), expected_step, resumed_from_step, losses_equal (whether
         the losses from there on are those of the reference bit for bit) and failed (why the ranks
-        that resume them ended before their time; empty where they did not).
+        ended before this case's run was complete; empty where it is).
     """
     good = finished_checkpoints(reference.checkpoint_dir)
     newer, older = good[len(good) // 2 - 1 : len(good) // 2 + 1]
@@ -83,7 +84,7 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
     failed = ""
     try:
         launch(Path(__file__), arguments, RANKS, folder / "log")
-    except (RunFailed, UserError) as error:
+    except RunFailed as error:
         failed = str(error)
 
     messages = _said_by_case((folder / "log").read_text())
@@ -108,7 +109,7 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
                 "expected_step": expected,
                 "resumed_from_step": resumed,
                 "losses_equal": equal_losses(read_steps(run), undisturbed, expected),
-                "failed": failed,
+                "failed": "" if read_environment(run)["status"] == "complete" else failed,
             }
         )
     return pd.DataFrame(rows)

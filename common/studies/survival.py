@@ -49,6 +49,11 @@ MOST_DELAY_S = 0.08
 checkpoint takes."""
 MAX_RESTARTS = 3
 DATA_TOKENS = 200_000
+JUDGED = (
+    *("killed_rank", "processes_left", "unreadable_checkpoints", "newest_checkpoint"),
+    *("resumed_from_step", "losses_equal", "unfinished_at_end"),
+)
+"""Columns of ``trials.csv`` that promises are held against."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +298,8 @@ def judge(
         rows.append((promise, int(held.sum()), len(held)))
 
     if trials is not None and len(trials):
+        # Trials that failed lack what was not looked at, and where all failed so does the table.
+        trials = trials.reindex(columns=[*dict.fromkeys([*trials, *JUDGED])])
         all_of("a rank was killed before the run was done", trials["killed_rank"].notna())
         all_of("no process was left", trials["processes_left"] == 0)
         all_of("every checkpoint left was readable", trials["unreadable_checkpoints"] == 0)

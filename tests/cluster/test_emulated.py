@@ -12,14 +12,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 from command_line import refused
-from interruptible import start_interruptible
+from interruptible import start_interruptible, wait_until
 from quick_torchrun import write_quick_torchrun
 
 from common.analysis.buckets.measurements import check_comparable
@@ -123,13 +122,6 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 def processes_of(launcher: int) -> list[psutil.Process]:
@@ -346,7 +338,7 @@ def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(
         "bereft": started("bereft", hosts=2),
     }
     for name in clusters:
-        wait_for(lambda name=name: running(name))
+        wait_until(lambda name=name: running(name))
     pids = {name: process.pid for name, process in clusters.items()}
     user_space = os.stat("/proc/self/ns/user").st_ino
     inside = {os.stat(f"/proc/{p.pid}/ns/user").st_ino for p in processes_of(pids["interrupted"])}
@@ -382,7 +374,7 @@ def test_a_run_on_an_emulated_host_reads_as_failed_once_its_launcher_was_killed(
     run = tmp_path / "run"
     more = ("--hosts", 1, "--", script(MEASURE), tmp_path)
     emulator = start(*more, variables=quick_torchrun)
-    wait_for((run / "environment.json").exists)
+    wait_until((run / "environment.json").exists)
     assert read_environment(run)["host"] != socket.gethostname()
     assert read_environment(run)["status"] == "running"
     emulator.kill()

@@ -8,12 +8,11 @@ from __future__ import annotations
 import csv
 import os
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from interruptible import wait_until
 from job_files import ROOT, SBATCH
 from private_slurm import PrivateSlurm, why_not
 
@@ -60,13 +59,6 @@ def losses_by_attempt(folder: Path) -> list[dict[tuple[int, int], str]]:
     return attempts
 
 
-def wait_for(condition: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_a_job_that_is_requeued_and_then_signalled_ends_with_the_losses_of_an_undisturbed_one(
     slurm, rank_server, tmp_path
@@ -83,9 +75,12 @@ def test_a_job_that_is_requeued_and_then_signalled_ends_with_the_losses_of_an_un
         variables={name: str(value) for name, value in variables.items()},
     )
 
-    wait_for(lambda: [len(rows) > 10 for rows in losses_by_attempt(output)] == [True], log)
+    def got_far(attempts: int) -> bool:
+        return [len(rows) > 10 for rows in losses_by_attempt(output)] == [True] * attempts
+
+    wait_until(lambda: got_far(1), log.read_text, seconds=240)
     slurm.command("scontrol", "requeue", job_id)  # Slurm takes the nodes, and requeues by itself
-    wait_for(lambda: [len(r) > 10 for r in losses_by_attempt(output)] == [True, True], log)
+    wait_until(lambda: got_far(2), log.read_text, seconds=240)
     slurm.command("scancel", "--signal=USR1", job_id)  # the ranks stop, and the job file requeues
 
     flags = (*TRAINING.split(), "--model", "gpt2-pico", "--data", tmp_path / "tokens")

@@ -12,11 +12,11 @@ import functools
 import json
 import re
 import subprocess
-import time
 
 import pandas as pd
 import psutil
 import pytest
+from interruptible import wait_until
 from job_files import CASES, EXPECTED, ROOT, SBATCH, submit_job_file
 from private_slurm import Job, PrivateSlurm, private_slurm, why_not
 from quick_torchrun import write_quick_torchrun
@@ -181,10 +181,8 @@ def test_a_job_that_cannot_use_the_gpus_it_was_granted_says_so_in_one_line_at_on
 @pytest.mark.slow
 def test_usr1_reaches_the_ranks_and_nobody_dies_of_it(slurm, submit, tmp_path):
     job_id = submit(SIGNALLED, CHECKPOINT)
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("ready-*"))) < 8:
-        assert time.monotonic() < deadline, (tmp_path / f"log-{job_id}").read_text()
-        time.sleep(0.1)
+    log = tmp_path / f"log-{job_id}"
+    wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 8, log.read_text)
     slurm.command("scancel", "--signal=USR1", job_id)
     job, said = ended(slurm, job_id)
     assert len(list(tmp_path.glob("checkpoint-*"))) == 8

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
-from interruptible import start_interruptible
+from interruptible import start_interruptible, wait_until
 from private_slurm import private_slurm, why_not
 
 from common.errors import RunFailed, UserError
@@ -47,13 +46,6 @@ def write(tmp_path):
         return path
 
     return write
-
-
-def wait_for(condition, timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_job_has_both_nodes_and_four_gpus_on_each(slurm, write, tmp_path):
@@ -105,7 +97,7 @@ def test_an_exception_in_the_block_leaves_nothing_of_slurm_or_its_jobs(
             folders.append(cluster.folder)
             flags = ("--nodes=2", f"--output={tmp_path}/log")
             cluster.submit(write(LASTING), *flags)
-            wait_for(lambda: processes_of(cluster.folder).count("sleep") == 3)
+            wait_until(lambda: processes_of(cluster.folder).count("sleep") == 3)
             living = processes_of(cluster.folder)
             assert {"munged", "slurmctld", "slurmd"} <= set(living)
             assert living.count("slurmstepd") == 3  # the batch shell's and one for each task
@@ -125,10 +117,10 @@ def test_no_process_survives_the_one_that_started_slurm(how, write, tmp_path, pr
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as starter:
         folder = Path(starter.stdout.readline().strip())
-        wait_for(lambda: processes_of(folder).count("sleep") == 3)
+        wait_until(lambda: processes_of(folder).count("sleep") == 3)
         starter.send_signal(how)
         starter.wait(20)
-        wait_for(lambda: processes_of(folder) == [], 5)
+        wait_until(lambda: processes_of(folder) == [], seconds=5)
     if how == signal.SIGKILL:  # nobody is there to remove the folder
         subprocess.run(["rm", "-r", str(folder)], check=True)
     assert not folder.exists()

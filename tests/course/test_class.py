@@ -354,6 +354,37 @@ def test_of_two_hand_ins_the_newest_counts(
     assert row["remark"] == ""
 
 
+@pytest.mark.parametrize("order", ["xy", "yx", "x|y", "y|x"])
+def test_of_hand_ins_of_one_time_that_of_the_last_name_counts_in_any_order(
+    tmp_path: Path, hand_in: Callable, grade: Callable, order: str
+) -> None:
+    for name in "xy":
+        os.utime(hand_in("doe-jane", answers(right=name == "y"), name), (86400, 86400))
+    for batch in order.split("|"):
+        grade(*(tmp_path / "submissions" / name for name in batch), by_file_time=True)
+    assert float(grades(tmp_path)["doe-jane-assign3"]["score"]) > 0
+
+
+@pytest.mark.parametrize("time_from", ["file", "roster"])
+def test_a_record_without_a_stamp_has_its_time_unless_it_is_a_platforms(
+    tmp_path: Path, hand_in: Callable, grade: Callable, time_from: str
+) -> None:
+    first = hand_in("doe-jane", answers(right=False), "first")
+    last = hand_in("doe-jane", answers(), "last")
+    for path, day in ((first, 1), (last, 2)):
+        os.utime(path, (86400 * day, 86400 * day))
+    grade(last, by_file_time=True)
+    state = tmp_path / "grades" / "class.json"
+    content = json.loads(state.read_text())
+    [record] = content["records"].values()
+    del record["stamp"]
+    record["time_from"] = time_from
+    state.write_text(json.dumps(content))
+    grade(first, by_file_time=True)
+    score = float(grades(tmp_path)["doe-jane-assign3"]["score"])
+    assert (score > 0) == (time_from == "file")
+
+
 @pytest.fixture
 def read_class(tmp_path: Path, hand_in: Callable, grade: Callable) -> list[Path]:
     """Grades two students, of whose texts a reader has found all to be full."""

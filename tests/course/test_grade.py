@@ -300,7 +300,7 @@ def test_a_check_needs_all_of_its_cases_and_one_that_was_skipped_is_not_judged()
     ("source", "words"),
     [
         ("import subprocess", "imports subprocess"),
-        ("import common.perfmodel.simulator", "imports common.perfmodel.simulator"),
+        ("import common.perfmodel.model", "imports common.perfmodel.model"),
         ("from common.exercises.cap_search import fastest_cap", "imports common.exercises.cap"),
         ("from torch.nn.parallel import DistributedDataParallel", "not for exercises"),
         ("import torch\ntorch.nn.parallel.DistributedDataParallel", "not for exercises"),

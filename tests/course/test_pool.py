@@ -16,6 +16,7 @@ from command_line import answered, ddplab, error_line
 from scipy import stats
 
 from common.course.pooling.estimates import ADDED, RATIO, REGRET, SAVED, Estimate, regret
+from common.course.pooling.hand_ins import LeftOut, find_hand_ins
 from common.course.pooling.page import page
 from common.course.pooling.pool import Pool, pool_folders, pooled, pooled_of
 from common.course.submission import HandedIn, pack
@@ -339,6 +340,36 @@ def test_two_people_of_one_name_are_two_students(tmp_path: Path) -> None:
     assert reasons.pop("doe-jane (s1)") == "an earlier run of the same student: the newest counts"
     assert "several are called doe-jane" in reasons.pop("doe-jane")
     assert not reasons
+
+
+@pytest.mark.usefixtures("read_here")
+@pytest.mark.parametrize(
+    ("people", "students"),
+    [
+        # (assignment, id, e-mail) of each hand-in of Jane Doe's
+        ([(1, "s1", ""), (1, "", "jane@x.org")], {"doe-jane"}),
+        ([(1, "", "jane@x.org"), (1, "S1", "Jane@x.org"), (1, "s1", "")], {"doe-jane"}),
+        ([(1, "", "jane@x.org"), (2, "", ""), (3, "", "jane@y.org")], {"doe-jane"}),
+        (
+            [(1, "s1", ""), (1, "", "j@x.org"), (1, "s2", "j@x.org")],
+            {"doe-jane (s1)", "doe-jane (s2)"},
+        ),
+        (
+            [(1, "", "j@x.org"), (1, "s1", ""), (1, "s2", "")],
+            {"doe-jane (s1)", "doe-jane (s2)", "left out"},
+        ),
+    ],
+    ids=["id, then e-mail", "both link them", "other assignments", "e-mail of one", "of either"],
+)
+def test_what_a_hand_in_says_decides_whose_it_is(tmp_path: Path, people, students) -> None:
+    for number, (assignment, id_, email) in enumerate(people):
+        (tmp_path / str(number)).mkdir()
+        of = HandedIn("doe-jane", assignment, 2 * (assignment == 1), email, id_)
+        hand_in(tmp_path / str(number), of, None)
+    left_out: list[LeftOut] = []
+    hand_ins = find_hand_ins([tmp_path], left_out)
+    assert {h.student for h in hand_ins} | {"left out" for _ in left_out} == students
+    assert len(hand_ins) + len(left_out) == len(people)
 
 
 def test_what_cannot_be_pooled_is_said_by_name_and_reason(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ ATTACKS = {
         "PermissionError: .*not for exercises",
     ),
     "calls this project's simulator": (
-        "def attack():\n    import common.perfmodel.simulator",
+        "def attack():\n    import common.perfmodel.model",
         "ModuleNotFoundError",
     ),
     "returns what cannot be held": (

@@ -171,3 +171,12 @@ def test_a_record_of_other_shards_gives_no_entropy(tmp_path: Path) -> None:
         write_shard(tmp_path / "tokens_000000.bin", tokens)
         config, shards = TrainingConfig(data=str(tmp_path)), TokenShards.open(tmp_path)
         assert recorded_settings(config, shards, None)["entropy_nats"] == entropy
+
+
+def test_one_shard_of_a_source_has_its_entropy(tmp_path: Path) -> None:
+    (tmp_path / "source.json").write_text('{"entropy_nats": 3.25, "num_tokens": 4}')
+    for number, tokens in enumerate(([1, 2, 1], [3])):
+        write_shard(tmp_path / f"tokens_{number:06d}.bin", tokens)
+    path = tmp_path / "tokens_000000.bin"
+    recorded = recorded_settings(TrainingConfig(data=str(path)), TokenShards.open(path), None)
+    assert (recorded["data_tokens"], recorded["entropy_nats"]) == (3, 3.25)

@@ -115,7 +115,7 @@ def test_rare_and_frequent_lengths_are_drawn_as_often_as_they_should() -> None:
         *("", "length_tokens,texts\n", "texts,length_tokens\n3,1\n", "length_tokens,texts\n3\n"),
         *("length_tokens,texts\n3,x\n", "length_tokens,texts\n3,0\n"),
         *("length_tokens,texts\n2,1\n3,1\n", "length_tokens,texts\n3,1\n3,1\n"),
-        *("length_tokens,texts\n3,1,4\n5,2,6\n"),
+        "length_tokens,texts\n3,1,4\n5,6,7\n",
     ],
 )
 def test_what_is_no_table_of_lengths_is_one_line(tmp_path: Path, content: str) -> None:

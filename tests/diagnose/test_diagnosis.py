@@ -14,9 +14,9 @@ from scaling_evidence import MIB, MadeUp
 from common.diagnose.changes import Changes, changes_facts, told_apart
 from common.diagnose.diagnosis import (
     WIDTH,
-    diagnose,
     diagnose_folder,
     diagnosis_lines,
+    examine,
     in_order,
     lines_of,
 )
@@ -207,7 +207,7 @@ def test_speedup_and_its_prediction_follow_from_the_baseline(tmp_path):
     # One rank: 0.2 + 10 + 20 + 1 = 31.2 ms for 32 samples; two with a rank 1.5 times as slow.
     base = open_evidence(MadeUp(ranks=1, noise=0.0).write(tmp_path / "one"))
     run = open_evidence(MadeUp(slow={1: 1.5}, noise=0.0).write(tmp_path / "two"))
-    [verdict] = diagnose(run, base)
+    [verdict] = examine(run, base).verdicts
     slow_ms = 0.2 + 45 + 2 + 1
     assert verdict.speedup_now == pytest.approx(2 * 31.2 / slow_ms)
     assert verdict.predicted_speedup == pytest.approx(2 * 31.2 / (slow_ms - 15))

@@ -113,14 +113,16 @@ def below() -> str:
 
 
 @pytest.fixture
-def student(processes: Sandbox | OwnProcesses, below: str) -> Student:
+def student(processes: Sandbox | OwnProcesses, below: str) -> Iterator[Student]:
     """Starts the student, in processes of this check's own."""
     if time.time() > GRADED.get("until", inf):
         pytest.fail("no time is left")
     is_itself = isinstance(processes, OwnProcesses) and below == OWN
     found = (OwnStudent if is_itself else Student)(processes, below)
     found.afresh()
-    return found
+    yield found
+    if isinstance(processes, OwnProcesses):  # its time is this test's
+        processes.afresh()
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ class OwnProcesses:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         for connection in self._kept:
-            connection.close()
+            self._server.end(connection)
         await_ends(self._processes, ANSWER_S)
         self._kept.clear()
         self._processes.clear()

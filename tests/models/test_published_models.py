@@ -94,9 +94,10 @@ def counted(run) -> int:
 
 # Torch counts the product with the mixed sources, and none of a matrix with a vector.
 def test_gnmts_operations_are_two_for_each_weight_and_token_and_those_of_attention() -> None:
-    sentences, units = torch.zeros(2, 4, dtype=torch.long), 64
+    units = 64
 
     def make() -> Made:
+        sentences = torch.zeros(2, 4, dtype=torch.long)
         return Gnmt(units, words=101), {"from": sentences, "to": sentences}, gnmt_loss_of
 
     architecture, (module, _, _) = traced_architecture(make, "gnmt"), make()

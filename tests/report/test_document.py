@@ -1,7 +1,7 @@
 """The report's page and PDF: anchors, words for figures, widths, copying, and what a reader sees.
 
-Two notebooks of recorded runs are executed once. What a browser is needed for is checked in
-Chromium, and skipped where there is none.
+A notebook of recorded runs and a made-up one are executed once. What a browser is needed for is
+checked in Chromium, and skipped where there is none.
 """
 
 import itertools
@@ -167,9 +167,10 @@ def test_a_figure_is_the_same_each_time() -> None:
 
 
 def test_a_page_is_small_and_needs_nothing_else(text: str) -> None:
-    assert len(text.encode()) < 1.5 * MIB  # two of fourteen notebooks
+    assert len(text.encode()) < 1.5 * MIB  # one of fourteen notebooks, and a table
     assert {re.match("#|data:|", address)[0] for address in Page(text).addresses} == {"#", "data:"}
     assert not re.search(r"@import|url\((?!#|%23)", text)
+    assert "<math" in text
 
 
 def test_every_header_of_a_table_says_what_it_is_the_header_of(text: str) -> None:

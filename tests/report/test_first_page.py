@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from browser_support import axe_violations, open_page
-from command_line import refused
+from command_line import ONE_STAGE, refused
 from interruptible import start_interruptible
 from rich.console import Console
 
@@ -282,24 +282,6 @@ def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> Non
 def test_questions_of_a_run_that_shows_recorded_data_are_marked() -> None:
     for one in looked_at("assignment1").first().findings:
         assert one.marks == ("recorded data, not measured here",)
-
-
-ONE_STAGE = """
-import dataclasses, sys
-from common.cli.main import main
-from common.report import pipeline
-
-whole = pipeline.load_preset
-
-def first_stage(assignment, name):
-    preset = whole(assignment, name)
-    return dataclasses.replace(preset, stages=preset.stages[:1], notebooks=preset.notebooks[:1])
-
-pipeline.load_preset = first_stage
-sys.argv[0] = "ddplab"
-main()
-"""
-"""``ddplab`` on presets of which only the first stage and notebook are left."""
 
 
 @pytest.mark.slow

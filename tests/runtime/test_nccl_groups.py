@@ -70,6 +70,7 @@ def test_the_live_test_tells_a_get_future_that_blocks_from_one_that_does_not(ran
     assert found == {"group": "SlowGroup", "False": False, "True": True}
 
 
+@pytest.mark.slow
 def test_a_live_test_that_fails_says_why(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(RunFailed, match="device cuda"):

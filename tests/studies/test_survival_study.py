@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -85,13 +86,19 @@ def test_a_training_that_hangs_is_a_failed_trial_and_each_trial_is_written(tmp_p
     [trials] = tmp_path.glob("*/trials.csv")
     [trial] = pd.read_csv(trials).to_dict("records")
     assert (trial["failed"], trial["killed_rank"]) == ("it does not end", 1)
-    held = survival.judge(pd.DataFrame([TRIAL, trial]), None, None).set_index("promise")["found"]
-    assert held.to_dict() == dict.fromkeys(held.index, 1) | {held.index[0]: 2}
+    verdicts = survival.judge(pd.DataFrame([trial]), None, None)
+    assert verdicts["found"].tolist() == [1, 0, 0, 0, 0, 0]  # but for the kill nothing held
+    assert verdicts["of"].tolist() == [1] * 6
 
 
-def test_ranks_that_die_in_resuming_are_failed_cases(tmp_path, monkeypatch):
+def test_cases_that_ranks_did_not_finish_before_they_died_are_failed(tmp_path, monkeypatch):
     def launch(script: Path, arguments: list[str], ranks: int, log: Path) -> None:
-        log.write_text("case: case-00\n")
+        log.write_text("case: case-00\ncase: case-01\n")
+        for case, status in (("case-00", "complete"), ("case-01", "failed")):
+            run = log.parent / "runs" / case
+            run.mkdir(parents=True)
+            (run / "environment.json").write_text(json.dumps({"status": status}))
+            (run / "config.yaml").write_text("resumed_from_step: 1\n")
         raise RunFailed("rank 1 died")
 
     reference = Training("DDP", {}, tmp_path)
@@ -106,9 +113,9 @@ def test_ranks_that_die_in_resuming_are_failed_cases(tmp_path, monkeypatch):
     STEPS.to_csv(tmp_path / "run" / "training-steps.csv", index=False)
     monkeypatch.setattr(damaged_checkpoints, "launch", launch)
     table = damaged_checkpoints.resume_from_damaged(reference, tmp_path / "damaged")
-    assert set(table["failed"]) == {"rank 1 died"}
+    assert table["failed"].tolist() == ["", *["rank 1 died"] * (len(CASES) - 1)]
     verdicts = survival.judge(None, table, None)
-    assert verdicts["found"].tolist() == [0] * 3
+    assert verdicts["found"].tolist() == [0, 2, 0]
     assert set(verdicts["of"]) == {len(CASES)}
 
 

@@ -31,21 +31,11 @@ STEPS = 6
 RESUMED = ["FULL_SHARD", "DDP", "MY_BUCKETS", "MY_ZERO1", "MY_FSDP"]
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens")
-    write_shard(folder / "a.bin", np.random.default_rng(0).integers(0, 256, 5000).astype("uint16"))
-    return folder
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _one_group() -> Iterator[None]:
-    """Runs this process in one process group, with one thread, as those of the ranks."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Runs this process in one process group, as those of the ranks."""
     with process_group("cpu"):
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -17,8 +16,7 @@ def found(rank_server) -> dict[str, list[dict]]:
     worker = Path(__file__).with_name("micro_batch_worker.py")
     done = rank_server.run(worker, ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    lines = [[json.loads(line) for line in out.splitlines()] for out in done.stdout]
-    return {one["case"]: [one, other] for one, other in zip(*lines, strict=True)}
+    return {one["case"]: [one, other] for one, other in zip(*map(done.lines, (0, 1)), strict=True)}
 
 
 @pytest.mark.two_ranks

@@ -23,14 +23,6 @@ TINY = GPT2Config(vocab_size=211, n_positions=32, n_layer=2, n_head=4, n_embd=32
 STEPS, LR = 3, 1e-2
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def tiny_model(config: GPT2Config = TINY, **options) -> GPT2:
     torch.manual_seed(0)
     return GPT2(config, **options)

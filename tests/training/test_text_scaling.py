@@ -39,9 +39,8 @@ def runs(rank_server, tmp_path_factory) -> tuple[Path, dict[str, str]]:
     done = rank_server.run(script, folder, ranks=2, timeout_s=110)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     refused = []
-    for out in done.stdout:
-        lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-        refused.append({line["refused"]: line["error"] for line in lines})
+    for rank in range(2):
+        refused.append({line["refused"]: line["error"] for line in done.lines(rank)})
     assert refused[0] == refused[1]  # no rank goes on alone
     return folder, refused[0]
 

@@ -30,13 +30,6 @@ FLAGS = (
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens")
-    write_shard(folder / "a.bin", np.random.default_rng(0).integers(0, 256, 5000).astype("uint16"))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def run(rank_server, tokens):
     """Returns ``run(script, folder, *flags, ranks=1)``: trains with runs in folder; flags win."""
 

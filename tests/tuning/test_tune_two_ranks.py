@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -48,13 +47,13 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def tuned(rank_server, tmp_path_factory) -> tuple[Path, list[str]]:
-    """Runs the command in a job of two ranks; returns its directory and what each rank printed."""
+    """Tunes in a job of two ranks; returns the run's directory and what each rank printed."""
     output = tmp_path_factory.mktemp("tuned")
     flags = ("--device", "cpu", "--output_dir", output, "--run_id", "run")
     done = rank_server.run(
-        COMMON / "tuning" / "job.py",
+        HERE / "few_visits_worker.py",
         # With so few bucketings a fifth of a sweep is next to nothing. This share leaves time for
-        # the longest plan, however long a busy machine measured before.
+        # the plan, however long a busy machine measured before.
         *("--function", FUNCTION, "--folder", HERE, "--share", 200, *flags),
         ranks=2,
         timeout_s=100,
@@ -238,7 +237,7 @@ def refusals(rank_server, tmp_path_factory) -> list[list[dict]]:
     output = tmp_path_factory.mktemp("refused") / "output"
     done = rank_server.run(HERE / "refusals_worker.py", HERE, output, *REFUSED, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    return [[json.loads(line) for line in said.splitlines()] for said in done.stdout]
+    return [done.lines(rank) for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", REFUSED)

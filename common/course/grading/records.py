@@ -18,15 +18,16 @@ from datetime import datetime
 from pathlib import Path
 
 from common.course.grading.marks import NO_ANSWER, Grade, Mark
-from common.course.grading.people.identify import HandIn, are_same
+from common.course.grading.people.identify import BY_ROSTER, HandIn, are_same
 from common.course.grading.people.roster import Person
 from common.course.hand_ins.tarball import printable
 from common.course.submission import named
 from common.errors import UserError
 
 STATE, LOCK = "class.json", ".lock"
-EARLIER = ("grades.csv", "levels.csv")
-"""Tables that a folder of an earlier release has without ``class.json``."""
+OVERWRITTEN = ("grades.csv", "levels.csv")
+"""Tables that a first grading would overwrite: another program's, or those of a folder whose
+``class.json`` is gone."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,15 @@ class Record:
         )
 
     def is_newer_than(self, hand_in: HandIn) -> bool:
-        """Returns True if another file of the student's was handed in before this one."""
-        if not (self.stamp and hand_in.stamp) or hand_in.sha256 == self.sha256:
+        """Returns True if this one counts, not another file of the student's, as in ``newest``.
+
+        A record without a stamp has the file's own time all the same, but for a roster's.
+        """
+        stamp = self.stamp or (self.handed_in if self.time_from != BY_ROSTER else "")
+        if not (stamp and hand_in.stamp) or hand_in.sha256 == self.sha256:
             return False
-        return hand_in.stamp < datetime.fromisoformat(self.stamp)
+        theirs = (hand_in.stamp, printable(hand_in.path.name))
+        return theirs < (datetime.fromisoformat(stamp), self.file)
 
     @property
     def person(self) -> Person:
@@ -218,15 +224,15 @@ def read_results(folder: Path) -> Results | None:
     """Reads what a folder has; None of a new folder.
 
     Raises:
-        UserError: it has results that cannot be merged.
+        UserError: it has results that cannot be merged, or tables of something else.
     """
     path = folder / STATE
     if not path.exists():
-        for name in EARLIER:
+        for name in OVERWRITTEN:
             if (folder / name).exists():
                 raise UserError(
-                    f"{folder}: its {name} has no {STATE} beside it, so nothing can be merged; "
-                    "choose another --output-dir"
+                    f"{folder}: its {name} has no {STATE} beside it, so that it would be "
+                    "overwritten, not merged; choose another --output-dir"
                 )
         return None
     try:

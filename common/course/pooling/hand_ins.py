@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -124,17 +123,52 @@ def find_hand_ins(folders: list[Path], left_out: list[LeftOut]) -> list[HandIn]:
 
 
 def _told_apart(hand_ins: list[HandIn], left_out: list[LeftOut]) -> Iterator[HandIn]:
-    """Yields hand-ins; namesakes are called by id or e-mail, too, or left out without either."""
+    """Yields hand-ins; an assignment's namesakes are called by id or e-mail, too.
+
+    What may be of several of them, or of somebody with neither, is left out.
+    """
+    namesakes: dict[tuple[str, int], list[HandIn]] = {}
     for hand_in in hand_ins:
-        person = hand_in.person
-        people = [h.person for h in hand_ins if h.person and h.student == hand_in.student]
-        if person is None or all(are_same(p, q) for p, q in combinations(people, 2)):
+        namesakes.setdefault((hand_in.student, hand_in.assignment), []).append(hand_in)
+    people = {key: _people_of(group) for key, group in namesakes.items()}
+    for hand_in in hand_ins:
+        several, by_path = people[hand_in.student, hand_in.assignment]
+        if hand_in.person is None or len(several) == 1:
             yield hand_in
-        elif more := person.id or person.email:
+            continue
+        person = several[by_path[hand_in.path]] if hand_in.path in by_path else Person("")
+        if more := person.id or person.email:
             yield replace(hand_in, student=f"{hand_in.student} ({more.casefold()})")
         else:
-            reason = f"several are called {person.name}; {BY_MORE}"
+            reason = f"several are called {hand_in.person.name}; {BY_MORE}"
             left_out.append(LeftOut(hand_in.student, hand_in.path.name, reason))
+
+
+def _people_of(hand_ins: list[HandIn]) -> tuple[list[Person], dict[Path, int]]:
+    """Returns the people of hand-ins of one name, and each hand-in's index among them.
+
+    People have the id and e-mail that any of theirs has. A hand-in that may be of several people
+    has no index.
+    """
+    people: list[Person] = []
+    by_path: dict[Path, int] = {}
+    persons = {hand_in.path: hand_in.person for hand_in in hand_ins if hand_in.person}
+    # Those that say most come first: the others are held against them.
+    for path, person in sorted(
+        persons.items(), key=lambda item: (not item[1].id, not item[1].email)
+    ):
+        may_be = [n for n, p in enumerate(people) if are_same(p, person)]
+        # An id or e-mail that is somebody's decides before a name does.
+        may_be = [n for n in may_be if are_same(people[n], replace(person, name=""))] or may_be
+        if not may_be:
+            may_be = [len(people)]
+            people.append(person)
+        if len(may_be) == 1:
+            [n] = may_be
+            more = {"id": people[n].id or person.id, "email": people[n].email or person.email}
+            people[n] = replace(people[n], **more)
+            by_path[path] = n
+    return people, by_path
 
 
 def _below(path: Path, depth: int, left_out: list[LeftOut]) -> Iterator[HandIn]:

@@ -32,7 +32,6 @@ def run_slow_hosts(folder: Path, progress: StageProgress) -> pd.DataFrame:
             for run in range(runs):
                 name = f"pairs-{slowed}-{run}"
                 table = folder / "logs" / f"{name}.csv"
-                table.parent.mkdir(exist_ok=True)
                 series.add(SCRIPT, "--device", "cpu", "--results", table)
                 with progress.stage(f"{SLOW_HOST} {slowed or 'none'}, run {run + 1}") as update:
                     series.wait(table.with_suffix(".log"), update)

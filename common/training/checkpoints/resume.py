@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -137,9 +138,11 @@ def recorded_settings(
     config: TrainingConfig, data: TokenShards, saved: SavedCheckpoint | None
 ) -> dict[str, object]:
     """Returns the entries of ``config.yaml`` that are not among the settings."""
-    source = read_source(data.paths[0].parent) or {}
-    if source.get("num_tokens") != data.num_tokens:
-        source = {}  # that of shards which stood there before
+    folder = data.paths[0].parent
+    source = read_source(folder) or {}
+    with suppress(UserError):  # a shard beside the run's that cannot be read
+        if source and source.get("num_tokens") != TokenShards.open(folder).num_tokens:
+            source = {}  # that of shards which stood there before
     return {
         "strategy": config.strategy,
         "data_tokens": data.num_tokens,

@@ -14,8 +14,8 @@ from ddplab_watch.batches import content_hashes
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> dist.FileStore:
-    return dist.FileStore(str(tmp_path / "store"), 2)
+def store() -> dist.HashStore:
+    return dist.HashStore()
 
 
 @pytest.mark.parametrize(("of_rank_1", "go_on"), [("a DDP", True), ("its inner model", False)])
