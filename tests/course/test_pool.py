@@ -347,7 +347,10 @@ def test_two_people_of_one_name_are_two_students(tmp_path: Path) -> None:
     ("people", "students"),
     [
         # (assignment, id, e-mail) of each hand-in of Jane Doe's
-        ([(1, "s1", ""), (1, "", "jane@x.org")], {"doe-jane"}),
+        (
+            [(1, "s1", ""), (1, "", "jane@x.org"), (1, "s2", "j@y.org")],
+            {"doe-jane (s1)", "doe-jane (s2)"},
+        ),
         ([(1, "", "jane@x.org"), (1, "S1", "Jane@x.org"), (1, "s1", "")], {"doe-jane"}),
         ([(1, "", "jane@x.org"), (2, "", ""), (3, "", "jane@y.org")], {"doe-jane"}),
         (
