@@ -53,17 +53,21 @@ def test_a_batch_that_no_ranks_split_is_refused_and_a_budget_below_the_weights_a
     assert any("would do" in line for line in answer["nothing_fits"])
 
 
-@pytest.mark.slow
 @pytest.mark.two_ranks
 @pytest.mark.parametrize(
     ("function", "left_out"),
     [
-        ("no_common_dimension", ""),
-        ("tied", "is shared between two of its units"),
         ("counting", ""),  # buffers, and a list that grows with each call
-        ("custom", ""),
-        ("compiled", ""),
-        ("pooled", "micro-batches of size 1 were left out: ValueError: Expected more than 1"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("no_common_dimension", ""),
+                ("tied", "is shared between two of its units"),
+                ("custom", ""),
+                ("compiled", ""),
+                ("pooled", "micro-batches of size 1 were left out: ValueError: Expected more than"),
+            )
+        ),
     ],
 )
 def test_unusual_modules_are_planned_as_far_as_they_can_be(
@@ -186,6 +190,7 @@ def test_passes_are_timed_at_sizes_that_a_rank_can_hold_alone(free_bytes, strate
         sizes_to_time(question, plans, free_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.two_ranks
 def test_a_model_is_planned_and_verified_peaks_are_those_predicted(rank_server, tmp_path):
     flags = ("--global_batch", 16, "--memory_bytes", "1e9", "--strategies", "DDP", "FULL_SHARD")
