@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -53,6 +54,9 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 # What is imported while tests are collected lives as long as the process: a tenth of the time went
 # to looking through it for what can be freed.
 gc.disable()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the tests in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)

@@ -65,7 +65,7 @@ def upper_limit(share: float, count: int = PAGES) -> float:
         (4, 8),
         *(
             pytest.param(rounds, arms, marks=pytest.mark.slow)
-            for rounds, arms in ((8, 2), (6, 8), (8, 4))
+            for rounds, arms in ((4, 2), (6, 2), (6, 4), (8, 2), (6, 8), (8, 4))
         ),
     ],
 )

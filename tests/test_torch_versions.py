@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from common.course.outcomes import own_variables
 from common.runtime.private import WORKING
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,7 +64,8 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     # Pythons that pyenv has and does not show.
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found = [str(tmp_path / "venv" / "bin"), *map(str, pyenv.glob("3.*/bin")), os.environ["PATH"]]
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    kept = own_variables()  # or ranks would be those of the pytest that this runs in
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
     yield kept | {
         "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode"),  # compiled once, for all its processes
         "PATH": os.pathsep.join(found),

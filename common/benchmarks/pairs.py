@@ -50,6 +50,8 @@ def main(settings: PairBenchmark) -> None:
             folder = Path(settings.results).parent
             if worker.is_main and not folder.is_dir():
                 raise UserError(f"--results {settings.results}: there is no folder {folder}")
+            if worker.is_main and settings.results and Path(settings.results).is_dir():
+                raise UserError(f"--results {settings.results}: it is a folder; name a file in it")
         samples = measure(worker, settings.rounds)
         if worker.is_main:
             if settings.results:

@@ -140,13 +140,12 @@ def losers(
 
     Times are predicted, but for a plan that ran in the final rounds beside the best one.
     """
-    measured = {}
-    if verified and verified[0].plan == best.plan:
-        measured = {plan.plan: plan.over_best for plan in verified if plan.over_best}
+    ran = {plan.plan: plan for plan in verified or ()}
+    in_final = bool(verified) and verified[0].plan == best.plan
     lines = []
 
     def add(name: str, **fields: object) -> None:
-        lines.append(_against(searched, best, measured, name, **fields))
+        lines.append(_against(searched, best, ran, in_final, name, **fields))
 
     for strategy in searched.question.legal_strategies():
         if strategy != best.plan.strategy:
@@ -166,16 +165,28 @@ def losers(
 def _against(
     searched: Searched,
     best: TimedPlan,
-    measured: Mapping[Plan, Judged],
+    ran: Mapping[Plan, VerifiedPlan],
+    in_final: bool,
     name: str,
     **fields: object,
 ) -> str:
-    """Returns a sentence on the fastest plan with these fields, beside the best."""
+    """Returns a sentence on the fastest plan with these fields, beside the best.
+
+    Args:
+        ran: the plans that were run.
+        in_final: whether the best plan is the one that others are held against in final rounds.
+    """
     other = searched.fastest(**fields)
     if other is None:
         refused = searched.nearest_refused(**fields)
         return f"{name}: {lack(searched, refused)}" if refused else ""
-    return f"{name}: {beside(best, other, measured.get(other.plan))} ({other.plan.label})"
+    it = ran.get(other.plan)
+    why = beside(best, other, it.over_best if it and in_final else None)
+    if it and it.died:
+        why = it.died
+    elif it and it.peak_bytes > searched.question.usable_bytes:
+        why = f"took {digits(it.peak_bytes / GB)} GB at the peak"
+    return f"{name}: {why} ({other.plan.label})"
 
 
 def beside(best: TimedPlan, other: TimedPlan, over_best: Judged | None = None) -> str:

@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 
 from common.cluster.launch import launch
-from common.errors import RunFailed
+from common.errors import RunFailed, UserError
 from common.exercises.checkpoint_commit import MANIFEST, finished_checkpoints
 from common.runtime.group.process_group import process_group
 from common.runtime.records.run_directory import read_environment
@@ -84,7 +84,7 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
     failed = ""
     try:
         launch(Path(__file__), arguments, RANKS, folder / "log")
-    except RunFailed as error:
+    except (RunFailed, UserError) as error:
         failed = str(error)
 
     messages = _said_by_case((folder / "log").read_text())

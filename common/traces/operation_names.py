@@ -63,7 +63,7 @@ as ``long``."""
 
 def collective(name: str) -> str | None:
     """Returns the operation of a collective by any of its names; None of what is none."""
-    before = r"^(_?c10d(_functional)?::|gloo:|nccl:|nccl(sym)?(dev)?kernel|nccl)|_"
+    before = r"^(_?c10d(_functional)?::|gloo:|nccl:|nccl(symk?)?(dev)?kernel|nccl)|_"
     plain = re.sub(before, "", name.lower())
     return next((op for start, op in COLLECTIVES.items() if plain.startswith(start)), None)
 

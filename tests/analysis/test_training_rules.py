@@ -43,8 +43,7 @@ from common.perfmodel.fsdp.schedule import StepPrediction
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 SETTLED = "settled"
-PAGES = 40
-"""Drawn for each rule: test_judged.py has ten times as many of what all of them share."""
+MANY, FEW = 100, 40
 """Pages on which nothing differs, and on which something does."""
 WORKLOAD = {
     **{"model": "gpt2-nano", "batch_size": 4, "seq_len": 64, "precision": "float32"},
@@ -182,8 +181,8 @@ def drawn(
 @pytest.mark.parametrize("rule", RULES)
 def test_where_nothing_differs_few_pages_say_that_something_does(rule: str) -> None:
     says, arms, rounds = RULES[rule]
-    alarms = sum(bool(says(page)) for page in drawn(rounds, arms, count=PAGES))
-    assert alarms <= upper_limit(0.05, PAGES)
+    alarms = sum(bool(says(page)) for page in drawn(rounds, arms, count=MANY))
+    assert alarms <= upper_limit(0.05, MANY)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +207,8 @@ def test_a_planted_difference_is_said_of_the_right_arm(
         **{"modes on the same batches": "dynamic"},
         **{"the kind of work that takes most": "attention"},
     }.get(rule, "DDP")
-    named = [says(page) for page in drawn(rounds, arms, faster, count=PAGES)]
-    assert sum(first in names for names in named) >= share * PAGES
+    named = [says(page) for page in drawn(rounds, arms, faster, count=FEW)]
+    assert sum(first in names for names in named) >= share * FEW
 
 
 @pytest.mark.parametrize("rule", RULES)

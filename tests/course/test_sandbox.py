@@ -417,7 +417,7 @@ def test_a_time_limit_ends_ranks_that_call_without_end(sandbox: Sandbox, tmp_pat
     before = signal.signal(signal.SIGUSR1, over)  # pytest-timeout has SIGALRM
     try:
         with pytest.raises(TimeIsUp):
-            ranks.call("ask", ask)
+            ranks.call_each("ask", [(lambda: None,), (ask,)])  # both have been started by then
     finally:
         signal.signal(signal.SIGUSR1, before)
 

@@ -6,10 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from common.cluster.emulated import RANK_PREFIX, EmulatedCluster, why_not
 from common.cluster.launch import launch_series
+from common.planning.space import Plan
 from common.runtime.flags import as_flags
 from common.tuning.plans import JOB
 
@@ -86,5 +88,14 @@ def test_hosts_are_planned_with_their_mesh_among_the_settings(folder):
     answer = json.loads((folder / "run" / "plan.json").read_text())
     ran = {plan["strategy"]: plan for plan in answer["verified"] if not plan["was_refused"]}
     assert set(ran) == set(STRATEGIES)
+    peaks = pd.read_csv(folder / "run" / "plan-peaks.csv").groupby("plan")["peak_bytes"].max()
+    predicted = {
+        tuple(plan[key] for key in Plan.__dataclass_fields__): plan["peak_bytes"]
+        for plan in (answer, *answer["rejected"])
+    }
+    for plan in ran.values():
+        peak = predicted[tuple(plan[key] for key in Plan.__dataclass_fields__)]
+        assert plan["peak_bytes"] in set(peaks)
+        assert peak >= 0.97 * plan["peak_bytes"]
     # Two ranks share a copy in place of four: twice the parameters, gradients and moments.
     assert ran["HYBRID_SHARD"]["peak_bytes"] > ran["FULL_SHARD"]["peak_bytes"]

@@ -173,7 +173,7 @@ def test_measuring_holds_one_model_and_its_states(rank_server, tmp_path, memory_
         (1e9, STRATEGIES, (4, 16)),
         (1e9, ("DDP",), (2, 8)),
         (9e6, SHARDED, (1, 4)),
-        (9e6, ("DDP",), (1, 4)),
+        (1e7, ("DDP",), (1, 4)),
         (6e6, SHARDED, None),  # weights and gradients are 4.3 MB; FSDP gathers both beside its own
         (8e6, ("DDP",), None),  # AdamW's moments are 4.3 MB, too
     ],

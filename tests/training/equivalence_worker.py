@@ -91,16 +91,13 @@ class Case:
         return config_of(self.strategy, **options)
 
 
-PLAIN = ("DDP", "FULL_SHARD")
-"""Strategies of which it is enough that they train without accumulation, or in float32."""
 RECOMPUTED = ("DDP", "FULL_SHARD", "MY_FSDP")
 EXACT = (
-    *(Case(strategy, micro_batch=8) for strategy in PLAIN),
-    *(Case(strategy, micro_batch=4) for strategy in STRATEGIES),
+    *(Case(strategy, micro_batch=m) for strategy in STRATEGIES for m in (8, 4)),
     *(Case(strategy, micro_batch=4, recomputed=True) for strategy in RECOMPUTED),
 )
-ROUNDED = tuple(Case(strategy, "float32") for strategy in PLAIN)
-DIFFERENT = tuple(Case(strategy, own_weights=True) for strategy in PLAIN)
+ROUNDED = tuple(Case(strategy, "float32") for strategy in STRATEGIES)
+DIFFERENT = (Case("DDP", own_weights=True), Case("FULL_SHARD", own_weights=True))
 CASES = (*EXACT, *ROUNDED, *DIFFERENT)
 
 

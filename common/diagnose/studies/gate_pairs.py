@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import numpy as np
@@ -19,6 +20,9 @@ import pandas as pd
 from common.analysis.runs import Run
 from common.cluster.launch import launch
 from common.diagnose.compared_runs import FAILED, PASSED, SAID, Comparison
+from common.diagnose.diagnosis import case_of
+from common.diagnose.evidence.bundle import read_bundle
+from common.diagnose.evidence.bundle_tables import write_run
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import STEPS
 from common.diagnose.opened import Opened, open_diagnosis
@@ -81,9 +85,14 @@ def window(opened: Opened, first: int, steps: int, slower: float = 1.0) -> Opene
     times = [name for name in rows if name.endswith("_time_ms")]
     rows[times] = rows[times].apply(pd.to_numeric, errors="coerce") * slower
     recorded = Unwitnessed(run.opened.folder, run.opened.source)
-    return replace(
-        opened, case=Case(replace(run, opened=recorded, tables={**run.tables, STEPS: rows}))
-    )
+    run = replace(run, opened=recorded, tables={**run.tables, STEPS: rows})
+    return replace(opened, case=Case(run), later=())
+
+
+def with_all_steps(path: str, folder: Path) -> Opened:
+    """Opens a bundle with the steps after each change, too: windows lie anywhere."""
+    tables = write_run(read_bundle(Path(path)), folder)
+    return replace(open_diagnosis(path), case=case_of(tables, None))
 
 
 def levelled(opened: Opened) -> Opened:
@@ -143,20 +152,24 @@ def run_study(study: GateStudy, output_dir: str, progress: StageProgress) -> Pat
         the run directory: ``pairs.csv``, a row per bundle, machine, size of a side and slow-down,
         and ``verdicts.csv``.
     """
-    bundles = [open_diagnosis(name) for name in study.table]  # refused before anything is written
-    least = 2 * max(runs * steps for runs, steps in SIDES)
-    for opened in bundles:
-        if (count := opened.case.run.unwatched["step"].nunique()) < least:
-            raise UserError(f"{opened.name} has {count} plain steps; pairs need at least {least}")
+    for name in study.table:
+        require_steps(name)  # before anything is written
     environment = describe_environment("gloo", "cpu", RANKS)
-    with study_run("gate", study, output_dir, progress, environment) as run:
-        if not bundles:
+    with (
+        study_run("gate", study, output_dir, progress, environment) as run,
+        TemporaryDirectory() as scratch,
+    ):
+        paths = list(study.table)
+        if not paths:
             folder = (run.path / "healthy").absolute()
             words = [f"folder={folder}", f"window={study.steps}", "probe=0", "bucket_steps=0"]
             words += [SCRIPT, "--steps", str(study.steps + BEFORE)]
             with progress.stage("healthy run") as update:
                 launch(WATCH, words, RANKS, folder.with_suffix(".log"), on_output=update)
-            bundles = [open_diagnosis(str(folder))]
+            require_steps(str(folder))
+            paths = [str(folder)]
+        tables = (Path(scratch) / f"tables-{at}" for at in range(len(paths)))
+        bundles = [with_all_steps(*pair) for pair in zip(paths, tables, strict=True)]
         rows = []
         for opened, (runs, steps) in itertools.product(bundles, SIDES):
             with progress.stage(f"{opened.name}, {runs} × {steps} steps a side"):
@@ -169,6 +182,15 @@ def run_study(study: GateStudy, output_dir: str, progress: StageProgress) -> Pat
         run.write_table("verdicts.csv", verdicts)
     progress.say(verdicts.to_string(index=False, float_format="%.3g"))
     return run.path
+
+
+def require_steps(path: str) -> None:
+    """Raises UserError unless a bundle has the steps of two of the largest sides."""
+    least = 2 * max(runs * steps for runs, steps in SIDES)
+    with TemporaryDirectory() as folder:
+        opened = with_all_steps(path, Path(folder) / "tables")
+    if (count := opened.case.run.unwatched["step"].nunique()) < least:
+        raise UserError(f"{opened.name} has {count} plain steps; pairs need at least {least}")
 
 
 def judge(pairs: pd.DataFrame) -> pd.DataFrame:

@@ -50,6 +50,7 @@ NAMED_SHARE, CLOSE, CLOSE_SHARE = 0.95, 0.10, 0.80
 
 
 LEAST_GAINS = 3
+"""Rounds from which one can be held against the others."""
 
 
 @dataclass(frozen=True)

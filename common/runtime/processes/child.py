@@ -148,7 +148,7 @@ def run_forked(
 
 
 def new_log(log: Path) -> TextIO:
-    """Opens an empty log for a child's standard error."""
+    """Opens an empty log for what a child prints."""
     with naming_os_errors(f"log {log}"):
         return log.open("w")
 

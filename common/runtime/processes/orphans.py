@@ -45,6 +45,7 @@ def ending_with_its_parent(command: Sequence[str]) -> list[str]:
 def _become(parent: int, command: Sequence[str]) -> None:
     """Replaces this process by ``command``, unless ``parent`` ended before the kernel was asked."""
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores it
     if parent not in (os.getppid(), ANY):
         os._exit(1)
     try:

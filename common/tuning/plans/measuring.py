@@ -98,6 +98,7 @@ def measure_inputs(
     few, many = sizes
     lab = _Lab(model, question, plans, worker)
     check_same_graph(model.make(few, worker.device), worker)
+    drop_unused(worker)
     casts = [numerics_of(question, plan).casts for plan in plans]
     base = "float32" if question.precisions[0] == "float32" else "autocast"
     zero1 = any(plan.strategy == "ZERO1" for plan in plans)
@@ -132,6 +133,8 @@ def measure_inputs(
         network = measure_all_reduces(profile, dtype, worker, recorder, formats=())["none"]
         curve, crowded = network.curve, network.crowded
         costs = measure_costs(step, worker, recorder)
+        step = None
+        drop_unused(worker)
     table, collectives = worker.broadcast((parts.table(), sent.table()))
     read = ReadInputs(table, collectives, few, many)
     return Inputs(
@@ -340,9 +343,9 @@ def sizes_to_time(question: Question, plans: Iterable[Plan], free_bytes: float) 
     Args:
         question: what is to be planned.
         plans: the plans that may be chosen.
-        free_bytes: what each rank may take while passes are timed.
+        free_bytes: what each rank may take.
 
-    Raises UserError where not even that of the smallest fits.
+    Raises UserError where not even the smallest passes fit, or what else a rank does alone.
     """
     plans = list(plans)
     sizes = sorted({plan.micro_batch for plan in plans})
@@ -351,8 +354,13 @@ def sizes_to_time(question: Question, plans: Iterable[Plan], free_bytes: float) 
     many = max(fitting, default=sizes[0])
     few = [size for size in sizes if size <= max(sizes[0], many // 4)][-1]
     updates = holds_all(plans)
-    strategies = [SINGLE, *dict.fromkeys(_alone_as(plan) for plan in plans if plan.is_sharded)]
+    strategies = dict.fromkeys(_alone_as(plan) for plan in plans if plan.is_sharded)
     needs = [(alone_bytes(question, strategy, few, updates), few) for strategy in strategies]
+    if updates:  # weights, gradients and moments, and no activations
+        needs.append((2 * MOMENTS_BYTES * question.architecture.num_parameters, few))
+    if any(plan.has_buckets for plan in plans):  # whose costs are those of float32
+        in_float32 = replace(question, precisions=("float32",))
+        needs.append((alone_bytes(in_float32, "DDP", few), few))
     need_bytes, samples = max([*needs, (alone_bytes(question, SINGLE, many), many)])
     if need_bytes > free_bytes:
         raise UserError(

@@ -204,9 +204,9 @@ def _runnable(plans: Iterable[SizedPlan], question: Question, worker: Worker) ->
 
 
 def free_bytes(worker: Worker) -> float:
-    """Returns the memory that is free for this rank: on a CPU, its share of the machine's."""
+    """Returns the memory that is free for this rank: its share where ranks have one memory."""
     if worker.device.type == "cuda":
-        return torch.cuda.mem_get_info(worker.device)[0]
+        return torch.cuda.mem_get_info(worker.device)[0] / worker.ranks_per_gpu
     return psutil.virtual_memory().available / worker.ranks.local_world_size
 
 
