@@ -168,7 +168,8 @@ def test_a_check_that_fails_beside_another_grading_is_run_again_alone(
     paths = [reference(tmp_path, name, f"# {name}\n") for name in "ab"]
     grades = Class(Grader(ROOT), paths, jobs=2).grade(tmp_path / "grades", lambda _: None)
     assert {grade.score for grade in grades} == {sum(task.points for task in TASKS.values())}
-    assert sum(crowded in run for run in tests.runs) == 2 * len(paths)
+    # On a busy machine one of the two may begin when the other has ended, and is alone.
+    assert len(paths) < sum(crowded in run for run in tests.runs) <= 2 * len(paths)
 
 
 def test_a_check_that_pytest_does_not_reach_is_no_zero(
