@@ -103,7 +103,7 @@ requeue_job() {
     local state restarts=${SLURM_RESTART_COUNT:-0} job=$SLURM_JOB_ID
     # One task of an array has the array's id as its own, by which Slurm means all tasks.
     if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
-    state=$(squeue --noheader --jobs="$job" --format=%T)
+    state=$(squeue --noheader --jobs="$job" --format=%T) || state=RUNNING # slurmctld was too busy
     if [ "$state" != RUNNING ]; then return 75; fi
     if [ "$restarts" -ge "${MAX_REQUEUES:-20}" ]; then
         echo "stopped at $1 after $restarts requeues (MAX_REQUEUES): submit again to go on" >&2

@@ -70,7 +70,7 @@ class RankSpeedup:
         regime: SAME_GLOBAL_BATCH or SAME_BATCH_PER_RANK.
         ranks: number of ranks.
         speedup: the speedup as the section of its run judges it, with what holds at once there.
-        exchanged_bytes: bytes that the exchange of a step carries, of one rank; NaN if not counted.
+        exchanged_bytes: bytes that a rank sends in the exchange of a step; NaN if not counted.
         computation_ms: a step of these ranks without its exchange, in ms; NaN if not measured.
         settings: settings that two repetitions of one measurement have in common.
     """
@@ -260,14 +260,19 @@ def _model_of(opened: Run) -> tuple[str, float]:
 
 
 def _exchange(steps: pd.DataFrame, arm: int) -> tuple[float, float]:
-    """Returns the bytes of a step's exchange, and its parts that compute, in ms; NaN if unknown."""
+    """Returns the bytes that a rank sends in a step, and the parts that compute, in ms; NaN if
+    unknown.
+
+    All-reduces are rings: each of n ranks sends 2(n − 1)/n of what is reduced.
+    """
     try:
         parts = decompose(steps, arm)
     except UserError:
         return np.nan, np.nan
     computing = ("data", "forward", "backward", "optimizer")
     computation_ms = sum(parts.parts_ms[name] for name in computing)
-    return parts.exchanged_bytes_per_step, computation_ms
+    ring = 2 * (parts.world_size - 1) / parts.world_size
+    return parts.exchanged_bytes_per_step * ring, computation_ms
 
 
 def _plain(value: object) -> object:

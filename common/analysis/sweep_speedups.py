@@ -159,19 +159,20 @@ def _speedup(
     }
 
 
-def error_bars(table: pd.DataFrame) -> np.ndarray:
+def error_bars(table: pd.DataFrame, number: str = "speedup") -> np.ndarray:
     """Returns the error bars of speedups, [2, arms]; of no length where nothing may be told yet.
 
     That is where rounds lack, where the machine was disturbed, and where there is no speedup.
 
     Args:
         table: speedup, speedup_low, speedup_high and judged of each arm, as ``sweep_speedups`` has.
+        number: the column that is drawn, where it is another one, such as ratio.
     """
     may_be_drawn = [
-        isinstance(number, Judged) and number.verdict in DRAWN for number in table["judged"]
+        isinstance(judged, Judged) and judged.verdict in DRAWN for judged in table["judged"]
     ]
-    below = (table["speedup"] - table["speedup_low"]).where(may_be_drawn)
-    above = (table["speedup_high"] - table["speedup"]).where(may_be_drawn)
+    below = (table[number] - table[f"{number}_low"]).where(may_be_drawn)
+    above = (table[f"{number}_high"] - table[number]).where(may_be_drawn)
     return np.nan_to_num(np.clip([below, above], 0, None))
 
 

@@ -6,7 +6,10 @@ import contextlib
 import io
 import logging
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 
 import tyro
@@ -73,7 +76,7 @@ Command = SUBCOMMANDS.union
 def main() -> None:
     """Runs the subcommand that the console script was called with."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    with exit_status():
+    with exit_status(), ended_as_by_ctrl_c():
         words = sys.argv[1:]
         try:
             if page := asked_page([PROGRAM, *words], PAGES):
@@ -84,6 +87,26 @@ def main() -> None:
         except BrokenPipeError:  # nobody reads any more, as after `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
             sys.exit(1)  # as rich does
+
+
+@contextlib.contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """Lets a job's time limit or a closed terminal end a command as Ctrl-C does, with its record.
+
+    Signals that are ignored (``nohup``) or that somebody handles stay as they are.
+    """
+    taken = []
+    if threading.current_thread() is threading.main_thread():
+        taken = [
+            n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL
+        ]
+    for number in taken:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _parse(arguments: list[str]) -> Command:

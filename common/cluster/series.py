@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.runtime.processes.orphans import die_with_parent
+from common.runtime.processes.process_identity import LAUNCHER, has_ended
 
 ENDED = "\x1escript ended"
 """Line that each rank prints after a script that succeeded."""
@@ -62,6 +63,8 @@ def entries(queue: Path) -> Iterator[list[str]]:
 def main() -> None:
     """Runs the scripts of a queue; the first that fails ends this rank as it ended itself."""
     die_with_parent()
+    if (launcher := os.environ.get(LAUNCHER)) and has_ended(launcher):  # before it was asked
+        os._exit(1)
     for words in entries(Path(sys.argv[1])):
         import_for(words[0])
         status = run(words)

@@ -77,7 +77,9 @@ def run_tests(
         if ended.timeout_s is not None:
             raise RunFailed(f"pytest in {folder}: {ended.reason}")
         if not results.is_file():
-            lines = (errors.read_text() or "\n".join(output)).strip().splitlines() or ["no word"]
+            lines = (
+                errors.read_text(errors="replace") or "\n".join(output)
+            ).strip().splitlines() or ["no word"]
             # Of a wrong option it says the root and the settings' file last.
             reason = next((line for line in lines if " error: " in line), lines[-1])
             raise RunFailed(f"pytest in {folder}: {reason.strip()}")

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def fit_cost(batch_size: NDArray, longest: NDArray, time_s: NDArray) -> tuple[float, float, float]:
-    """Fits (c0, c1, c2), in seconds, to measured steps by their relative errors.
+    """Fits (c0, c1, c2), in seconds, to measured steps by least squares of their relative errors.
 
     None is negative, whatever the noise: a cost must not fall as batches or texts grow. Errors are
     relative, as else the longest steps alone would decide.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.analysis.html import rendered
 from common.errors import RunFailed
-from common.runtime.machine.environment import now
+from common.runtime.machine.environment import today
 from common.runtime.records.run_directory import write_atomically
 
 TITLE = "ddplab report"
@@ -101,7 +101,7 @@ def write_page(folder: Path, parts: Sequence[Part], front: str = "", style: str 
     text = rendered(
         PAGE,
         title=TITLE,
-        date=now()[:10],
+        date=today(),
         parts=parts,
         front=front,
         style=STYLE.read_text() + style,
@@ -300,7 +300,7 @@ def _typeset(body: str, front: str, work: Path) -> bytes:
 
     # The contents begin a page where a first page comes before them.
     before = f"{front}\n#pagebreak(weak: true)\n" if front else ""
-    head = TEMPLATE.read_text().replace("REPORT_TITLE", TITLE).replace("REPORT_DATE", now()[:10])
+    head = TEMPLATE.read_text().replace("REPORT_TITLE", TITLE).replace("REPORT_DATE", today())
     source = work / "report.typ"
     source.write_text(head.replace("REPORT_FRONT", before) + body)
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"  # those that figures are drawn with

@@ -11,7 +11,7 @@ from common.cluster.emulated import why_not
 from common.cluster.kept_ranks import KeptRanks, Place
 from common.errors import RunFailed, UserError, require_known, unwritten_task
 from common.report.document import Document
-from common.report.first_page import print_page
+from common.report.first_page import COMPLETE, print_page
 from common.report.notebooks import execute_notebooks
 from common.report.presets import (
     Preset,
@@ -76,20 +76,22 @@ def run_assignments(
     watch = RunWatch(output, timetable, progress, full=full)
     measured = Measured()
     folders = []
-    with watch.until_the_end(), KeptRanks() as kept:
-        watch.announce()
-        for number, preset in enumerate(presets, start=1):
-            folders.append(
-                _run_assignment(
-                    preset, label, output, watch, measured, kept, with_answers=with_answers
-                )
-            )
-            kept.end_all_but(_places(presets[number:]))
     last = timetable.entries[-1]
-    with watch.stage(last.assignment, last.key) as update:
-        if len(folders) > 1:
-            _summarise(dict(zip(assignments, folders, strict=True)), output, watch, update)
-        watch.page.write_report(output)
+    with watch.until_the_end():
+        with KeptRanks() as kept:
+            watch.announce()
+            for number, preset in enumerate(presets, start=1):
+                folders.append(
+                    _run_assignment(
+                        preset, label, output, watch, measured, kept, with_answers=with_answers
+                    )
+                )
+                kept.end_all_but(_places(presets[number:]))
+        with watch.stage(last.assignment, last.key) as update:
+            if len(folders) > 1:
+                _summarise(dict(zip(assignments, folders, strict=True)), output, watch, update)
+            watch.page.state = COMPLETE
+            watch.page.write_report(output)
     progress.say(
         f"Done in {progress.elapsed_s:.0f} s. Report: {relative_to_project(output / 'report.pdf')}"
     )

@@ -286,8 +286,13 @@ def test_questions_of_a_run_that_shows_recorded_data_are_marked() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("moment", ["… memory of a step", "… 1 notebook"])
-def test_an_interrupted_run_leaves_a_page_that_opens(moment: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [("… memory of a step", signal.SIGTERM), ("… 1 notebook", signal.SIGINT)],
+)
+def test_an_interrupted_run_leaves_a_page_that_opens(
+    moment: str, number: int, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", ONE_STAGE, "run", "assignment0", "--preset", "smoke"]
     with start_interruptible(
         [*command, "--output-dir", str(tmp_path)],
@@ -300,7 +305,7 @@ def test_an_interrupted_run_leaves_a_page_that_opens(moment: str, tmp_path: Path
             if line.startswith(moment):
                 break
         time.sleep(1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.communicate()
     assert process.returncode == 130
     text = Texts((tmp_path / "index.html").read_text()).text

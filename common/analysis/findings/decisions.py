@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import pandas as pd
 
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
@@ -16,9 +18,11 @@ from common.analysis.micro_batches.mode_comparison import DYNAMIC
 from common.analysis.one_device.options import open_options
 from common.analysis.runs import DEPTHS, complete_runs
 from common.analysis.show import ends_format
-from common.diagnose.changes import find_changes, open_changes
+from common.analysis.sweep_speedups import NO_CHANGE, step_times_by_round
+from common.csv_tables import read_table
+from common.diagnose.changes import Changes, find_changes, open_changes
 from common.errors import UserError
-from common.judged import Judged
+from common.judged import Judged, compared
 
 SAME, ROUNDED = "the same", "the same but for rounding"
 CONSEQUENCES = {
@@ -154,6 +158,20 @@ def changes(run_dir: Path) -> Iterator[Decision]:
     for folder in find_changes(run_dir)[-1:]:
         made = open_changes(folder)
         where = f"{made.model}, {made.ranks} ranks"
-        for name, judged in made.told.items():
+        for name, judged in _rate_gains(folder, made).items():
             kind = str(name).partition("=")[0]
             yield Decision(str(name), where, judged, *CONSEQUENCES.get(kind, ()))
+
+
+def _rate_gains(folder: Path, made: Changes) -> dict[Hashable, Judged]:
+    """Judges the samples per second of all ranks under each change over those without one.
+
+    ``Changes.told`` compares speedups, each over one rank under the same change: there, what slows
+    a single rank counts as a gain.
+    """
+    arms = read_table(folder / "arms.csv", ("arm", "change", "world_size", "global_batch"))
+    steps = read_table(folder / "steps.csv", ("arm", "kind", "step_time_ms"))
+    step_ms = step_times_by_round(steps)
+    several = arms[arms["world_size"] == made.ranks].fillna({"change": NO_CHANGE})
+    rates = {arm.change: arm.global_batch / step_ms[arm.arm] for arm in several.itertuples()}
+    return compared(pd.DataFrame(rates), NO_CHANGE, **made.conditions)

@@ -106,8 +106,7 @@ def modes_by_data_set(folder: Path) -> SmallFigure:
         raise UserError(f"mode {DYNAMIC} was not measured")
     with _small() as (figure, axes):
         for height, (_, row) in enumerate(rows):
-            names = {f"ratio{end}": f"speedup{end}" for end in ("", "_low", "_high")}
-            ends = error_bars(row.to_frame().T.rename(columns=names))
+            ends = error_bars(row.to_frame().T, "ratio")
             label = "measured, 95 %" if height == 0 else None
             axes.errorbar(
                 row["ratio"], height, xerr=ends, fmt="o", ms=5, color=RED, capsize=3, label=label

@@ -159,10 +159,11 @@ class ModeComparison(OfRun):
         """Returns the number of intervals that hold at once.
 
         They are those of all pairs of modes on the same batches, as any mode may turn out to be the
-        fastest, which the others are compared with; and those of modes with their own batches.
+        fastest, which the others are compared with; and those of modes with their own batches, each
+        over static and, where it was measured, over dynamic.
         """
-        count = len(self.modes)
-        return count * (count - 1) // 2 + len(self.own_batch_modes)
+        count, bases = len(self.modes), 2 if DYNAMIC in self.modes else 1
+        return count * (count - 1) // 2 + bases * len(self.own_batch_modes)
 
     def over(self, mode: str) -> dict[str, Judged]:
         """Returns the mean steps of ``modes`` over one's, paired by global batch."""

@@ -30,6 +30,7 @@ from common.analysis.style import (
     figure,
     log_axis,
 )
+from common.analysis.sweep_speedups import error_bars
 
 
 def mode_ratios(comparison: ModeComparison) -> Figure:
@@ -54,7 +55,8 @@ def mode_ratios(comparison: ModeComparison) -> Figure:
                 mfc="white",
                 zorder=4,
             )
-        widest = table[["ratio_high", "padded_ratio", "compute_ratio", "p95_ratio"]].max(axis=1)
+        widest = table[["padded_ratio", "compute_ratio", "p95_ratio"]].max(axis=1)
+        widest = np.fmax(widest, _drawn_ends(table))
         for y, ratio, end in zip(places, table["ratio"], widest, strict=True):
             axes.text(end + 0.03, y, f"{ratio:.2f}", va="center", fontsize=9, bbox=PLATE)
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
@@ -94,21 +96,15 @@ def per_sample(comparison: ModeComparison) -> Figure:
         for bar, same in zip(bars, table["same_batch"], strict=True):
             bar.set_hatch("" if same else "////")
             bar.set_edgecolor("white")
-        for y, row in zip(places, table.itertuples(), strict=True):
-            axes.text(
-                np.fmax(row.ratio_high, row.ratio) + 0.02,
-                y,
-                f"{row.ratio:.2f}",
-                va="center",
-                fontsize=9,
-                bbox=PLATE,
-            )
+        ends = _drawn_ends(table)
+        for y, ratio, end in zip(places, table["ratio"], ends, strict=True):
+            axes.text(end + 0.02, y, f"{ratio:.2f}", va="center", fontsize=9, bbox=PLATE)
         names = [
             mode_name(mode) + ("" if same else "\n(other batches)")
             for mode, same in table["same_batch"].items()
         ]
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
-        axes.set_xlim(0, max(1.05, 1.1 * table["ratio_high"].max()))
+        axes.set_xlim(0, max(1.05, 1.1 * ends.max()))
         axes.set_yticks(places, names)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("time per text, over static's (hatched: global batches of other texts)")
@@ -223,16 +219,21 @@ def simulated(simulation: Simulation) -> Figure:
 
 
 def _ratio_bars(axes: Axes, table: pd.DataFrame, places: np.ndarray) -> BarContainer:
-    """Draws a bar for each mode's ratio to static, with its interval."""
+    """Draws a bar for each mode's ratio to static, with its interval where that may be told."""
     return axes.barh(
         places,
         table["ratio"],
         height=0.6,
         color=[COLOURS[mode] for mode in table.index],
         alpha=0.8,
-        xerr=[table["ratio"] - table["ratio_low"], table["ratio_high"] - table["ratio"]],
+        xerr=error_bars(table, "ratio"),
         error_kw={"elinewidth": 1.2, "capsize": 3},
     )
+
+
+def _drawn_ends(table: pd.DataFrame) -> pd.Series:
+    """Returns how far each mode's ratio is drawn, with its interval."""
+    return table["ratio"] + error_bars(table, "ratio")[1]
 
 
 def _simulated_look(mode: str, same_batch: bool) -> dict:

@@ -243,7 +243,7 @@ def ratio_sentence(runs: Sequence[MicroBatchRun]) -> str:
     first, second = (run.slowest for run in measured_together(runs))
     name, other = labels(runs)
     if not same_batches(*runs):
-        per_sample = [summarise(run)["samples_per_s"] for run in runs]
+        per_sample = [summarise(run)["samples_per_s"] for run in measured_together(runs)]
         return (
             f"{other}/{name}: {per_sample[0] / per_sample[1]:.3f} of the time per sample. The two "
             "modes make up their batches of different samples: steps are not compared."

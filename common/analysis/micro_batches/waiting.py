@@ -88,7 +88,7 @@ def waiting_points(comparison: ModeComparison) -> pd.DataFrame:
 def unequal_ranks_ms(comparison: ModeComparison) -> dict[str, Judged]:
     """Judges ``STEPS_ALIKE`` and, where dynamic was measured, ``COMPUTED_ALIKE``, in ms."""
     columns = ["compute_time_ms", "step_time_ms"]
-    spread = comparison.times.groupby(["mode", "step"])[columns].std()
+    spread = comparison.times.groupby(["mode", "step"])[columns].std(ddof=0)
     compute, steps = (spread[column].unstack("mode") for column in columns)
     pairs = {STEPS_ALIKE: (compute[STATIC], steps[STATIC])}
     if DYNAMIC in comparison.modes:

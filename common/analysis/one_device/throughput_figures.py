@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from common.analysis.one_device.options import ALL, OptionsRun
 from common.analysis.one_device.throughput import ThroughputRun
 from common.analysis.style import BLACK, BLUE, GREY, MEASURED, ORANGE, RED, THOUSANDS, figure
+from common.analysis.sweep_speedups import DRAWN, error_bars
 
 WIDE_TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)
 NARROW_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4)
@@ -21,12 +22,14 @@ def batch_sweep(run: ThroughputRun) -> Figure:
     with figure(run.opened.caption) as (fig, axes):
         table = run.measured
         low, middle, high = (table[f"tokens_per_s{q}"] for q in ("_q25", "", "_q75"))
-        bars, label = [middle - low, high - middle], "measured (median, quartiles)"
+        # The mean over visits may lie outside of the quartiles of all their steps.
+        bars = np.maximum(0, [middle - low, high - middle])
+        label = "measured (mean over visits; quartiles of steps)"
         axes.errorbar(table["batch_size"], middle, yerr=bars, label=label, **MEASURED)
         _saturation_line(axes, run)
         _points_that_ended(axes, run)
         _batch_axis(axes, run.batches["batch_size"])
-        axes.set(ylabel="throughput (tokens/s)", ylim=(0, 1.25 * high.max()))
+        axes.set(ylabel="throughput (tokens/s)", ylim=(0, 1.25 * np.fmax(middle, high).max()))
         axes.yaxis.set_major_formatter(THOUSANDS)
         axes.legend(loc="lower right", fontsize=8)
     return fig
@@ -38,11 +41,11 @@ def option_bars(run: OptionsRun) -> Figure:
     singles = list(run.alone.index)
     only_there = [name for name in company.index if name not in singles]
     rows = [*singles, *only_there, *([ALL] if ALL in measured.index else [])]
-    control = run.control.interval
+    control = run.control
     with figure(run.opened.caption, figsize=(7.2, 1.3 + 0.36 * len(rows))) as (fig, axes):
-        if not np.isnan(control.low):
-            twice = "the baseline measured twice"
-            axes.axvspan(control.low, control.high, color=GREY, alpha=0.3, linewidth=0, label=twice)
+        if control.verdict in DRAWN:
+            ends, twice = control.interval, "the baseline measured twice"
+            axes.axvspan(ends.low, ends.high, color=GREY, alpha=0.3, linewidth=0, label=twice)
         axes.axvline(1, color=BLACK, linewidth=0.8)
         places = pd.Series(range(len(rows), 0, -1), index=rows)
         alone = measured.loc[[name for name in rows if name in measured.index]]
@@ -73,21 +76,19 @@ def _bars(
     Those of the rows ``shifted`` are moved by ``shift``, to leave room for another.
     """
     at = places[table.index] + shift * table.index.isin(shifted)
-    ratio = table["ratio"]
+    ratio, errors = table["ratio"], error_bars(table, "ratio")
     axes.barh(
         at,
         ratio - 1,
         left=1,
         height=0.34,
         color=colour,
-        xerr=[ratio - table["ratio_low"], table["ratio_high"] - ratio],
+        xerr=errors,
         error_kw={"elinewidth": 1, "capsize": 2, "ecolor": BLACK},
         label=label,
     )
-    for name, row in table.iterrows():
-        beyond = np.fmax(np.fmax(row["ratio_high"], row["ratio"]), 1)
-        text = f"  {row['ratio']:.2f}"
-        axes.text(beyond, at[name], text, va="center", fontsize=7.5)
+    for name, end in (ratio + errors[1]).items():
+        axes.text(max(end, 1), at[name], f"  {ratio[name]:.2f}", va="center", fontsize=7.5)
 
 
 def _ratio_axis(axes: Axes) -> None:

@@ -29,6 +29,10 @@ from common.perfmodel.scaling.step_model import LinearTime, PassTimes, StepModel
 from common.samples import slowest_rank
 
 
+SAME = ("world_size", "batch_per_rank", "accumulation")
+"""Columns in which two arms agree whose steps are the same."""
+
+
 def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Predicts the step of each arm without a change, in ms.
 
@@ -37,7 +41,8 @@ def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataF
         tables: Tables of the run (``evidence.read_tables``).
 
     Returns a row per arm: arm; predicted_step_ms (nothing taken from any step); adjusted_step_ms
-    (corrected by what the arm marked ``reference`` shows, whose own is then no prediction);
+    (corrected by what an arm marked ``reference`` shows, whose own is then no prediction, nor is
+    that of an arm with the same step in the other regime);
     predicted_exposed_ms and predicted_communication_ms (0 on one rank).
 
     Raises UserError where nothing was measured apart, or no arm has two ranks.
@@ -47,8 +52,8 @@ def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataF
     several = plain[plain["world_size"] > 1]
     if several.empty:
         raise UserError("no arm has two ranks or more: there is no exchange to predict")
-    fitted_arm = several.sort_values(["world_size", "batch_per_rank"]).iloc[-1]["arm"]
-    evidence = evidence_of(opened, tables, int(fitted_arm))
+    fitted = several.sort_values(["world_size", "batch_per_rank"]).iloc[-1]
+    evidence = evidence_of(opened, tables, int(fitted["arm"]))
     reference = model_from_evidence(
         evidence, gradient_as_bucket_view=bool(opened.settings.get(BUCKET_VIEW))
     )
@@ -72,7 +77,7 @@ def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataF
         rows.append(
             {
                 "arm": arm.arm,
-                "reference": bool(ranks > 1 and arm.arm == fitted_arm),
+                "reference": ranks > 1 and all(getattr(arm, name) == fitted[name] for name in SAME),
                 "predicted_step_ms": step_s * 1e3,
                 "adjusted_step_ms": adjusted_s * 1e3,
                 "predicted_exposed_ms": exposed_s * 1e3,

@@ -17,6 +17,7 @@ from common.analysis.scaling.speedups import (
     NO_INTERVAL,
     NOT_COUNTED,
     OVER_EPOCHS,
+    OVER_RUNS,
     Speedup,
     per_sample_speedup,
     printed_speedup,
@@ -26,6 +27,7 @@ from common.analysis.scaling.speedups import (
 )
 from common.analysis.scaling.training_run import RunIdentity, ScalingRun, data_key
 from common.errors import UserError
+from common.judged import FIRST_PAGE_ROUNDS
 
 SUMMARY_COLUMNS = (
     "Configuration",
@@ -259,6 +261,8 @@ def verdict(ratio: Speedup) -> str:
     words = printed_verdict(ratio)
     if ratio.over in (OVER_EPOCHS, NO_INTERVAL):
         return f"{words}, not certain: runs were not repeated"
+    if ratio.over == OVER_RUNS and ratio.repeats < FIRST_PAGE_ROUNDS:
+        return f"{words}, not certain: too few runs"
     ends = {_words(end, ratio.ranks) for end in (ratio.low, ratio.high) if not np.isnan(end)}
     return words if ends <= {words} else f"{words}, not certain by this interval"
 

@@ -19,7 +19,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from common.analysis.scaling.speedups import Speedup
+from common.analysis.scaling.speedups import OVER_RUNS, Speedup
 from common.analysis.scaling.study import Compared
 from common.analysis.scaling.text_study import passes, updates_per_epoch
 from common.analysis.style import (
@@ -35,6 +35,7 @@ from common.analysis.style import (
     figure,
     log_axis,
 )
+from common.samples import LEAST_ROUNDS
 
 ONE_RANK, COUNTED, PRINTED, PER_SAMPLE = "one rank", "counted", "printed", "per sample"
 LABELS = {
@@ -121,12 +122,12 @@ def _bar(
     axes: Axes, x: float, width: float, kind: str, speedup: Speedup, scale: float, form: str
 ) -> None:
     """Draws one bar with its interval and its number."""
-    value = speedup.value * scale
+    value, error = speedup.value * scale, _error(speedup, scale)
     axes.bar(
         x,
         value,
         width * 0.92,
-        yerr=_error(speedup, scale),
+        yerr=error,
         error_kw={"elinewidth": 1.1, "capsize": 2.5},
         color=COLOURS[kind],
         alpha=0.85,
@@ -135,7 +136,7 @@ def _bar(
         label=LABELS[kind],
     )
     highest = max(value, HIGHEST * speedup.ranks * scale)
-    top = value if np.isnan(speedup.high) else min(speedup.high * scale, highest)
+    top = value if error is None else min(speedup.high * scale, highest)
     text = form.format(value).replace("%", " %")
     axes.annotate(
         text,
@@ -228,7 +229,8 @@ def _bars(case: Compared) -> list[tuple[str, Speedup]]:
 
 
 def _error(speedup: Speedup, scale: float) -> list[list[float]] | None:
-    if np.isnan(speedup.low) or speedup.low == speedup.high:
+    has_few_runs = speedup.over == OVER_RUNS and speedup.repeats < LEAST_ROUNDS
+    if np.isnan(speedup.low) or speedup.low == speedup.high or has_few_runs:
         return None
     below, above = speedup.value - speedup.low, speedup.high - speedup.value
     return [[max(0, below) * scale], [max(0, above) * scale]]

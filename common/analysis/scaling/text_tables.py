@@ -240,13 +240,16 @@ def growth(study: TextStudy) -> pd.DataFrame:
     """
     parts, names, rows = study.parts, list(PARTS), []
     for compared in study.local.values() if len(parts) else ():
-        base = next((case.configuration.name for case in compared if case.is_base), None)
         steps = parts[parts["data set"] == compared[0].configuration.dataset].set_index("run")
-        for name in steps.index.difference([base]) if base in steps.index else []:
+        for case in compared:
+            if case.is_base or case.base is None:
+                continue
+            base, name = case.base.name, case.configuration.name
+            if not {base, name} <= {*steps.index}:
+                continue
             grown = steps.loc[name, names].astype(float) - steps.loc[base, names].astype(float)
             step_ms = steps.loc[name, "step (ms)"]
             row = {"from": base, "to": name, "step_ms": step_ms - steps.loc[base, "step (ms)"]}
-            case = next(case for case in compared if case.configuration.name == name)
             shares = {"largest": grown.idxmax(), "share": grown.max() / step_ms}
             shares["verdict"] = case.speedup.judged.said if case.speedup else "not comparable"
             rows.append(row | grown.to_dict() | shares)

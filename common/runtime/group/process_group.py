@@ -252,7 +252,7 @@ def _object_group(ranks: Ranks, timeout_s: float) -> dist.ProcessGroup | None:
 
 
 def _rendezvous(ranks: Ranks, rendezvous_s: float = 300) -> dist.Store:
-    if ranks.world_size == 1 and ranks.launcher == "single":
+    if ranks.world_size == 1 and ranks.launcher != "torchrun":
         return dist.HashStore()
     if ranks.launcher == "torchrun":
         # torchrun serves the store, or its rank 0 does. Without a limit, a rank whose torchrun was
@@ -327,7 +327,8 @@ def _agree_on_gpus(ranks: Ranks, backend: str, store: dist.Store) -> tuple[torch
         device = _choose_device(ranks, "cuda", backend)
         uuid = torch.cuda.get_device_properties(device).uuid
         may_share = backend != "nccl" or nccl.shares_gpus()
-        answer = {"gpu": f"{socket.gethostname()} GPU {uuid}", "may_share": may_share}
+        where = f"{socket.gethostname()} GPU {uuid}"  # two containers may have one GPU
+        answer = {"gpu": str(uuid), "where": where, "may_share": may_share}
     except UserError as refused:
         answer = {"problem": str(refused)}
     store.set(f"gpu/{ranks.rank}", json.dumps(answer))
@@ -339,9 +340,9 @@ def _agree_on_gpus(ranks: Ranks, backend: str, store: dist.Store) -> tuple[torch
         if not shared or all(answer["may_share"] for answer in answers):
             return device, max(Counter(names).values())
         problem = (
-            f"ranks {shared[0]} and {shared[1]} share one GPU ({names[shared[0]]}), which NCCL "
-            "does not allow by default; start as many ranks as there are GPUs, use --backend gloo, "
-            f"or {nccl.sharing_advice()} on every rank"
+            f"ranks {shared[0]} and {shared[1]} share one GPU ({answers[shared[0]]['where']}), "
+            "which NCCL does not allow by default; start as many ranks as there are GPUs, use "
+            f"--backend gloo, or {nccl.sharing_advice()} on every rank"
         )
     store.set(f"gpu/{ranks.rank}/known", "yes")
     if ranks.is_main:  # may serve the store, which the others still read

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ddplab_watch.cgroups import cpu_quota
 from ddplab_watch.interfaces import interfaces
 from ddplab_watch.machine_cores import own_cores
 
@@ -38,6 +39,11 @@ VARIABLES = ("CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "SLURM_", "T
 def now() -> str:
     """Returns the present time in UTC, ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def today() -> str:
+    """Returns the date where this machine stands, for a reader; records are in UTC."""
+    return datetime.datetime.now().astimezone().date().isoformat()
 
 
 @dataclass(frozen=True)
@@ -154,8 +160,12 @@ def name_of_device(gpus: Sequence[str]) -> str:
 
 
 def usable_cores() -> int:
-    """Returns the number of cores this process may use, in a job or container not always all."""
-    return len(own_cores()) or os.cpu_count() or 1
+    """Returns the number of cores this process may use, in a job or container not always all.
+
+    A container's quota of processor time counts as whole cores, as threads beyond it only wait.
+    """
+    cores, quota = len(own_cores()) or os.cpu_count() or 1, cpu_quota()
+    return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def cpu_model() -> str:

@@ -55,7 +55,7 @@ class ChildExit:
             name = signal.Signals(-self.status).name
             guess = ": the kernel ran out of memory?" if name == "SIGKILL" else ""
             return f"killed by {name}{guess}"
-        lines = self.log.read_text().splitlines()
+        lines = self.log.read_text(errors="replace").splitlines()
         raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception|Exit)\b", line)]
         lines = raised or [line for line in lines if line.strip()]
         return lines[-1].strip() if lines else f"exit status {self.status}"
