@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.container import ErrorbarContainer
 
 from common.analysis.one_device import throughput_figures as plots
 from common.analysis.one_device.options import GAINS, OptionsRun, not_measured
@@ -20,6 +22,7 @@ from common.analysis.one_device.throughput import (
 )
 from common.analysis.runs import Run
 from common.analysis.show import show, told_of
+from common.benchmarks.one_device.throughput import PointOutcome, batch_row
 from common.errors import UserError
 from common.perfmodel.one_device.peaks import DevicePeak
 
@@ -218,3 +221,34 @@ def test_a_run_without_its_headline_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="no result for batch_size 8"):
         open_throughput(run)
+
+
+def test_a_rate_outside_of_the_quartiles_of_steps_is_drawn(tmp_path: Path) -> None:
+    # Six visits of four steps, one of them slow: the mean over visits is below the lower quartile.
+    visits = [[(369.0, 370.0, 370.0, 371.0)] for _ in range(5)]
+    outcomes = [
+        PointOutcome(status="measured", step_times_ms=times)
+        for [times] in [*visits, [(519.0, 520.0, 520.0, 521.0)]]
+    ]
+    table = pd.DataFrame([batch_row(8, 8 * 1024, outcomes)])
+    assert table["tokens_per_s"][0] < table["tokens_per_s_q25"][0]
+    figure = plots.batch_sweep(ThroughputRun(opened=opened(tmp_path), batches=table, peak=None))
+    [bar] = figure.axes[0].containers
+    [(low, high)] = bar.lines[2][0].get_segments()
+    ends = table.loc[0, ["tokens_per_s", "tokens_per_s_q75"]]
+    assert [low[1], high[1]] == pytest.approx(ends.tolist())
+
+
+def test_ends_of_too_few_rounds_are_not_drawn(tmp_path: Path) -> None:
+    run = made_up_options(tmp_path, ARMS)
+    four = replace(run, times=run.times[run.times["round"] < 4])
+    lengths = []
+    for variant in (run, four):
+        axes = plots.option_bars(variant).axes[0]
+        bars = [bar for bar in axes.containers if isinstance(bar, ErrorbarContainer)]
+        segments = [ends for bar in bars for ends in bar.lines[2][0].get_segments()]
+        lengths.append([ends[1][0] - ends[0][0] for ends in segments])
+        is_shaded = "the baseline measured twice" in axes.get_legend_handles_labels()[1]
+        assert is_shaded == (variant is run)
+    assert max(lengths[0]) > 0
+    assert lengths[1] == [0] * len(lengths[0])

@@ -347,3 +347,19 @@ def test_a_parameter_that_is_0_whatever_is_drawn_has_no_interval() -> None:
     ideal = Series("strong", 64, table, np.tile(ranks, (3, 1)))
     assert set(fitted_parameters([ideal])["interval"]) == {"at its bound"}
     assert set(limits_table([ideal])["most speedup"]) == {"no bound"}
+
+
+def test_the_step_that_was_fitted_to_is_no_test_in_the_other_regime_either(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    write_sweep(folder, [1, 2], "mlp")
+    write_probes(folder, 2)
+    arms, steps = (pd.read_csv(folder / f"{name}.csv") for name in ("arms", "steps"))
+    twins = arms.assign(arm=arms["arm"] + 2, regime="weak")
+    pd.concat([arms, twins]).to_csv(folder / "arms.csv", index=False)
+    again = steps.assign(arm=steps["arm"] + 2)
+    pd.concat([steps, again]).to_csv(folder / "steps.csv", index=False)
+    predicted, reason = open_assignment4(tmp_path).sweep.predictions
+    assert reason == ""
+    assert predicted.set_index("arm")["reference"].to_dict() == dict(
+        zip(range(4), [False, True, False, True], strict=True)
+    )

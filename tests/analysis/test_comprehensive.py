@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.container import ErrorbarContainer
 from text_run_support import write_original, write_text_run
 
 from common.analysis.scaling import study_report
 from common.analysis.scaling.speedups import OVER_EPOCHS, OVER_RUNS, Speedup
 from common.analysis.scaling.study import SUMMARY_COLUMNS, compare, summary, verdict
+from common.analysis.scaling.study_figures import speedup_efficiency
 from common.analysis.scaling.study_files import read_published
 from common.analysis.scaling.study_report import (
     ComprehensiveAnalysis,
@@ -278,3 +280,20 @@ def test_runs_of_a_single_epoch_have_no_warm_up_to_leave_out(tmp_path: Path) -> 
     study = open_text_study(tmp_path)
     ((_, both),) = study.local.values()
     assert (both.speedup.value, study.warmup) == (2.0, 0)
+
+
+def test_an_interval_that_is_not_told_makes_no_verdict_certain(tmp_path: Path) -> None:
+    ratio = Speedup(3.0, 2.9, 3.1, OVER_RUNS, 4, repeats=6)
+    assert verdict(ratio) == "Good scaling performance"
+    few = "Good scaling performance, not certain: too few runs"
+    assert [verdict(replace(ratio, repeats=count)) for count in (3, 5)] == [few, few]
+    for repeat in range(3):
+        write_text_run(tmp_path / f"one{repeat}", 1, (12.0, 10.0 + 0.01 * repeat, 10.2))
+        write_text_run(tmp_path / f"two{repeat}", 2, (7.0, 6.0 + 0.01 * repeat, 6.1))
+    [base, two] = open_text_study(tmp_path).all_local
+    assert two.speedup.interval == "not told (3 runs; 4 are needed), over repeated runs"
+    assert verdict(two.speedup).endswith("not certain: too few runs")
+    figure = speedup_efficiency([base, two], "")
+    assert not any(
+        isinstance(bar, ErrorbarContainer) for axes in figure.axes for bar in axes.containers
+    )

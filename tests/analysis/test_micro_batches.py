@@ -303,3 +303,11 @@ def test_the_script_says_in_one_line_what_is_wrong(
     assert shown.err.count("\n") == 1
     assert "not complete (interrupted)" in shown.err
     assert not shown.out
+
+
+def test_the_time_per_sample_is_that_of_the_table_above_it(tmp_path: Path) -> None:
+    static = read(write_run(tmp_path / "static", rank_rows(STATIC)))
+    longer = [*DYNAMIC, [900.0, 900.0]]  # a step that static has not
+    budget = read(write_run(tmp_path / "budget", rank_rows(longer), mode="token_budget"))
+    first, second = summary([static, budget])["samples_per_s"][:2]
+    assert f"{first / second:.3f} of the time per sample" in printed([static, budget])

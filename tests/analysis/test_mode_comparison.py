@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.container import ErrorbarContainer
 from micro_batch_support import (
     ENVIRONMENT,
     MODES,
@@ -31,11 +34,14 @@ from common.analysis.micro_batches.mode_comparison import (
     ModeComparison,
     read_comparison,
 )
+from common.analysis.micro_batches.mode_figures import mode_ratios, per_sample
 from common.analysis.micro_batches.summary import loss_agreement, training_measures
 from common.analysis.micro_batches.waiting import (
+    STEPS_ALIKE,
     WAITING,
     static_imbalance,
     static_waits,
+    unequal_ranks_ms,
     waiting_points,
 )
 from common.analysis.show import show
@@ -412,3 +418,39 @@ def test_comparisons_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     write_comparison(folder, mode_times(3, {"dynamic": 0.6}))
     with pytest.raises(UserError, match="no steps of mode static"):
         open_assignment3(folder)
+
+
+def test_every_interval_that_is_shown_is_counted(comparison: ModeComparison) -> None:
+    intervals = {
+        frozenset((mode, base))
+        for base, over in (("static", comparison.judged), ("dynamic", comparison.over_dynamic))
+        for mode in over
+    }
+    # Any of the four modes on the same batches may be the fastest: all pairs of them count.
+    same = itertools.combinations(comparison.modes, 2)
+    assert comparison.claims == len(intervals | {frozenset(pair) for pair in same}) == 10
+
+
+def test_std_over_ranks_is_that_of_a_training_run(tmp_path: Path) -> None:
+    found = compared(tmp_path / "run", mode_times(10))
+    judged = unequal_ranks_ms(found)[STEPS_ALIKE]
+    # Of two ranks, each is half of their difference away; all steps end together.
+    rows = found.times[found.times["mode"] == "static"].groupby("step")["compute_time_ms"]
+    halves = (rows.max() - rows.min()) / 2
+    assert judged.estimate == pytest.approx(stats.trim_mean(halves, 0.1))
+
+
+@pytest.mark.parametrize("draw", [mode_ratios, per_sample])
+def test_ends_of_few_steps_are_not_drawn(tmp_path: Path, draw: Callable) -> None:
+    noise = np.random.default_rng(3).uniform(0.9, 1.1, 1000)
+    lengths, widths = {}, {}
+    for steps in (2, 20):
+        times = mode_times(steps)
+        times["step_time_ms"] *= noise[: len(times)]
+        axes = draw(compared(tmp_path / f"{steps}", times)).axes[0]
+        [bar] = [bar for bar in axes.containers if isinstance(bar, ErrorbarContainer)]
+        lengths[steps] = [ends[1][0] - ends[0][0] for ends in bar.lines[2][0].get_segments()]
+        widths[steps] = axes.get_xlim()[1]
+    assert lengths[2] == [0] * len(lengths[20])
+    assert min(lengths[20]) > 0
+    assert widths[2] < 2 * widths[20]

@@ -178,3 +178,15 @@ def test_a_table_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"steps\.csv: no measured step of arm 1"):
         find_speedups([tmp_path / "other"])
     assert find_speedups([tmp_path / "nothing"]) == []
+
+
+def test_a_ring_sends_more_than_it_reduces(tmp_path: Path) -> None:
+    size = {"regime": "strong", "global_batch": 8}
+    arms = [
+        {"arm": 0, "world_size": 1, "batch_per_rank": 8} | size,
+        {"arm": 1, "world_size": 8, "batch_per_rank": 1} | size,
+    ]
+    sweep(tmp_path / "sweep", arms, {0: [20.0] * 4, 1: [15.0] * 4})
+    [row] = find_speedups([tmp_path])
+    # All-reduces of 5 MB: as a ring, each of 8 ranks sends 7 eighths of them twice.
+    assert row.exchanged_bytes == pytest.approx(5e6 * 14 / 8)

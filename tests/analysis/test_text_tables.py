@@ -144,3 +144,13 @@ def test_a_run_that_cannot_be_used_is_shown_with_the_reason(tmp_path: Path) -> N
     [problem] = open_text_study(tmp_path).problems
     assert problem.path.endswith("one")
     assert "not complete (interrupted)" in problem.what
+
+
+def test_a_step_grows_from_that_of_the_configuration_it_is_compared_with(tmp_path: Path) -> None:
+    for batch in (32, 128):
+        write_text_run(tmp_path / f"one{batch}", 1, batch_per_rank=batch)
+        write_text_run(tmp_path / f"two{batch}", 2, batch_per_rank=batch // 2)
+    study = open_text_study(tmp_path)
+    pairs = [(case.base.name, case.configuration.name) for case in study.local_on_several]
+    assert len({base for base, _ in pairs}) == 2
+    assert [(row["from"], row["to"]) for row in growth(study).to_dict("records")] == pairs

@@ -791,3 +791,20 @@ def test_small_figures_have_units_on_their_axes(assignment: str) -> None:
 
 def test_every_option_of_a_step_has_its_consequences_among_the_decisions() -> None:
     assert set(OPTIONS) <= set(CONSEQUENCES)
+
+
+def test_a_change_is_as_fast_as_the_samples_of_all_ranks_are_faster() -> None:
+    folder = RUNS["assignment4"] / "emulated-2x1gbit" / "verify_changes"
+    arms, steps = (pd.read_csv(folder / f"{name}.csv") for name in ("arms", "steps"))
+    steps = steps[~steps["warmup"]]
+    rounds = {}
+    for arm in arms[arms["world_size"] == 2].itertuples():
+        rows = steps[steps["arm"] == arm.arm]
+        rows = rows[rows["kind"] == "plain"] if (rows["kind"] == "plain").any() else rows
+        slowest = rows.groupby(["round", "epoch", "step"])["step_time_ms"].max()
+        rounds[arm.change] = arm.global_batch / slowest.groupby("round").median()
+    [judged] = [one.judged for one in decisions(folder) if one.change == "compression=fp16"]
+    ratio = rounds["compression=fp16"] / rounds["none"]
+    assert judged.estimate == pytest.approx(np.exp(np.log(ratio).mean()))
+    # One rank is slower with the change: over one rank each, it would look like more.
+    assert judged.estimate < open_changes(folder).told["compression=fp16"].estimate - 0.05

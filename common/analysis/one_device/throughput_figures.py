@@ -88,7 +88,7 @@ def _bars(
         label=label,
     )
     for name, end in (ratio + errors[1]).items():
-        axes.text(max(end, 1), at[name], f"  {ratio[name]:.2f}", va="center", fontsize=7.5)
+        axes.text(np.fmax(end, 1), at[name], f"  {ratio[name]:.2f}", va="center", fontsize=7.5)
 
 
 def _ratio_axis(axes: Axes) -> None:

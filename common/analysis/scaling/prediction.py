@@ -28,7 +28,6 @@ from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.scaling.step_model import LinearTime, PassTimes, StepModel, predict
 from common.samples import slowest_rank
 
-
 SAME = ("world_size", "batch_per_rank", "accumulation")
 """Columns in which two arms agree whose steps are the same."""
 
