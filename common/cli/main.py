@@ -89,19 +89,33 @@ def main() -> None:
             sys.exit(1)  # as rich does
 
 
+class Terminated(KeyboardInterrupt):
+    """Ends a command as Ctrl-C does, where a time limit, ``kill`` or a closed terminal ends it."""
+
+
 @contextlib.contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Lets a job's time limit or a closed terminal end a command as Ctrl-C does, with its record.
+    """Lets SIGTERM and SIGHUP end a command with its record and pages, as Ctrl-C does.
 
-    Signals that are ignored (``nohup``) or that somebody handles stay as they are.
+    Signals that are ignored (``nohup``) or that somebody handles stay as they are, and so do those
+    of a rank of a job. Only the first one counts: Slurm and uv each pass it on.
     """
-    taken = []
-    if threading.current_thread() is threading.main_thread():
-        taken = [
-            n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL
-        ]
+    taken: list[int] = []
+    if threading.current_thread() is threading.main_thread() and "RANK" not in os.environ:
+        numbers = signal.SIGTERM, signal.SIGHUP
+        taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    terminals = [output for output in (1, 2) if os.isatty(output)]
+
+    def end(number: int, _: object) -> None:
+        for other in taken:  # not ignored, which children would inherit
+            signal.signal(other, lambda *_: None)
+        if number == signal.SIGHUP:  # nothing can be written to a terminal that is gone
+            for output in terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        raise Terminated(f"ended by {signal.Signals(number).name}")
+
     for number in taken:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, end)
     try:
         yield
     finally:

@@ -123,9 +123,9 @@ class RunPage:
         self._write_pdf(folder, page, [self._documents[assignment]])
 
     def write_report(self, folder: Path) -> None:
-        """Writes ``report.pdf`` and ``index.html`` of a run that is over."""
-        self.write(folder)
+        """Writes ``report.pdf`` and then ``index.html`` of a run that is over."""
         self._write_pdf(folder, self.first(), [*self._summary, *self._documents.values()])
+        self.write(folder)
 
     def _planned(self) -> set[str]:
         entries = self._timetable.entries if self._timetable else []
@@ -203,7 +203,7 @@ class RunWatch:
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt | GeneratorExit)
             self.page.state = "interrupted" if interrupted else "failed"
-            self.page.reason = "interrupted by the user" if interrupted else str(error)
+            self.page.reason = str(error) or "interrupted by the user"
             with contextlib.suppress(OSError):  # such as the full disk that ended the run
                 self._write()
             raise

@@ -26,6 +26,7 @@ from common.cluster.launch import (
     threads_per_rank,
 )
 from common.errors import RunFailed, UserError
+from common.runtime.machine.environment import usable_cores
 
 pytestmark = pytest.mark.two_ranks
 
@@ -166,7 +167,7 @@ def test_two_launches_at_once_each_run_their_script_on_every_rank(tmp_path, writ
         for own in said:
             assert own["WORLD_SIZE"] == "2"
             assert own["arguments"] == ["--flag"]
-            assert int(own["OMP_NUM_THREADS"]) == max(1, os.cpu_count() // 2)
+            assert int(own["OMP_NUM_THREADS"]) == max(1, usable_cores() // 2)
         # What the ranks print arrives line by line and is in the log.
         assert {"rank 0 was here", "rank 1 was here"} <= set(lines[folder])
         assert {"rank 0 was here", "rank 1 was here"} <= set(

@@ -134,6 +134,28 @@ def test_a_run_that_was_not_completed_says_where_it_ended(tmp_path: Path) -> Non
     assert re.search(r"throughput \(1 rank\) failed", ended)
 
 
+def test_a_report_that_cannot_be_written_leaves_no_page_that_says_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        monkeypatch.setattr(run_page, "write_page", full)  # nor can anything be written after it
+        raise OSError(28, "No space left on device")
+
+    timetable = Timetable([Entry("assignment0", "throughput", "throughput (1 rank)", 20.0)])
+    watch = RunWatch(tmp_path, timetable, StageProgress(Console(file=io.StringIO())))
+    watch.announce()
+    monkeypatch.setattr(run_page, "write_pdf", full)
+
+    def end() -> None:
+        with watch.until_the_end():
+            watch.page.state = first_page.COMPLETE
+            watch.page.write_report(tmp_path)
+
+    with pytest.raises(OSError, match="No space"):
+        end()
+    assert "Running: 0 of 1 stages" in Texts((tmp_path / "index.html").read_text()).text
+
+
 def test_the_page_is_made_again_after_each_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +331,8 @@ def test_an_interrupted_run_leaves_a_page_that_opens(
         process.communicate()
     assert process.returncode == 130
     text = Texts((tmp_path / "index.html").read_text()).text
-    assert "This run was not completed (interrupted): interrupted by the user" in text
+    why = "ended by SIGTERM" if number == signal.SIGTERM else "interrupted by the user"
+    assert f"This run was not completed (interrupted): {why}" in text
     assert not (tmp_path / "report.pdf").exists()
     assert list(tmp_path.glob("*.partial")) == []
     # an analysis that was interrupted between two of its tables answers nothing

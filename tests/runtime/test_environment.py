@@ -21,7 +21,12 @@ from common.runtime.group.network import (
     ranks_on_machine,
     require_interfaces,
 )
-from common.runtime.machine.environment import RankGroup, describe_environment, hardware_line
+from common.runtime.machine.environment import (
+    RankGroup,
+    describe_environment,
+    hardware_line,
+    usable_cores,
+)
 from common.runtime.paths import git as project_git
 from common.runtime.paths import project_root
 
@@ -64,7 +69,7 @@ def test_the_record_has_the_versions(record):
 
 def test_the_record_has_the_machine(record):
     assert record["host"] == socket.gethostname()
-    assert record["cpu"]["cores"] == os.cpu_count()
+    assert record["cpu"]["cores"] == usable_cores()
     assert record["cpu"]["model"]
     assert (record["device"], record["gpus"]) == ("cpu", [])
 

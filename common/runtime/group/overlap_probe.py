@@ -49,9 +49,9 @@ def try_group(choice: str | None = None) -> Tried:
         RunFailed: the child failed, or did not end; with its reason.
     """
     lines: list[str] = []
-    # NCCL's own words would come among the child's, which end with a line of JSON.
-    quiet = {"NCCL_DEBUG_FILE": os.devnull}
-    environment = os.environ | quiet | ({} if choice is None else {GROUP_CHOICE: choice})
+    # NCCL's words, which would come among the child's lines of JSON, go to its log.
+    elsewhere = {"NCCL_DEBUG_FILE": "/dev/stderr"}
+    environment = elsewhere | os.environ | ({} if choice is None else {GROUP_CHOICE: choice})
     with tempfile.TemporaryDirectory() as folder:
         ended = run_child(
             "common.runtime.group.overlap_probe",

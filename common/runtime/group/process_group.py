@@ -327,8 +327,10 @@ def _agree_on_gpus(ranks: Ranks, backend: str, store: dist.Store) -> tuple[torch
         device = _choose_device(ranks, "cuda", backend)
         uuid = torch.cuda.get_device_properties(device).uuid
         may_share = backend != "nccl" or nccl.shares_gpus()
-        where = f"{socket.gethostname()} GPU {uuid}"  # two containers may have one GPU
-        answer = {"gpu": str(uuid), "where": where, "may_share": may_share}
+        where = f"{socket.gethostname()} GPU {uuid}"
+        # Two containers may have one GPU; some GPUs have no number of their own, or all the same.
+        gpu = str(uuid) if set(str(uuid)) - set("0-") else where
+        answer = {"gpu": gpu, "where": where, "may_share": may_share}
     except UserError as refused:
         answer = {"problem": str(refused)}
     store.set(f"gpu/{ranks.rank}", json.dumps(answer))

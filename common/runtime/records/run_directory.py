@@ -128,7 +128,7 @@ class RunDirectory:
         elif issubclass(kind, KeyboardInterrupt | GeneratorExit):
             # A second signal, while the first one's exception propagates, closes the generators
             # around this block.
-            self.finish("interrupted", "interrupted by the user")
+            self.finish("interrupted", str(error) or "interrupted by the user")
         elif issubclass(kind, Preempted):
             self.finish("interrupted", str(error))
         else:
