@@ -57,7 +57,7 @@ def option_bars(run: OptionsRun) -> Figure:
         axes.set_ylim(0.4, len(rows) + 0.6)
         axes.grid(axis="y", visible=False)
         _ratio_axis(axes)
-        axes.set_xlabel("tokens/s, as a ratio (mean of the rounds, 95 % interval)")
+        axes.set_xlabel("tokens/s, as a ratio (mean of the rounds, 95 % interval where it is told)")
         fig.legend(fontsize=8, loc="outside upper center", ncols=3)
     return fig
 
@@ -83,7 +83,7 @@ def _bars(
         left=1,
         height=0.34,
         color=colour,
-        xerr=errors,
+        xerr=np.where(errors > 0, errors, np.nan),  # or caps look like a small interval
         error_kw={"elinewidth": 1, "capsize": 2, "ecolor": BLACK},
         label=label,
     )
