@@ -1,0 +1,93 @@
+"""The seventh set of ``ddplab study scripts``: ten scripts in ten styles, with faults of their own.
+
+The scripts are in ``scripts/``. A fault is part of a script's code, as a user would write it. Most
+were reported in public: a script's docstring says where. All were written, together with the cause
+that must be named first, before any had been diagnosed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.diagnose.studies.script_cases import HEALTHY, Case
+
+SEVENTH = "seventh"
+STYLES = Path(__file__).with_name("scripts")
+NO_FAULT = (("fault", "none"),)
+"""The flag that removes a script's fault."""
+CAUSES = {
+    "references": {
+        "decode": "data-loading",
+        "reduce": "own-exchange",
+        "evaluate": "evaluation-or-logging",
+    },
+    "pretraining": {
+        "exchange": "needless-synchronisation",
+        "anomaly": "left-on",
+        "estimate": "evaluation-or-logging",
+    },
+    "callbacks": {
+        "average": "evaluation-or-logging",
+        "save": "evaluation-or-logging",
+        "history": "growing-memory",
+    },
+    "hub_trainer": {
+        "checkpointing": "needless-recomputation",
+        "unused": "needless-search",
+        "longest": "padding",
+    },
+    "two_towers": {"captions": "own-exchange", "tower": "unused-gradients", "grids": "slow-rank"},
+    "recommender": {
+        "table": "sparse-embedding",
+        "collect": "garbage-collection",
+        "lzma": "data-loading",
+    },
+    "translation": {
+        "own_order": "unequal-lengths",
+        "corpus": "padding",
+        "everyone": "wrong-sampler",
+    },
+    "from_tutorial": {
+        "average_gradients": "own-exchange",
+        "threads": "oversubscribed-cores",
+        "reopened": "epoch-start",
+    },
+    "monitored": {
+        "events": "evaluation-or-logging",
+        "statistics": "left-on",
+        "norms": "slow-update",
+    },
+    "launched": {
+        "buckets": "bucket-cap",
+        "every": "needless-synchronisation",
+        "metrics": "own-exchange",
+    },
+}
+"""Script → fault → cause that must be named first."""
+FLAGS = {"every": {"accumulation": 4, "width": 160}}
+LINKS = {"exchange": "500mbit", "every": "500mbit"}
+"""Flags and links of two emulated hosts, by fault, where a script's own and loopback do not show
+it."""
+
+
+def _case(script: str, fault: str, cause: str) -> Case:
+    """Returns the case of a fault, or of a script without one."""
+    flags = {"fault": fault, **FLAGS.get(fault, {})}
+    is_healthy = cause == HEALTHY
+    return Case(
+        name=f"{cause}-{script}" + ("" if is_healthy else f"-{fault.replace('_', '-')}"),
+        cause=cause,
+        script=script,
+        flags=tuple(flags.items()),
+        rate=LINKS.get(fault, ""),
+        held_out=True,
+        remedy=() if is_healthy else NO_FAULT,
+        later=SEVENTH,
+        folder=STYLES,
+    )
+
+
+STYLE_CASES = (
+    *(_case(script, fault, cause) for script in CAUSES for fault, cause in CAUSES[script].items()),
+    *(_case(script, "none", HEALTHY) for script in CAUSES),
+)
