@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+
+from common.diagnose.evidence.bundle import read_bundle
+from common.diagnose.evidence.bundle_tables import write_run
+from common.diagnose.evidence.case import Case
+from common.diagnose.evidence.evidence import open_evidence
 
 ABOUT = {
     "table": "about",
@@ -62,17 +68,39 @@ def write_bundle(folder: Path, ranks: tuple[int, ...] = (0, 1), **about: object)
         facts |= {"model": "Net", "data": "Texts", "data_samples": 100}
         rows = [ABOUT | about, facts, *(step_row(rank, step) for step in (0, 1))]
         rows.append({"table": "end", "status": "complete", "steps": 2})
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"rank{rank}.jsonl").write_text(text)
+        add_rows(folder, *rows, ranks=(rank,))
     return folder
 
 
-def with_steps(bundle: Path, rank: int, **values: float) -> None:
-    """Gives all steps of a rank these values."""
-    path = bundle / f"rank{rank}.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [row | values if row["table"] == "steps" else row for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def add_rows(bundle: Path, *rows: dict, ranks: tuple[int, ...] = (0, 1)) -> None:
+    """Adds rows to the files of ranks."""
+    for rank in ranks:
+        with (bundle / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def change_rows(
+    bundle: Path, change: Callable[[dict], dict | None], ranks: tuple[int, ...] = (0, 1)
+) -> None:
+    """Puts another row in place of each of ranks' rows, or none."""
+    for rank in ranks:
+        path = bundle / f"rank{rank}.jsonl"
+        rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+        path.unlink()
+        add_rows(bundle, *filter(None, rows), ranks=(rank,))
+
+
+def with_values(
+    bundle: Path, table: str, ranks: tuple[int, ...] = (0, 1), **values: object
+) -> None:
+    """Gives all rows of a table these values."""
+    change_rows(bundle, lambda row: row | values if row["table"] == table else row, ranks)
+
+
+def opened(bundle: Path) -> Case:
+    """Opens the tables of a bundle, which are written beside it."""
+    folder = bundle.with_name(f"{bundle.name}-tables")
+    return Case(open_evidence(write_run(read_bundle(bundle), folder)))
 
 
 def with_surroundings(bundle: Path, **changed: object) -> None:
@@ -80,6 +108,4 @@ def with_surroundings(bundle: Path, **changed: object) -> None:
     first = {"table": "surroundings", "machine": "m", "host": "h", "machine_cores": 2}
     first |= {"core_list": "0-1", "load_1min": 2.0}
     span = {"interval_s": 9.0, "interval_busy_cores": 2.0, "interval_stolen_cores": 0.0}
-    for rank in (0, 1):
-        with (bundle / f"rank{rank}.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in (first, first | span | changed))
+    add_rows(bundle, first, first | span | changed)

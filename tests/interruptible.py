@@ -1,11 +1,17 @@
-"""Starts a process that Ctrl-C interrupts, however the tests themselves were started; waits."""
+"""Starts a process that Ctrl-C interrupts, however the tests themselves were started; waits.
+
+Also finds the processes that are left of it, by their variables.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import psutil
 
 
 def start_interruptible(command: Sequence[str], **options: object) -> subprocess.Popen:
@@ -32,3 +38,13 @@ def wait_until(
     while not ready():
         assert time.monotonic() < deadline, what()
         time.sleep(0.05)
+
+
+def living(is_wanted: Callable[[Mapping[str, str]], bool]) -> list[psutil.Process]:
+    """Lists the living processes, but other users', with variables of which this is true."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if is_wanted(process.environ()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

@@ -157,6 +157,12 @@ class RankServer:
         )
         return FinishedRanks(exit_codes, stdout, stderr)
 
+    def succeed(self, script: Path, *arguments: object, **how: object) -> FinishedRanks:
+        """Runs a script as ``run`` does; fails unless all ranks end with status 0."""
+        done = self.run(script, *arguments, **how)
+        assert not any(done.exit_codes), "\n".join(done.stderr)
+        return done
+
     def start(self, script: Path, *arguments: object) -> Connection:
         """Starts ``python script arguments`` in a process that ends with the connection."""
         connection = _connect(self._address)

@@ -49,16 +49,14 @@ def with_guess(
     _include(axes, axis, value)
     look = {"color": PURPLE, "ls": "-.", "lw": 1.5, "zorder": 5}
     halo = [withStroke(linewidth=2, foreground="white")]
-    words = {"color": BLACK, "fontsize": 8, "path_effects": halo, "zorder": 6}
+    words = {"color": BLACK, "fontsize": 8, "va": "bottom", "path_effects": halo, "zorder": 6}
     if axis == "x":
         axes.axvline(value, **look)
-        across = axes.get_xaxis_transform()
-        axes.text(
-            value, 0.02, label, rotation=90, va="bottom", ha="right", transform=across, **words
-        )
+        words |= {"rotation": 90, "ha": "right", "transform": axes.get_xaxis_transform()}
+        axes.text(value, 0.02, label, **words)
     else:
         axes.axhline(value, **look)
-        axes.text(0.02, value, label, va="bottom", transform=axes.get_yaxis_transform(), **words)
+        axes.text(0.02, value, label, transform=axes.get_yaxis_transform(), **words)
     return figure
 
 

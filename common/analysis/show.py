@@ -217,6 +217,18 @@ def judged_format(form: str = "{:.2f}") -> Callable[[Judged], str]:
     return text
 
 
+RATIO = ["ratio", "ratio_low", "ratio_high"]
+
+
+def ratio_table(ratios: Mapping[str, Judged], *, verdict: str) -> pd.DataFrame:
+    """Returns a row per arm: the columns ``RATIO``, the verdict under that name, and judged."""
+    rows = {
+        name: (ratio.estimate, ratio.interval.low, ratio.interval.high, ratio.said, ratio)
+        for name, ratio in ratios.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=[*RATIO, verdict, "judged"])
+
+
 def ends_format(interval: Interval) -> str:
     """Returns an interval beside whose cell the number of rounds stands."""
     return interval.text(unit="")

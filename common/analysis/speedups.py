@@ -17,17 +17,17 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.comparable import network_of
-from common.analysis.data_parallel.strategy_times import StrategyTimes, read_strategies
+from common.analysis.data_parallel.strategies import StrategyTimes, read_strategies
 from common.analysis.data_parallel.training_runs import NAMES, TIMES
 from common.analysis.runs import DEPTHS, Run, complete_runs
 from common.analysis.scaling.speedups import regime_of
 from common.analysis.scaling.study import Compared
 from common.analysis.scaling.study_files import read_runs
-from common.analysis.scaling.text_study import WARMUP, by_data
+from common.analysis.scaling.text_study import by_data
 from common.analysis.scaling.training_run import STRONG, ScalingRun
 from common.analysis.show import ends_format
 from common.analysis.step_parts import decompose
-from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
+from common.analysis.sweep_speedups import NO_CHANGE, against_one_rank, sweep_speedups
 from common.csv_tables import read_table
 from common.errors import UserError
 from common.judged import Judged
@@ -63,12 +63,9 @@ class RankSpeedup:
     """Samples per second of several ranks over those of one.
 
     Attributes:
-        run: the run that measured it.
         what: the strategy, the sweep, or what was changed.
         model: the model in words.
-        gradient_bytes: bytes of all gradients.
         regime: SAME_GLOBAL_BATCH or SAME_BATCH_PER_RANK.
-        ranks: number of ranks.
         speedup: the speedup as the section of its run judges it, with what holds at once there.
         exchanged_bytes: bytes that a rank sends in the exchange of a step; NaN if not counted.
         computation_ms: a step of these ranks without its exchange, in ms; NaN if not measured.
@@ -99,16 +96,11 @@ class RankSpeedup:
     @property
     def verdict(self) -> str:
         """Returns ``faster``, ``slower``, or the verdict where neither is settled."""
-        if not self.speedup.is_settled:
-            return self.speedup.said
-        return "faster" if self.speedup.estimate > 1 else "slower"
+        return against_one_rank(self.speedup)
 
 
 def find_speedups(folders: Iterable[Path]) -> list[RankSpeedup]:
-    """Finds every speedup of several ranks over one that runs have measured.
-
-    Args:
-        folders: run directories, each with a folder per stage.
+    """Finds every speedup of several ranks over one in run directories with a folder per stage.
 
     Raises UserError for a table that cannot be read.
     """
@@ -217,8 +209,7 @@ def text_speedups(folder: Path) -> Iterator[RankSpeedup]:
         return
     if not runs:
         return
-    warmup = min(WARMUP, min(len(run.epochs) for run in runs) - 1)
-    for cases in by_data(runs, warmup).values():
+    for cases in by_data(runs).values():
         for case in cases:
             if case.speedup and not case.is_base:
                 yield _text_speedup(case, folder)

@@ -60,13 +60,11 @@ class StepParts:
         step_ms: Mean of the slowest rank's times over the middle half of the steps.
         parts_ms: Parts by the names of ``PARTS``, in their order; means over ranks and these steps.
         plain_step_ms: Mean as ``step_ms``, of steps with nothing watched; None where none ran.
-        between_ms: Time between two steps (slowest rank); NaN where it was not noted.
         hidden_communication_ms: Time with an all-reduce under way beside computation; None where
             no buckets were noted.
-        samples_per_step, tokens_per_step, exchanged_bytes_per_step: Sums over all ranks (bytes: of
-            one rank); NaN where they were not counted.
-        by_rank: Medians by rank: every part, step_ms, between_ms, cpu_ms, samples, tokens,
-            padded_tokens.
+        samples_per_step: Samples of all ranks; NaN where they were not counted.
+        exchanged_bytes_per_step: Bytes that one rank exchanges; NaN likewise.
+        by_rank: Medians by rank: every part as ``<part>_ms``, step_ms, and between_ms.
     """
 
     arm: int
@@ -75,10 +73,8 @@ class StepParts:
     step_ms: float
     parts_ms: Mapping[str, float]
     plain_step_ms: float | None
-    between_ms: float
     hidden_communication_ms: float | None
     samples_per_step: float
-    tokens_per_step: float
     exchanged_bytes_per_step: float
     by_rank: pd.DataFrame
 
@@ -130,9 +126,8 @@ class StepParts:
     @property
     def total_ratio(self) -> float | None:
         """Computes the ratio of all communication to computation; None without buckets."""
-        if self.total_communication_ms is None:
-            return None
-        return self.total_communication_ms / self.compute_ms
+        total_ms = self.total_communication_ms
+        return None if total_ms is None else total_ms / self.compute_ms
 
 
 def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = None) -> StepParts:
@@ -163,12 +158,8 @@ def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = 
         step_ms=float(middle["step_time_ms"].mean()),
         parts_ms={name: float(middle[column].mean()) for name, column in PARTS.items()},
         plain_step_ms=_plain(plain),
-        between_ms=float(by_step["between_time_ms"].median()),
-        hidden_communication_ms=(
-            None if buckets is None else hidden_communication_ms(buckets, arm)
-        ),
+        hidden_communication_ms=None if buckets is None else hidden_communication_ms(buckets, arm),
         samples_per_step=float(by_step["samples"].mean()),
-        tokens_per_step=float(by_step["tokens"].mean()),
         exchanged_bytes_per_step=float(by_step["exchanged_bytes"].mean()),
         by_rank=_by_rank(timed),
     )
@@ -196,18 +187,18 @@ def decompose_all(
 
 
 def parts_by_round(
-    arms: pd.DataFrame, steps: pd.DataFrame, buckets: pd.DataFrame | None = None
+    arms: pd.DataFrame, steps: pd.DataFrame, buckets: pd.DataFrame | None
 ) -> pd.DataFrame:
     """Decomposes each arm round by round: ``decompose_all`` of every round's steps, with ``round``.
 
     A round is the repetition that tells how much the parts of an arm differ.
     """
-    of_round = [None if table is None else table["round"].fillna(0) for table in (steps, buckets)]
+    steps = steps.assign(round=steps["round"].fillna(0))
     measured = (steps["kind"] == TIMED) & ~flags(steps["warmup"])
     tables = []
-    for round_ in sorted(set(of_round[0][measured])):
-        watched = None if buckets is None else buckets[of_round[1] == round_]
-        parts = decompose_all(arms, steps[of_round[0] == round_], watched)
+    for round_ in sorted(set(steps["round"][measured])):
+        watched = None if buckets is None else buckets[buckets["round"].fillna(0) == round_]
+        parts = decompose_all(arms, steps[steps["round"] == round_], watched)
         tables.append(parts.assign(round=round_))
     return pd.concat(tables, ignore_index=True) if tables else decompose_all(arms, steps, buckets)
 
@@ -283,9 +274,7 @@ def _by_step(timed: pd.DataFrame) -> pd.DataFrame:
     table = groups[list(PARTS.values())].mean()
     table["step_time_ms"] = groups["step_time_ms"].max()
     table["waiting_time_ms"] += table["step_time_ms"] - groups["step_time_ms"].mean()
-    table["between_time_ms"] = groups["between_time_ms"].max()
-    for column in ("samples", "tokens"):
-        table[column] = groups[column].sum(min_count=1)
+    table["samples"] = groups["samples"].sum(min_count=1)
     table["exchanged_bytes"] = groups["exchanged_bytes"].max()
     return table
 
@@ -298,12 +287,7 @@ def _plain(plain: pd.DataFrame) -> float | None:
 
 
 def _by_rank(timed: pd.DataFrame) -> pd.DataFrame:
-    names = {column: f"{name}_ms" for name, column in PARTS.items()} | {
-        "step_time_ms": "step_ms",
-        "between_time_ms": "between_ms",
-        "cpu_time_ms": "cpu_ms",
-    }
-    columns = [*names, "samples", "tokens", "padded_tokens"]
-    numbers = timed[columns].apply(pd.to_numeric, errors="coerce")
-    medians = numbers.groupby(timed["rank"]).median()
+    names = {column: f"{name}_ms" for name, column in PARTS.items()}
+    names |= {"step_time_ms": "step_ms", "between_time_ms": "between_ms"}
+    medians = timed.groupby("rank")[[*names]].median()
     return medians.rename(columns=names).reset_index()

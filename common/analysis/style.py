@@ -24,6 +24,7 @@ BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#888888"
 YELLOW, BROWN = "#F0E442", "#8C564B"
 CYCLE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
+MARKERS = "o^sDvP"
 
 MEASURED = {"fmt": "o", "color": BLACK, "markersize": 5, "capsize": 3, "lw": 1, "zorder": 4}
 """The look of measured points with intervals (``Axes.errorbar``)."""
@@ -78,6 +79,41 @@ def figure(
             for line in caption.splitlines()
         ]
         fig.supxlabel("\n".join(lines), fontsize=7, color="#555555", x=0.01, ha="left")
+
+
+def band(
+    axes: Axes, x: Sequence, low: Sequence, high: Sequence, color: str, **look: object
+) -> None:
+    """Fills the area between two lines, with ``look`` as ``Axes.fill_between`` takes it."""
+    axes.fill_between(x, low, high, color=color, **{"alpha": 0.2, "linewidth": 0} | look)
+
+
+def level(axes: Axes, value: float, text: str, *, is_left: bool = False) -> None:
+    """Draws a dashed line across at a value, and what it is above its left or right end."""
+    axes.axhline(value, color=GREY, linestyle="--", linewidth=1)
+    at, side = (0.01, "left") if is_left else (0.99, "right")
+    look = {"color": GREY, "va": "bottom", "ha": side, "fontsize": 8}
+    axes.text(at, value, text, transform=axes.get_yaxis_transform(), **look)
+
+
+def rank_look(index: int) -> dict[str, str]:
+    """Returns a colour and a marker that tell ranks apart; of the seventh they begin anew."""
+    return {"color": CYCLE[index % len(CYCLE)], "marker": MARKERS[index % len(MARKERS)]}
+
+
+def legend_above(fig: Figure, ncols: int, fontsize: float = 8) -> None:
+    """Sets a legend above a figure, with each label of its panels once."""
+    by_label = {}
+    for axes in fig.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            by_label.setdefault(label, handle)
+    fig.legend(
+        by_label.values(),
+        by_label.keys(),
+        loc="outside upper center",
+        ncols=ncols,
+        fontsize=fontsize,
+    )
 
 
 SMALLEST_CAP_MIB = 0.0625

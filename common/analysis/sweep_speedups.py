@@ -51,19 +51,22 @@ def sweep_speedups(
 
     Returns a row per arm. Raises UserError where an arm has no measured step.
     """
-    arms = _named(arms)
-    rounds = _checked_rounds(arms, steps)
-    bases = {arm["arm"]: baseline_of(arm, arms) for _, arm in arms.iterrows()}
-    compared = [arm for arm, base in bases.items() if base is not None and base["arm"] != arm]
+    arms, rounds, bases = _with_bases(arms, steps)
+    claims = sum(base is not None and base["arm"] != arm for arm, base in bases.items())
     rows = []
     for _, arm in arms.iterrows():
-        row = _row(arm, arms, rounds)
-        base = bases[arm["arm"]]
+        step_ms, base = float(rounds[arm["arm"]].median()), bases[arm["arm"]]
+        row = {name: arm[name] for name in OF_THE_ARM} | {
+            "global_batch_changed": _batch_changed(arm, arms),
+            "step_ms": step_ms,
+            "throughput_samples_per_s": arm["global_batch"] / step_ms * 1e3,
+            "refused": "",
+        }
         if base is None:
             kept = "global batch" if arm["regime"] == STRONG else "batch per rank"
             row["refused"] = f"no arm on one rank with this change and this {kept}"
         else:
-            row |= _speedup(arm, base, rounds, claims=max(1, len(compared)), machine=machine)
+            row |= _speedup(arm, base, rounds, claims=max(1, claims), machine=machine)
         rows.append(row)
     return pd.DataFrame(rows, columns=[*COLUMNS])
 
@@ -73,29 +76,29 @@ def speedups_by_round(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
     Arms without one on one rank are left out. Raises UserError where an arm has no measured step.
     """
-    arms = _named(arms)
-    rounds = _checked_rounds(arms, steps)
+    arms, rounds, bases = _with_bases(arms, steps)
     speedups = {}
     for _, arm in arms.iterrows():
-        base = baseline_of(arm, arms)
+        base = bases[arm["arm"]]
         if base is not None:
             samples_ratio = arm["global_batch"] / base["global_batch"]
             speedups[arm["arm"]] = rounds[base["arm"]] / rounds[arm["arm"]] * samples_ratio
     return pd.DataFrame(speedups, index=rounds.index)
 
 
-def _named(arms: pd.DataFrame) -> pd.DataFrame:
+def _with_bases(
+    arms: pd.DataFrame, steps: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[int, pd.Series | None]]:
+    """Returns the arms with all words filled in, ``step_times_by_round``, and each arm's
+    ``baseline_of``. Raises UserError where an arm has no measured step."""
     # A column without any word is read as numbers.
     words = arms[["regime", "change"]].astype(object)
-    return arms.assign(**words.fillna({"regime": "", "change": NO_CHANGE}))
-
-
-def _checked_rounds(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    arms = arms.assign(**words.fillna({"regime": "", "change": NO_CHANGE}))
     rounds = step_times_by_round(steps)
     missing = sorted(set(arms["arm"]) - set(rounds.columns))
     if missing:
         raise UserError(f"steps.csv: no measured step of arm {', '.join(map(str, missing))}")
-    return rounds
+    return arms, rounds, {arm["arm"]: baseline_of(arm, arms) for _, arm in arms.iterrows()}
 
 
 def unwatched_steps(steps: pd.DataFrame) -> pd.DataFrame:
@@ -119,23 +122,6 @@ def step_times_by_round(steps: pd.DataFrame) -> pd.DataFrame:
     return per_round(kept, "step_time_ms", "arm", step=step)
 
 
-def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame) -> dict:
-    """Returns what is known of an arm by itself.
-
-    Args:
-        arm: Row of ``arms``.
-        arms: Rows of ``arms.csv``.
-        rounds: Step times in ms, as ``step_times_by_round`` returns them.
-    """
-    step_ms = float(rounds[arm["arm"]].median())
-    return {name: arm[name] for name in OF_THE_ARM} | {
-        "global_batch_changed": _batch_changed(arm, arms),
-        "step_ms": step_ms,
-        "throughput_samples_per_s": arm["global_batch"] / step_ms * 1e3,
-        "refused": "",
-    }
-
-
 def _speedup(
     arm: pd.Series, base: pd.Series, rounds: pd.DataFrame, *, claims: int, machine: str
 ) -> dict:
@@ -157,6 +143,18 @@ def _speedup(
         "efficiency": judged.estimate / (arm["world_size"] / base["world_size"]),
         "judged": judged,
     }
+
+
+def against_one_rank(judged: Judged | float, refused: str = "") -> str:
+    """Returns ``faster``, ``slower``, or the verdict where neither is settled.
+
+    An arm without a speedup has a reason, ``refused``.
+    """
+    if refused or not isinstance(judged, Judged):
+        return refused
+    if not judged.is_settled:
+        return judged.said
+    return "faster" if judged.estimate > 1 else "slower"
 
 
 def error_bars(table: pd.DataFrame, number: str = "speedup") -> np.ndarray:
@@ -192,10 +190,7 @@ def baseline_of(arm: pd.Series, arms: pd.DataFrame) -> pd.Series | None:
 
 
 def _batch_changed(arm: pd.Series, arms: pd.DataFrame) -> bool:
-    """Returns True if a step has another number of samples than without the change.
-
-    Both on as many ranks.
-    """
+    """Returns True if a step has more or fewer samples than on as many ranks without the change."""
     unchanged = arms[
         (arms["change"] == NO_CHANGE)
         & (arms["regime"] == arm["regime"])

@@ -80,7 +80,9 @@ def main(settings: Selftest) -> None:
         if worker.is_main:
             print_header()
         for check in CHECKS:
-            announce(settings, worker, check)
+            # It is reported as failed before it runs, in case it ends this process.
+            ended = Result(check.name, "failed", "ended the process", check.remedy)
+            report(settings, worker, ended)
             results.append(attempt(check, worker, folder, results))
             report(settings, worker, results[-1])
             if worker.is_main:
@@ -122,11 +124,6 @@ def attempt(check: Check, worker: Worker, folder: Path, before: Sequence[Result]
             return Result(check.name, outcome, said_of[outcome], check.remedy)
     took = f"{time.monotonic() - start:.1f} s"
     return Result(check.name, "passed", f"{detail}, {took}" if detail else took)
-
-
-def announce(settings: Selftest, worker: Worker, check: Check) -> None:
-    """Reports a check as failed before it runs, in case it ends this process."""
-    report(settings, worker, Result(check.name, "failed", "ended the process", check.remedy))
 
 
 def report(settings: Selftest, worker: Worker, result: Result) -> None:

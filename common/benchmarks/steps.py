@@ -6,7 +6,8 @@ Its parts are called one at a time: ``forward``, ``backward`` on the loss it ret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -20,8 +21,9 @@ from common.data.batches import random_tokens
 from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
 from common.models.replay import ReplayModel
-from common.runtime.group.process_group import Worker
+from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.kept_memory import settle_heap
+from common.runtime.records.recorder import Recorder, record_run
 from common.runtime.seeding import seed_everything
 from common.settings import AtLeast, OneOf, Positive, RankOptions, Seed, Settings, part_of
 from common.training.precision import DTYPES, autocast, grad_scaler
@@ -56,17 +58,14 @@ class StepSettings(Settings):
             raise UserError(
                 f"max_seq_len {self.max_seq_len}: {self.model} has {config.n_positions} positions"
             )
-        self._check_replay()
-
-    def _check_replay(self) -> None:
-        if not self.replay:
-            for name in ("replay_factor", "replay_time_factor"):
-                if getattr(self, name) != 1:
-                    raise UserError(f"{name} {getattr(self, name):g} without --replay: of what?")
+        if self.replay:
+            if self.compile:
+                raise UserError("--compile with --replay: a replay computes nothing to compile")
+            self.replayed_profile()
             return
-        if self.compile:
-            raise UserError("--compile with --replay: a replay computes nothing to compile")
-        self.replayed_profile()
+        for name in ("replay_factor", "replay_time_factor"):
+            if getattr(self, name) != 1:
+                raise UserError(f"{name} {getattr(self, name):g} without --replay: of what?")
 
     def replayed_profile(self) -> ReplayedProfile:
         """Opens the recording that ``replay`` names, scaled. Raises UserError if it cannot."""
@@ -145,12 +144,11 @@ class FixedBatchStep:
             model: module to train; it is moved to the worker's device.
             loss_of: the loss of the batch, a scalar, under the module it is called with (the
                 model, or DDP around it).
-            worker: this rank.
             forward_model: a compiled model, or one that ``model`` is a part of.
             make_optimizer: makes the optimizer; without one ``optimize`` does nothing.
             precision: float32, or autocast to bfloat16 or float16 (with a gradient scaler).
         """
-        self.device = worker.device
+        self.worker, self.device = worker, worker.device
         self.model = model.to(worker.device)
         self.forward_model = self.model if forward_model is None else forward_model
         self.loss_of, self.make_optimizer = loss_of, make_optimizer
@@ -185,6 +183,18 @@ class FixedBatchStep:
 def make_step(settings: StepSettings, worker: Worker) -> FixedBatchStep:
     """Makes the step that the settings ask for: of a replay, or of a GPT-2."""
     return replay_step(settings, worker) if settings.replay else gpt2_step(settings, worker)
+
+
+@contextmanager
+def recorded_step(
+    settings: StepRunOptions, label: str
+) -> Iterator[tuple[FixedBatchStep, Recorder]]:
+    """Yields the step that a benchmark's settings ask for and its recorder, among all ranks."""
+    with process_group(settings.device, settings.backend) as worker:
+        step = make_step(settings.step_settings(), worker)
+        about = {"recorded_settings": step.recorded_settings, "notes": (step.note,)}
+        with record_run(settings, label, worker, **about) as recorder:
+            yield step, recorder
 
 
 def gpt2_step(settings: StepSettings, worker: Worker) -> FixedBatchStep:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from common.analysis.data_parallel.strategy_times import read_strategies
+from common.analysis.data_parallel.strategies import read_strategies
 from common.analysis.runs import Run
 from common.data.batches import random_tokens
 from common.errors import UserError
@@ -165,7 +165,7 @@ def main(settings: StrategyBenchmark) -> None:
         with record_run(
             settings, "compare_strategies", worker, recorded_settings=facts
         ) as recorder:
-            measure(settings, worker, recorder)
+            measure(settings, recorder)
         if recorder.run:  # only now the witness has judged the machine
             compared = read_strategies(Run(recorder.run.path, recorder.run.path))
             table = compared.summary().drop(columns="judged")
@@ -173,8 +173,9 @@ def main(settings: StrategyBenchmark) -> None:
             print(f"Written to {recorder.run.path}")
 
 
-def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> None:
+def measure(settings: StrategyBenchmark, recorder: Recorder) -> None:
     """Visits all strategies in rotated rounds, and writes the rows of all ranks."""
+    worker = recorder.worker
     times = recorder.stream("strategy-times.csv", STRATEGY_COLUMNS)
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
     ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
@@ -332,13 +333,13 @@ class _Visit:
                 end = clock.mark()
                 clock.wait()
                 sent = sent_bytes()
-                if iteration >= 0:
-                    is_counted = sent is not None and sent_before is not None
-                    step_ms = clock.elapsed_s(start, end) * 1e3
-                    exchanged = sent - sent_before if is_counted else None
-                    row = {"step_time_ms": step_ms, "sent_bytes": exchanged}
-                    rows.append({"iteration": iteration} | row)
-                if iteration >= 0 and ready:
+                if iteration < 0:
+                    continue
+                step_ms = clock.elapsed_s(start, end) * 1e3
+                exchanged = None if None in (sent, sent_before) else sent - sent_before
+                row = {"step_time_ms": step_ms, "sent_bytes": exchanged}
+                rows.append({"iteration": iteration} | row)
+                if ready:
                     self._note_parts(iteration, start, forward_ends[-1], end, ready, clock)
         self.worker.barrier()
         return rows
@@ -367,9 +368,6 @@ def marked(model: nn.Module, clock, enabled: bool) -> Iterator[tuple[dict, list]
         yield {}, []
         return
     ends: list = []
-    handle = model.register_forward_hook(lambda *_: ends.append(clock.mark()))
-    try:
-        with ready_marks(model, clock) as ready:
-            yield ready, ends
-    finally:
-        handle.remove()
+    hook = model.register_forward_hook(lambda *_: ends.append(clock.mark()))
+    with hook, ready_marks(model, clock) as ready:
+        yield ready, ends

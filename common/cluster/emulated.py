@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from common.errors import UserError
-from common.runtime.group.network import describe_rates
+from common.runtime.group.network import emulated_name
 from common.runtime.paths import search_path
-from common.runtime.wording import counted
 
 MAX_HOSTS = 16
 RANK_PREFIX = r"^\[host\d+ rank \d+\] ?:?"
@@ -75,9 +74,7 @@ class EmulatedCluster:
         return self.hosts * self.ranks_per_host
 
     def __str__(self) -> str:
-        delay = f", {self.delay_ms:g} ms delay" if self.delay_ms else ""
-        hosts = counted(self.hosts, "emulated host")
-        return f"{hosts} at {describe_rates(self.rates_bit_per_s)}{delay}"
+        return emulated_name(self.hosts, self.rates_bit_per_s, delay_ms=self.delay_ms)
 
 
 def parse_rate(text: str) -> float:
@@ -108,10 +105,8 @@ def command(cluster: EmulatedCluster, program: Sequence[str]) -> list[str]:
 def own_namespaces() -> list[str]:
     """Returns the ``unshare`` command that starts a program in namespaces of its own.
 
-    Root needs no user namespace; everyone else is root inside one.
-
-    Raises:
-        UserError: with the reason, where this machine does not allow it.
+    Root needs no user namespace; everyone else is root inside one. Raises UserError with the
+    reason where this machine does not allow it.
     """
     if not sys.platform.startswith("linux"):
         raise UserError("emulated hosts need Linux: its network namespaces and traffic control")

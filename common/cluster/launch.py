@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -115,10 +115,7 @@ def launch_series(ranks: int, *, hosts: EmulatedCluster | None = None) -> Iterat
 
 @contextmanager
 def _ranks(
-    program: Sequence[str],
-    ranks: int,
-    error_file: Path,
-    hosts: EmulatedCluster | None = None,
+    program: Sequence[str], ranks: int, error_file: Path, hosts: EmulatedCluster | None
 ) -> Iterator[subprocess.Popen]:
     """Runs the program on ranks of this machine or of emulated hosts; yields their launcher."""
     variables = {
@@ -242,17 +239,14 @@ def end_orphaned_clusters() -> int:
     hang in doing so. A launcher in another process namespace (a container) cannot be seen from
     here, so what it started is left alone.
     """
-    orphans: dict[str, int] = {}
-    for process in psutil.process_iter():
-        try:
-            variables = process.environ()
+    orphans: Counter[str] = Counter()
+    for _, variables in processes():
+        with suppress(KeyError, ValueError):  # no rank
             if has_ended(variables[LAUNCHER]):
-                orphans[variables[MARK]] = orphans.get(variables[MARK], 0) + 1
-        except (psutil.Error, OSError, KeyError, ValueError):  # gone, another user's, or no rank
-            continue
+                orphans[variables[MARK]] += 1
     for mark in orphans:
         end_marked_processes(mark, 0)
-    return sum(orphans.values())
+    return orphans.total()
 
 
 def end_marked_processes(mark: str, grace_s: float) -> None:
@@ -267,23 +261,24 @@ def end_marked_processes(mark: str, grace_s: float) -> None:
     finally:
         alive = marked_processes(mark)
         for process in alive:
-            try:
+            with suppress(psutil.NoSuchProcess):  # as was wanted
                 process.kill()
-            except psutil.NoSuchProcess:  # as was wanted
-                continue
         psutil.wait_procs(alive, timeout=5)
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
     """Returns the living processes whose environment carries the launch's mark."""
-    processes = []
+    marked = [process for process, variables in processes() if variables.get(MARK) == mark]
+    return [process for process in marked if process.pid != os.getpid()]
+
+
+def processes() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """Yields the living processes whose variables can be read, which are not another user's."""
     for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                processes.append(process)
-        except (psutil.Error, OSError):  # gone, or another user's
-            continue
-    return [process for process in processes if process.pid != os.getpid()]
+        with suppress(psutil.Error, OSError):
+            variables = process.environ()
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process, variables
 
 
 def _cause(log: Path) -> str:

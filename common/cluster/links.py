@@ -43,11 +43,7 @@ def address(host: int) -> str:
 
 
 def build(cluster: EmulatedCluster, burst_bytes: int) -> None:
-    """Makes the switch, the hosts and their links.
-
-    Raises:
-        UserError: a command was refused, with its own words.
-    """
+    """Makes the switch, the hosts and their links; UserError has a refused command's words."""
     replace_run()
     setting = "/proc/sys/net/ipv4/tcp_congestion_control"
     choose_tcp = ("sh", "-c", f"echo {CONGESTION_CONTROL} >{setting}")
@@ -60,19 +56,7 @@ def build(cluster: EmulatedCluster, burst_bytes: int) -> None:
     for host in range(1, cluster.hosts + 1):
         name, port = f"host{host}", f"port{host}"
         run("ip", "netns", "add", name)
-        run(
-            "ip",
-            "link",
-            "add",
-            port,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            INTERFACE,
-            "netns",
-            name,
-        )
+        run("ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
         run("ip", "link", "set", port, "gso_max_size", str(PACKET_BYTES))
         run("ip", "-n", name, "link", "set", INTERFACE, "gso_max_size", str(PACKET_BYTES))
         run("ip", "netns", "exec", name, *choose_tcp)

@@ -12,7 +12,7 @@ from pathlib import Path
 from common.cluster.launch import started, threads_per_rank, torchrun, torchrun_logs
 from common.errors import UserError
 from common.runtime.paths import search_path
-from common.runtime.processes.orphans import ending_with_its_parent
+from common.runtime.processes.orphans import ANY, ending_with_parent
 
 LOOKED_EVERY_S = 1.0
 GRACE_S = 30.0
@@ -50,7 +50,7 @@ def run_watched(
     command = [sys.executable, "-m", "ddplab_watch", *program]
     if ranks > 1:
         # A script that is not ours does not ask the kernel to end with torchrun, as our ranks do.
-        rank = ending_with_its_parent([sys.executable, "-u", "-m", "ddplab_watch", *program])
+        rank = ending_with_parent([sys.executable, "-u", "-m", "ddplab_watch", *program], ANY)
         command = [sys.executable, "-m", *torchrun(ranks, logs.name), "--no-python", *rank]
         variables = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))} | variables
     mark = secrets.token_hex(8)

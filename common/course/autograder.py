@@ -118,20 +118,17 @@ def bundle(
     if out.exists():
         raise UserError(f"{out} is there already; give a file that is not")
     names = {*tracked_files(root), *(staff_files(root, overlay) if overlay else ())}
-    made = {
-        "setup.sh": SETUP.replace("{uv}", UV).replace("{python}", PYTHON),
-        "run_autograder": RUN.replace("{variant}", str(variant)).replace(
-            "{of}", " ".join(map(str, of))
-        ),
-    }
+    values = {"uv": UV, "python": PYTHON, "constraints": CONSTRAINTS, "visibility": visibility}
+    values |= {"variant": str(variant), "of": " ".join(map(str, of))}
     with (
         written_beside(out) as beside,
         with_overlay(root, overlay, without) as merged,
         zipfile.ZipFile(beside, "w") as archive,
     ):
         names = sorted(name for name in names if is_packed(name))
-        for name, text in made.items():
-            text = text.replace("{visibility}", visibility).replace("{constraints}", CONSTRAINTS)
+        for name, text in (("setup.sh", SETUP), ("run_autograder", RUN)):
+            for word, value in values.items():
+                text = text.replace(f"{{{word}}}", value)
             write(archive, name, text.encode(), 0o755)
         write(archive, f"project/{CONSTRAINTS}", locked_versions(root), 0o644)
         for name in names:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from common.cluster.emulated import why_not
 from common.course.faults import set_of_files
 from common.diagnose.studies.planted import Case, DiagnosisStudy, run_cases
 from common.errors import UserError
+from common.runtime.records.run_directory import written_beside
 from common.runtime.stage_progress import StageProgress
 
 FACTORS = (0.8, 1.3)
@@ -41,24 +41,15 @@ def plant(out: Path, seed: int, progress: StageProgress, only: Sequence[str] = (
     if any(case.rate for case in cases) and (reason := why_not()):
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
-    beside = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
+    with written_beside(out) as beside, TemporaryDirectory() as scratch:
         beside.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{out}: {error.strerror}") from None
-    try:
-        with TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            (folder / "logs").mkdir()
-            run_cases(cases, folder, progress)
-            runs = [(case.name, case.cause, case.baseline) for case in cases if case.ranks > 1]
-            for name, content in set_of_files(folder, runs, seed).items():
-                (beside / name).parent.mkdir(parents=True, exist_ok=True)
-                (beside / name).write_bytes(content)
-        beside.rename(out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        folder = Path(scratch)
+        (folder / "logs").mkdir()
+        run_cases(cases, folder, progress)
+        runs = [(case.name, case.cause, case.baseline) for case in cases if case.ranks > 1]
+        for name, content in set_of_files(folder, runs, seed).items():
+            (beside / name).parent.mkdir(parents=True, exist_ok=True)
+            (beside / name).write_bytes(content)
 
 
 def fresh_cases(cases: Sequence[Case], seed: int) -> list[Case]:

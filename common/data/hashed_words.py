@@ -11,8 +11,6 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from common.data.text_tokens import TokenizedTexts
 from common.errors import UserError
 
@@ -28,25 +26,10 @@ def hash_texts(texts: LabelledTexts, vocab_size: int, max_length: int) -> Tokeni
     """Returns a split with its words as numbers, each text cut at ``max_length`` words.
 
     Args:
-        texts: the split.
         vocab_size: count of numbers; 0 is padding, words have 1 to ``vocab_size`` − 1.
-        max_length: most tokens of a text.
-
-    Raises:
-        UserError: no number left for words, or no room for one.
     """
-    check_sizes(vocab_size, max_length)
     tokens = hashed_words(texts.texts, vocab_size, max_length)
-    return TokenizedTexts(
-        lengths=np.array([len(ids) for ids in tokens], np.int64),
-        tokens=tokens,
-        labels=np.array(texts.labels, np.int64),
-        vocab_size=vocab_size,
-        pad_id=PAD_ID,
-        num_labels=texts.num_labels,
-        name=texts.name,
-        source=texts.source,
-    )
+    return TokenizedTexts.of(texts, tokens, vocab_size=vocab_size, pad_id=PAD_ID)
 
 
 def hashed_words(texts: Sequence[str], vocab_size: int, max_length: int) -> list[list[int]]:

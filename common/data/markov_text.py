@@ -160,8 +160,8 @@ class MarkovSource:
             half //= 2
         return at - row
 
-    def describe(self, num_tokens: int) -> dict:
-        """Returns the content of ``source.json``: settings and entropies (nats a token)."""
+    def settings(self, num_tokens: int) -> dict:
+        """Returns all that decides the tokens of a sample, by the names in ``source.json``."""
         return {
             "source": "markov",
             "order": 2,
@@ -171,6 +171,11 @@ class MarkovSource:
             "sharpness": SHARPNESS,
             "bias": BIAS,
             "num_tokens": num_tokens,
+        }
+
+    def describe(self, num_tokens: int) -> dict:
+        """Returns the content of ``source.json``: settings and entropies (nats a token)."""
+        return self.settings(num_tokens) | {
             "entropy_nats": self.entropy_nats,
             "first_order_entropy_nats": self.first_order_entropy_nats,
             "unigram_entropy_nats": self.unigram_entropy_nats,
@@ -226,17 +231,10 @@ def read_source(folder: Path | str) -> dict | None:
 
 def _intact(path: Path, shard: Path, source: MarkovSource, num_tokens: int) -> bool:
     """Returns True if a folder holds the shard that this version of the source would write."""
-    settings = {
-        "symbols": source.symbols,
-        "seed": source.seed,
-        "num_tokens": num_tokens,
-        "dimension": DIMENSION,
-        "sharpness": SHARPNESS,
-        "bias": BIAS,
-    }
     try:
         content = read_source(path) or {}
-        return settings.items() <= content.items() and len(read_shard(shard)) == num_tokens
+        is_same = source.settings(num_tokens).items() <= content.items()
+        return is_same and len(read_shard(shard)) == num_tokens
     except UserError:
         return False
 

@@ -66,11 +66,7 @@ def split_files(folder: Path, split: str) -> Iterator[list[Path]]:
 
 
 def check_parts(folder: Path, name: str, parts: Sequence[Path]) -> None:
-    """Checks that the files are all parts of one table, each of them once.
-
-    Raises:
-        UserError: parts of two tables, or a part that is missing.
-    """
+    """Raises UserError unless the files are all parts of one table."""
     totals = {path.stem.rpartition("-of-")[2] for path in parts}
     if len(totals) > 1:
         raise UserError(
@@ -143,11 +139,7 @@ def read_file(path: Path, dataset: str, num_labels: int) -> tuple[list[str], lis
 
 
 def parse_label(field: str, first_label: int, num_labels: int, where: str) -> int:
-    """Returns a field's label, counted from 0.
-
-    Raises:
-        UserError: it is no legal label; the message begins with ``where``.
-    """
+    """Returns a field's label, counted from 0, or raises UserError with ``where`` in front."""
     legal = f"legal are {first_label} to {first_label + num_labels - 1}"
     if not field.strip():
         raise UserError(f"{where}: no label; {legal}")
@@ -157,11 +149,7 @@ def parse_label(field: str, first_label: int, num_labels: int, where: str) -> in
 
 
 def check_label(label: int, first_label: int, num_labels: int, where: str) -> int:
-    """Returns the label, counted from 0.
-
-    Raises:
-        UserError: it is out of range; the message begins with ``where``.
-    """
+    """Returns the label, counted from 0, or raises UserError with ``where`` in front."""
     legal = f"legal are {first_label} to {first_label + num_labels - 1}"
     if label == -1:
         raise UserError(f"{where}: label -1 stands for a hidden one (GLUE's test split); {legal}")
@@ -171,11 +159,7 @@ def check_label(label: int, first_label: int, num_labels: int, where: str) -> in
 
 
 def check_text(text: str, where: str) -> str:
-    """Returns the text unchanged.
-
-    Raises:
-        UserError: it is empty or white space; the message begins with ``where``.
-    """
+    """Returns the text, or raises UserError with ``where`` in front if it has no character."""
     if not text or text.isspace():
         raise UserError(f"{where}: empty text; remove the row")
     return text
@@ -189,12 +173,7 @@ def _joined(fields: Sequence[str], indices: tuple[int, ...]) -> str:
 
 
 def _columns(path: Path, first: list[str], dataset: str) -> Columns:
-    """Returns the layout of a file's rows, by its first row.
-
-    Raises:
-        NoLabels: the header has a column of texts but none of labels.
-        UserError: neither a known header nor AG News's three columns.
-    """
+    """Returns the layout of a file's rows by its first row; NoLabels where those are missing."""
     names = [name.strip().lower() for name in first]
     if names == AG_NEWS_HEADER:
         return Columns(3, 0, (1, 2), first_label=1, header=True)

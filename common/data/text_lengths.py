@@ -5,7 +5,6 @@ Lengths are in tokens of bert-base-uncased's WordPiece with [CLS] and [SEP], bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,10 +112,8 @@ def write_text_lengths(distribution: LengthDistribution, folder: Path) -> Path:
             f"{distribution.name}: a text of {counted(int(distribution.lengths[0]), 'token')}; "
             f"at least {SHORTEST} ([CLS], a token, [SEP]), as BERT's tokenizer makes them"
         )
-    rows: Sequence[str] = [
-        f"{length},{texts}"
-        for length, texts in zip(distribution.lengths, distribution.texts, strict=True)
-    ]
+    counts = zip(distribution.lengths, distribution.texts, strict=True)
+    rows = [f"{length},{texts}" for length, texts in counts]
     path = folder / f"{distribution.name}.csv"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "\n".join([COLUMNS, *rows, ""]))

@@ -6,7 +6,7 @@ If a data set is in neither place, that is an error: data is never replaced by o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,11 +97,7 @@ def _random_subset(loaded: LabelledTexts, max_samples: int, seed: int) -> Labell
 
 
 def _local_folder(base: Path, dataset: str) -> Path | None:
-    """Returns the folder with the data set's files; None if the default folder has none.
-
-    Raises:
-        UserError: the user named a folder, and it does not hold the data set.
-    """
+    """Returns the folder with the data set's files; None if the default folder has none."""
     asked_for = base != Path(DEFAULT_FOLDER)
     if asked_for and not base.is_dir():
         problem = "is a file" if base.is_file() else "does not exist"
@@ -143,12 +139,10 @@ def _hub_rows(dataset: str, name: str, split: str) -> datasets.Dataset:
     import datasets
 
     try:
-        if unreachable is None:
-            return datasets.load_dataset(name, split=split)
-        with _only_the_cache():
+        with _only_the_cache() if unreachable else nullcontext():
             return datasets.load_dataset(name, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        if unreachable is not None:
+        if unreachable:
             raise unreachable from None
         problem = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(f"data set {dataset} ({name}): {problem}; {WITHOUT_HUB}") from None

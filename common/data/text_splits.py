@@ -43,13 +43,12 @@ class TextOptions:
 
 def open_splits(
     options: TextOptions,
-    tokenize: Callable[[LabelledTexts, LabelledTexts], tuple[TokenizedTexts, TokenizedTexts]],
+    tokenize: Callable[[LabelledTexts, LabelledTexts], list[TokenizedTexts]],
     synthetic_labels: int = 2,
 ) -> tuple[TokenizedTexts, TokenizedTexts]:
     """Loads or draws the training and the validation split; both know the same classes.
 
     Args:
-        options: names and numbers of the texts.
         tokenize: turns the texts of both splits into tokens.
         synthetic_labels: number of classes of synthetic texts.
 
@@ -140,11 +139,7 @@ def synthetic_texts(
 
 
 def ignored_data_settings(settings: Settings) -> Iterator[str]:
-    """Yields the settings of texts that their data set does not have, with the reason.
-
-    Args:
-        settings: settings with ``dataset``, ``dataset_dir`` and ``synthetic_like``.
-    """
+    """Yields the settings of texts that their data set does not have, with the reason."""
     is_synthetic = settings.dataset == "synthetic"
     if is_synthetic and is_changed(settings, "dataset_dir"):
         yield "dataset_dir: synthetic texts are made up"

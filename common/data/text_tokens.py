@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.runtime.hugging_face_hub import load
+from common.runtime.hugging_face_hub import load_fast_tokenizer
 from common.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase
 
     from common.data.text_sources import LabelledTexts
 
@@ -83,6 +82,22 @@ class TokenizedTexts:
     name: str
     source: str
 
+    @classmethod
+    def of(
+        cls, texts: LabelledTexts, tokens: list[list[int]], *, vocab_size: int, pad_id: int
+    ) -> TokenizedTexts:
+        """Makes a split of its texts' tokens."""
+        return cls(
+            lengths=np.array([len(ids) for ids in tokens], np.int64),
+            tokens=tokens,
+            labels=np.array(texts.labels, np.int64),
+            vocab_size=vocab_size,
+            pad_id=pad_id,
+            num_labels=texts.num_labels,
+            name=texts.name,
+            source=texts.source,
+        )
+
 
 def tokenize_texts(
     texts: LabelledTexts, tokenizer: TextTokenizer, max_length: int
@@ -94,15 +109,8 @@ def tokenize_texts(
     """
     check_max_length(max_length, tokenizer.model_limit, tokenizer.name)
     tokens = tokenizer.encode(texts.texts, max_length)
-    return TokenizedTexts(
-        lengths=np.array([len(ids) for ids in tokens], np.int64),
-        tokens=tokens,
-        labels=np.array(texts.labels, np.int64),
-        vocab_size=tokenizer.vocab_size,
-        pad_id=tokenizer.pad_id,
-        num_labels=texts.num_labels,
-        name=texts.name,
-        source=texts.source,
+    return TokenizedTexts.of(
+        texts, tokens, vocab_size=tokenizer.vocab_size, pad_id=tokenizer.pad_id
     )
 
 
@@ -232,14 +240,8 @@ def _vocabulary_file(path: Path) -> TextTokenizer:
 
 
 def _transformers_tokenizer(name: str) -> TextTokenizer:
-    def from_pretrained(**where: bool) -> PreTrainedTokenizerBase:
-        from transformers import AutoTokenizer  # the import takes seconds
-
-        return AutoTokenizer.from_pretrained(name, **where)
-
-    loaded = load(name, "tokenizer", WITHOUT_HUB, from_pretrained, ["tokenizer.json", "vocab.txt"])
-    if not getattr(loaded, "is_fast", False):
-        raise UserError(f"tokenizer {name}: has no fast tokenizer (tokenizer.json); {WITHOUT_HUB}")
+    files = ["tokenizer.json", "vocab.txt"]
+    loaded = load_fast_tokenizer(name, "tokenizer", WITHOUT_HUB, files)
     limit = loaded.model_max_length
     # A generative model has no padding token. Padding is masked, so any token serves.
     pad_id = next((i for i in (loaded.pad_token_id, loaded.eos_token_id) if i is not None), 0)

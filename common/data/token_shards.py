@@ -96,6 +96,7 @@ class TokenShards:
             shard, start = (shard + 1) % len(self.lengths), 0
 
 
+@dataclass(kw_only=True)
 class TokenBatches:
     """The micro-batches of one rank.
 
@@ -110,51 +111,41 @@ class TokenBatches:
         UserError: sizes below 1 or that do not divide, or a data set too small for one sequence.
     """
 
-    def __init__(
-        self,
-        *,
-        shards: TokenShards,
-        global_batch_size: int,
-        micro_batch_size: int,
-        seq_len: int,
-        rank: int,
-        world_size: int,
-        vocab_size: int,
-    ) -> None:
+    shards: TokenShards
+    global_batch_size: int
+    micro_batch_size: int
+    seq_len: int
+    rank: int
+    world_size: int
+    vocab_size: int
+    position: int = 0
+
+    def __post_init__(self) -> None:
         sizes = {
-            "global batch size": global_batch_size,
-            "micro-batch size": micro_batch_size,
-            "sequence length": seq_len,
-            "number of ranks": world_size,
-            "vocabulary size": vocab_size,
+            "global batch size": self.global_batch_size,
+            "micro-batch size": self.micro_batch_size,
+            "sequence length": self.seq_len,
+            "number of ranks": self.world_size,
+            "vocabulary size": self.vocab_size,
         }
         for name, size in sizes.items():
             if size < 1:
                 raise UserError(f"{name} {size}: must be at least 1")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size}")
-        at_once = micro_batch_size * world_size
-        if global_batch_size % at_once:
-            below = global_batch_size // at_once * at_once
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size}")
+        at_once = self.micro_batch_size * self.world_size
+        if self.global_batch_size % at_once:
+            below = self.global_batch_size // at_once * at_once
             nearest = f"{below} or {below + at_once}" if below else f"{at_once}"
             raise UserError(
-                f"global batch size {global_batch_size} is no multiple of micro-batch size "
-                f"{micro_batch_size} × {counted(world_size, 'rank')}; "
-                f"nearest: {nearest}"
+                f"global batch size {self.global_batch_size} is no multiple of micro-batch size "
+                f"{self.micro_batch_size} × {counted(self.world_size, 'rank')}; nearest: {nearest}"
             )
-        if shards.num_tokens < seq_len + 1:
+        if self.shards.num_tokens < self.seq_len + 1:
             raise UserError(
-                f"{shards.paths[0].parent}: {shards.num_tokens} tokens; a sequence of {seq_len} "
-                f"and its targets need at least {seq_len + 1}"
+                f"{self.shards.paths[0].parent}: {self.shards.num_tokens} tokens; a sequence of "
+                f"{self.seq_len} and its targets need at least {self.seq_len + 1}"
             )
-        self.shards = shards
-        self.global_batch_size = global_batch_size
-        self.micro_batch_size = micro_batch_size
-        self.seq_len = seq_len
-        self.rank = rank
-        self.world_size = world_size
-        self.vocab_size = vocab_size
-        self.position = 0
 
     @property
     def accumulation(self) -> int:

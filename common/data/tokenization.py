@@ -19,12 +19,11 @@ import numpy as np
 
 from common.data.shard_files import LARGEST_TOKEN
 from common.errors import UserError
-from common.runtime.hugging_face_hub import check_hub, first_line, load
+from common.runtime.hugging_face_hub import check_hub, first_line, load_fast_tokenizer
 from common.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,9 @@ def load_vocabulary(name: str) -> Vocabulary:
     if folder.exists() or name.startswith((".", "/", "~")):
         tokenizer = _local_tokenizer(folder)
     else:
-        tokenizer = _hub_tokenizer(name)
+        instead = "--vocab FOLDER takes a local one"
+        loaded = load_fast_tokenizer(name, "vocabulary", instead, ["tokenizer.json"])
+        tokenizer = loaded.backend_tokenizer
     tokenizer.no_truncation()  # a tokenizer.json may say how its model cuts and pads texts
     tokenizer.no_padding()
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
@@ -119,19 +120,6 @@ def _local_tokenizer(folder: Path) -> Tokenizer:
     if tokenizer.token_to_id(END_OF_TEXT) is not None:
         tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
     return tokenizer
-
-
-def _hub_tokenizer(name: str) -> Tokenizer:
-    def from_pretrained(**where: bool) -> PreTrainedTokenizerBase:
-        from transformers import AutoTokenizer  # the import takes seconds
-
-        return AutoTokenizer.from_pretrained(name, **where)
-
-    instead = "--vocab FOLDER takes a local one"
-    loaded = load(name, "vocabulary", instead, from_pretrained, ["tokenizer.json"])
-    if not hasattr(loaded, "backend_tokenizer"):
-        raise UserError(f"vocabulary {name}: has no fast tokenizer (tokenizer.json); {instead}")
-    return loaded.backend_tokenizer
 
 
 def text_pieces(path: Path | str) -> Iterator[Piece]:

@@ -15,48 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from common.analysis.step_parts import PARTS
-from common.diagnose.causes.beside import beside_the_model, heavy_update, own_exchange
-from common.diagnose.causes.between_steps import data_loading, evaluation_or_logging
-from common.diagnose.causes.communication import (
-    TARGET_EFFICIENCY,
-    bucket_cap,
-    communication_bound,
-    needless_synchronisation,
-)
-from common.diagnose.causes.gpu import (
-    host_waits,
-    synchronised_norms,
-    unpinned_copies,
-    wide_computation,
-)
-from common.diagnose.causes.job.traces import (
-    by_profile,
-    exposed_communication,
-    profiled,
-    profiled_step,
-)
-from common.diagnose.causes.job.traces import slow_rank as slow_rank_of_traces
-from common.diagnose.causes.machine import cpu_quota, too_few_threads, wrong_interface
-from common.diagnose.causes.needless_work import judge_of, sent_buffers
-from common.diagnose.causes.over_steps import (
-    epoch_start,
-    growing_memory,
-    reserved_memory,
-    unequal_memory,
-)
-from common.diagnose.causes.overlap import no_overlap
-from common.diagnose.causes.ranks import slow_rank, slow_update, unequal_lengths
-from common.diagnose.causes.script import (
-    allocator_retries,
-    collecting,
-    hang,
-    narrow_gradients,
-    needless_search,
-    padding,
-    recompiling,
-)
-from common.diagnose.causes.settings import gpu_surroundings, lowered_clocks, nccl_settings
-from common.diagnose.causes.sharing import oversubscribed_cores, shared_device
+from common.diagnose.causes.all_causes import CAUSES, OF_SCRIPTS
+from common.diagnose.causes.communication import LIMITS, NEEDLESS, TARGET_EFFICIENCY
+from common.diagnose.causes.job.traces import by_profile, profiled, profiled_step
 from common.diagnose.causes.trials import (
     Tried,
     borne_out,
@@ -64,30 +25,14 @@ from common.diagnose.causes.trials import (
     tried_against,
     tried_changes,
 )
-from common.diagnose.causes.validity import (
-    mixed_configurations,
-    warm_up_counted,
-    wrong_sampler,
-)
 from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
-from common.diagnose.evidence.evidence import (
-    TRACE_STEPS,
-    Evidence,
-    NotJudged,
-    baseline_arm,
-    open_evidence,
-)
+from common.diagnose.evidence.evidence import TRACE_STEPS, NotJudged, baseline_arm, open_evidence
 from common.diagnose.frameworks import in_its_words
 from common.diagnose.unexplained import Unexplained, unexplained
 from common.errors import UserError
 from common.judged import DISTURBED
 
 Subject = TypeVar("Subject")
-NEEDLESS = "needless-synchronisation"
-NEEDLESS_WORK = ("left-on", "unused-gradients", "needless-recomputation", "sparse-embedding")
-"""Causes of lean passes that are judged by nothing else."""
-LIMITS = ("model-too-small", "batch-too-small", "network-too-slow")
-"""Causes in the exchange itself, judged as if no part of it were needless."""
 MISTAKES = (
     *(NEEDLESS, "oversubscribed-cores", "nccl-settings", "own-exchange"),
     *("unused-gradients", "sparse-embedding"),
@@ -97,71 +42,6 @@ COUNTED = (NEEDLESS, "recompilation", "cpu-quota", "shared-device")
 """Causes that cost time and are counted or seen, not timed: other work does not look like them."""
 LARGE_PART = 0.5
 """Share of a limit's cost from which a mistake other than ``NEEDLESS`` comes before it."""
-
-
-def _first_of(*judges: Callable[[Case], Verdict | None]) -> Callable[[Case], Verdict | None]:
-    """Returns the judge that gives the first verdict that any of these gives."""
-    return lambda case: next(filter(None, (judge(case) for judge in judges)), None)
-
-
-CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
-    "wrong-sampler": wrong_sampler,
-    "mixed-configurations": mixed_configurations,
-    "warm-up-counted": warm_up_counted,
-    "shared-device": shared_device,
-    "oversubscribed-cores": _first_of(judge_of("oversubscribed-cores"), oversubscribed_cores),
-    "slow-rank": slow_rank,
-    "unequal-lengths": unequal_lengths,
-    "data-loading": data_loading,
-    "evaluation-or-logging": evaluation_or_logging,
-    NEEDLESS: needless_synchronisation,
-    "no-overlap": no_overlap,
-    "bucket-cap": _first_of(judge_of("bucket-cap"), bucket_cap),
-    ", ".join(LIMITS): communication_bound,
-}
-MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
-    "cpu-quota": cpu_quota,
-    "too-few-threads": too_few_threads,
-    "wrong-interface": wrong_interface,
-    "nccl-settings": nccl_settings,
-    "gpu-surroundings": gpu_surroundings,
-    "lowered-clocks": lowered_clocks,
-}
-"""Causes in the machine and its settings, which the watcher alone reads."""
-GPU_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
-    "synchronised-norms": synchronised_norms,
-    "no-mixed-precision": wide_computation,
-    "host-waits": host_waits,
-    "unpinned-copies": unpinned_copies,
-}
-"""Causes in scripts on GPUs."""
-OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
-    "hang": hang,
-    "slow-update": slow_update,
-    **{cause: judge_of(cause) for cause in NEEDLESS_WORK},
-    "heavy-update": heavy_update,
-    "own-exchange": own_exchange,
-    "beside-the-model": beside_the_model,
-    "epoch-start": epoch_start,
-    "sent-buffers": sent_buffers,
-    "padding": padding,
-    "needless-search": needless_search,
-    "garbage-collection": collecting,
-    "recompilation": recompiling,
-    "allocator-retries": allocator_retries,
-    "growing-memory": growing_memory,
-    "memory-imbalance": unequal_memory,
-    "reserved-memory": reserved_memory,
-    "wide-gradients": narrow_gradients,
-    **GPU_CAUSES,
-    **MACHINE_CAUSES,
-}
-"""Looked for in watched scripts only: this project's programs have no table of them."""
-BY_PROFILE = {
-    "slow-rank": slow_rank_of_traces,
-    ", ".join(LIMITS): exposed_communication,
-}
-"""Judged by profiled steps where the steps as they were do not suffice, by the name there."""
 MANY_UNJUDGED = 12
 """With so many causes not judged, it means little that none of the others was found."""
 NEW_SHARE = 0.02
@@ -213,23 +93,14 @@ class Diagnosis:
         }
 
 
-def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
-    """Judges every cause.
+def examine_case(case: Case) -> Diagnosis:
+    """Judges every cause of a case.
 
     What makes the comparison void comes first, then what costs time, the largest share first.
-
-    Args:
-        run: run on several ranks.
-        baseline: run of the same on one rank; without it speedups are the model's.
     """
-    return examine_case(Case(run, baseline))
-
-
-def examine_case(case: Case) -> Diagnosis:
-    """Judges every cause of a case; see ``examine``."""
     causes = CAUSES | OF_SCRIPTS if case.run.watched else CAUSES
     verdicts, not_judged = judged(causes, case)
-    of_profile, not_judged = by_profile(case, not_judged, BY_PROFILE)
+    of_profile, not_judged = by_profile(case, not_judged)
     verdicts += of_profile
     tried = tried_changes(case)
     verdicts = borne_out(case, tried, verdicts)
@@ -382,7 +253,7 @@ def _summary(case: Case) -> str:
         parts = case.run.parts
     except NotJudged:
         if (profile := profiled(case)) and profile.common_steps:
-            sentences.append(f"{profiled_step(profile)} {case.file(TRACE_STEPS)}.")
+            sentences.append(f"{profiled_step(profile)} [{TRACE_STEPS}].")
         return " ".join(sentences)
     shares = ", ".join(
         f"{name} {percent(value / parts.step_ms)}" for name, value in parts.parts_ms.items()
@@ -414,14 +285,16 @@ def lines_of(diagnosis: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[s
     elif diagnosis.healthy:
         lines.append("No limiting cause found among the few that can be judged here.")
     lines += lines_of_causes(diagnosis.verdicts, diagnosis.tried)
-    if diagnosis.tried:
-        lines += ["", "Tried on a copy of the model, each change alone:"]
-        for tried in diagnosis.tried:
-            lines += wrapped(f"{tried.said()}.", "   - ")
-    if diagnosis.not_judged:
-        lines += ["", "Not judged:"]
-        for cause, why in diagnosis.not_judged:
-            lines += wrapped(f"{cause}: {why}", "   - ")
+    tried = [f"{trial.said()}." for trial in diagnosis.tried]
+    lines += listed("Tried on a copy of the model, each change alone", tried)
+    return lines + listed("Not judged", [f"{cause}: {why}" for cause, why in diagnosis.not_judged])
+
+
+def listed(heading: str, sentences: Sequence[str]) -> list[str]:
+    """Returns sentences as text below a heading; nothing where there are none."""
+    lines = ["", f"{heading}:"] if sentences else []
+    for sentence in sentences:
+        lines += wrapped(sentence, "   - ")
     return lines
 
 

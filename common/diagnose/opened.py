@@ -8,6 +8,7 @@ needed.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -56,13 +57,12 @@ class Opened:
     folder: Path
     case: Case
     diagnosis: Diagnosis
-    notes: tuple[str, ...] = ()
-    later: tuple[tuple[Change, Diagnosis | None], ...] = ()
+    notes: tuple[str, ...]
+    later: tuple[tuple[Change, Diagnosis | None], ...]
 
     def lines(self) -> list[str]:
         """Returns the diagnosis as text, with what could not be seen at its end."""
-        notes = [f"   - {note}" for note in self.notes]
-        lines = [*lines_of(self.diagnosis), *(["", "Not seen:", *notes] if notes else [])]
+        lines = [*lines_of(self.diagnosis), *lines_of_notes("Not seen", self.notes)]
         for change, diagnosis in self.later:
             sentence = change.said()
             lines += ["", *wrapped(f"{sentence[0].upper()}{sentence[1:]}.")]
@@ -95,6 +95,11 @@ class Opened:
         except OSError as error:
             raise UserError(f"{self.folder}: {error.strerror}; results go there") from None
         return [self.folder / JSON, self.folder / PAGE]
+
+
+def lines_of_notes(heading: str, notes: Sequence[str]) -> list[str]:
+    """Returns notes as text below a heading; nothing where there are none."""
+    return ["", f"{heading}:", *(f"   - {note}" for note in notes)] if notes else []
 
 
 def open_diagnosis(path: Path | str, baseline: Path | str | None = None) -> Opened:
@@ -163,11 +168,10 @@ class PostMortem:
 
     def lines(self) -> list[str]:
         """Returns the diagnosis as text."""
-        notes = [f"   - {note}" for note in self.job.notes]
         lines = lines_of(self.diagnosis, len(JOB_CAUSES) // 2)
         for table in judged_tables(self.job):
             lines += list_rows(table)
-        return [*lines, *(["", "Not read:", *notes] if notes else [])]
+        return [*lines, *lines_of_notes("Not read", self.job.notes)]
 
     def write(self) -> Path | None:
         """Writes ``diagnosis.json`` into the folder, if one was named; returns its path.

@@ -11,21 +11,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.diagnose.causes.sharing import (
-    compute_share,
-    together_error,
-    together_times,
-)
+from common.diagnose.causes.sharing import compute_share, together_error, together_times
 from common.diagnose.evidence.case import (
     NORMAL_90,
     PREDICTION_ERROR,
     VALIDITY,
     Case,
     Verdict,
-    differing_facts,
     percent,
 )
-from common.diagnose.evidence.evidence import EXCHANGING, FACTS, NotJudged
+from common.diagnose.evidence.evidence import EXCHANGING, NotJudged
 from common.diagnose.evidence.measured_step import shares_cores, watched_exchanges
 
 MOST_UNEXPLAINED = 0.10
@@ -91,7 +86,7 @@ def unexplained(case: Case, verdicts: Sequence[Verdict]) -> Unexplained | None:
         a verdict makes void, or no step in parts.
     """
     now, is_void = case.speedup_now, any(verdict.group == VALIDITY for verdict in verdicts)
-    if case.ranks == 1 or now is None or is_void or not _alike(case):
+    if case.ranks == 1 or now is None or is_void or not _takes_as_many(case):
         return None
     try:
         parts, computing = case.run.parts, compute_share(case)
@@ -102,7 +97,7 @@ def unexplained(case: Case, verdicts: Sequence[Verdict]) -> Unexplained | None:
     exchanging = (parts.parts_ms["waiting"] + parts.parts_ms["communication"]) / parts.step_ms
     caused = sum(v.lost_share or 0.0 for v in verdicts if v.cause in WITHIN_PASSES)
     share = 1 - efficiency - exchanging - hindered - caused
-    of_baseline = case.baseline.noise if _is_measured(case) else PREDICTION_ERROR
+    of_baseline = case.baseline.noise if case.is_measured else PREDICTION_ERROR
     half = NORMAL_90 * math.hypot(efficiency * math.hypot(case.run.noise, of_baseline), error)
     return Unexplained(
         lost=1 - efficiency,
@@ -115,16 +110,12 @@ def unexplained(case: Case, verdicts: Sequence[Verdict]) -> Unexplained | None:
     )
 
 
-def _is_measured(case: Case) -> bool:
-    return case.baseline is not None and not differing_facts(case.run, case.baseline)
-
-
-def _alike(case: Case) -> bool:
+def _takes_as_many(case: Case) -> bool:
     """Returns True if a rank of the run takes as many samples a step as the baseline's does.
 
     A pass over fewer takes longer for each: that is no loss of the exchange.
     """
-    if not _is_measured(case):
+    if not case.is_measured:
         return True
     per_rank = [run.samples_per_step / run.world_size for run in (case.run, case.baseline)]
     return math.isclose(*per_rank, rel_tol=0.01)
@@ -136,13 +127,11 @@ def _hindered(case: Case, computing: float) -> tuple[float, float]:
     if times is None:
         return 0.0, 0.0
     together_ms, alone_ms = (float(series.groupby("rank").median().mean()) for series in times)
-    exchanging = case.run.tables.get(EXCHANGING)
-    beside = 0.0
-    if exchanging is not None and len(exchanging):
+    exchanging, beside = case.run.rows(EXCHANGING), 0.0
+    if len(exchanging):
         passes_ms = exchanging["forward_time_ms"] + exchanging["backward_time_ms"]
         sending_ms = float(passes_ms.groupby(exchanging["rank"]).median().mean())
-        [facts] = case.run.need(FACTS)
-        exchanges = watched_exchanges(case.run, float(facts["gradient_bytes"].max()))
+        exchanges = watched_exchanges(case.run, case.run.gradient_bytes)
         share = exchanges / case.run.accumulation
         together_ms += share * max(0.0, sending_ms - together_ms)
     elif shares_cores(case.run):

@@ -42,13 +42,12 @@ class ReplayModel(nn.Module):
         """Makes the parameters (zeros, float32).
 
         Args:
-            profile: sizes and ready times; sizes are multiples of 4 bytes.
+            profile: sizes, which are multiples of 4 bytes, and ready times.
             forward_s: time that a forward pass sleeps, in seconds.
             value: value of every element of a gradient before DDP averages it over ranks.
 
-        Raises:
-            UserError: a gradient that is not float32 or not a whole number of its elements, or
-                names and an order of registration that no module can have.
+        Raises UserError for a gradient that is not float32 or not a whole number of its elements,
+        and for names and an order of registration that no module can have.
         """
         super().__init__()
         _check_gradients(profile)
@@ -95,11 +94,10 @@ class ReplayModel(nn.Module):
 
     @property
     def lateness_s(self) -> float:
-        """Returns the largest delay of the latest backward pass behind the recording (s).
+        """Returns the largest delay of a gradient or the end of the latest backward pass (s).
 
-        The maximum is over all gradients and the end of the pass. A tenth of a millisecond is a
-        sleep's usual error. Much more means that the copies between two gradients, or other work
-        on the core, took longer than the sleep that was to hide them.
+        A tenth of a millisecond is a sleep's usual error. Much more means that the copies between
+        two gradients, or other work on the core, took longer than the sleep that was to hide them.
         """
         late = (h - ready for h, ready in zip(self.handed_s, self.profile.ready_s, strict=True))
         return max(self.ended_s - self.profile.backward_s, *late)
@@ -117,11 +115,7 @@ class ReplayModel(nn.Module):
         self._used = False
 
     def _calibrate(self) -> _Overhead:
-        """Measures the overhead, over a few passes that sleep once, before their first gradient.
-
-        Each part is the lower quartile of its samples: it serves for every later pass, so delays
-        by other work on the core must not enter it.
-        """
+        """Measures the overhead, over a few passes that sleep once, before their first gradient."""
         samples = []
         for _ in range(CALIBRATION_PASSES):
             loss = self()
@@ -132,6 +126,7 @@ class ReplayModel(nn.Module):
             wake_s = self._handed_s[0] - CALIBRATION_SLEEP_S
             samples.append((lead_s, wake_s, took_s - self._handed_s[-1]))
             self.zero_grad()
+        # Lower quartiles: delays by other work on the core must not enter what every pass sleeps.
         lead_s, wake_s, tail_s = (
             statistics.quantiles(column, n=4)[0] for column in zip(*samples, strict=True)
         )
@@ -147,16 +142,13 @@ class ReplayModel(nn.Module):
         self._handed_s[index] = self._overhead.lead_s + elapsed_s
 
     def _gradient(self, index: int) -> Tensor | None:
-        """Returns the gradient at a place of the ready order, None at the end of the pass.
-
-        It is a new tensor that shares the prepared memory: autograd's AccumulateGrad takes a
-        tensor that nobody else holds as it is and clones any other
-        (torch/csrc/autograd/functions/accumulate_grad.h). If the parameter has a gradient already,
-        that may be the prepared memory, so autograd gets a tensor of its own to add.
-        """
+        """Returns the gradient at a place of the ready order, None at the end of the pass."""
         parameter = self._parameter(index)
         if parameter is None:
             return None
+        # Autograd takes a tensor that nobody else holds as it is, and clones any other
+        # (torch/csrc/autograd/functions/accumulate_grad.h): a new tensor shares the prepared
+        # memory, unless the parameter's gradient may be in it already.
         if parameter.grad is None:
             return self._gradients[index].detach()
         return torch.full_like(parameter, self.value)
@@ -166,11 +158,8 @@ class ReplayModel(nn.Module):
 class _Overhead:
     """The cost of a backward pass besides its sleeps, in seconds.
 
-    Attributes:
-        lead_s: time before its first node; autograd counts the nodes of the graph, which takes
-            0.4 ms for the 436 gradients of gpt2-large.
-        wake_s: delay with which a sleep ends.
-        tail_s: time after its last node.
+    ``lead_s`` is spent before its first node (autograd counts the graph's nodes: 0.4 ms for the 436
+    of gpt2-large), ``wake_s`` at the end of a sleep, ``tail_s`` after its last node.
     """
 
     lead_s: float = 0.0
@@ -223,13 +212,9 @@ def _check_gradients(profile: BackwardProfile) -> None:
 
 
 def _register(model: nn.Module, profile: BackwardProfile) -> dict[str, nn.Parameter]:
-    """Adds the parameters, nested as their names say, in the recorded order of registration.
+    """Adds the parameters, nested as their names say and registered as recorded; returns them.
 
-    Returns:
-        The parameters by name.
-
-    Raises:
-        UserError: no module can have these names, or register them in this order.
+    Raises UserError where no module can have these names, or register them in this order.
     """
     count = len(profile.names)
     places = profile.registration or range(count - 1, -1, -1)

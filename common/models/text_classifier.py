@@ -93,8 +93,7 @@ class TextClassifier(nn.Module):
             attention_mask: tensor [batch, length]; 1 or True where a token is real, which at least
                 one of a text is.
 
-        Raises:
-            UserError: texts longer than the model has positions.
+        Raises UserError for texts longer than the model has positions.
         """
         length = input_ids.shape[1]
         if length > self.config.max_length:
@@ -139,15 +138,13 @@ def build_text_classifier(
     Args:
         name: ``small``, a folder with ``config.json`` and weights, or a name on the hub. A folder
             without weights gives a model with random ones, and a warning.
-        num_labels: number of classes.
         vocab_size: number of tokens that the tokenizer has.
         max_length: longest text, in tokens.
         dropout: probability, set wherever the model has dropout; None keeps the model's own.
         pad_id: number of the padding token, for a model that has none.
 
-    Raises:
-        UserError: the model cannot be had or read, is no sequence classifier, or is too small for
-            the texts or the vocabulary.
+    Raises UserError where the model cannot be had or read, is no sequence classifier, or is too
+    small for the texts or the vocabulary.
     """
     if name == "small":
         sizes = TextClassifierConfig(vocab_size, num_labels, max_length, dropout=dropout or 0.0)
@@ -175,7 +172,8 @@ def build_text_classifier(
     from transformers import AutoModelForSequenceClassification as Classifier
 
     with one_line_errors(f"model {name}", INSTEAD), _quiet_transformers():
-        if Path(name).is_dir() and not _has_weights(Path(name)):
+        weights = [file + end for file in WEIGHT_FILES for end in ("", ".index.json")]
+        if Path(name).is_dir() and not any(Path(name, file).is_file() for file in weights):
             logger.warning(
                 f"model {name}: has config.json but no {' or '.join(WEIGHT_FILES)}; "
                 "training starts from random weights"
@@ -203,8 +201,7 @@ def build_text_classifier(
 def model_limit(name: str) -> int | None:
     """Returns the longest text that a model takes, in tokens; None if it has no limit.
 
-    Raises:
-        UserError: the model cannot be had or read.
+    Raises UserError where the model cannot be had or read.
     """
     return None if name == "small" else _longest_input(_read_config(expanded(name)))
 
@@ -251,11 +248,6 @@ def _say_what_is_new(name: str, info: dict) -> None:
     if new:
         more = f" and {len(new) - 4} more" if len(new) > 4 else ""
         logger.info(f"model {name}: random weights for {', '.join(new[:4])}{more}")
-
-
-def _has_weights(folder: Path) -> bool:
-    names = [name + end for name in WEIGHT_FILES for end in ("", ".index.json")]
-    return any((folder / name).is_file() for name in names)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
-from common.models.traced_memory import joined_activations, with_activations
+from common.models.traced_memory import joined_activations, unit_of, with_activations
 from common.perfmodel.architectures.activations import CUDA, NO_ACTIVATIONS
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.architectures.architecture import Tensor as Parameter
@@ -42,7 +42,6 @@ def traced_architecture(
 
     Args:
         make: returns (module, batch, loss); it is called where tensors are fake.
-        name: name of the model.
         device: cuda, or cpu, whose dropout and attention are other kernels.
         samples: samples of the batch; by default the rows of its first tensor.
 
@@ -121,7 +120,7 @@ def _followed(
     flops = _by_unit(module, counter, units)
     attention = _by_unit(module, counter, units, of_attention=True)
     outside = flops.pop("", 0) / samples  # such as a head that is the embedding
-    parameters = {key: _unit_of(key, units) for key in trained}
+    parameters = {key: unit_of(key, units) for key in trained}
     layers = []
     for path, keys in _in_forward_order(parameters, ready, units):
         registered = [key for key in trained if key in keys]
@@ -151,14 +150,9 @@ def _in_forward_order(
 ) -> list[tuple[str, list[str]]]:
     """Returns units in the order of the forward pass, their parameters in that of gradients.
 
-    A block is whole, where its last gradient is. Any other unit is in parts where gradients of
-    others are ready between its own. What a pass does not use is ready before it, as under DDP's
-    ``find_unused_parameters``; units without parameters come last.
-
-    Args:
-        parameters: unit of each parameter.
-        ready: parameters in the order of their gradients.
-        units: whether each unit is a block.
+    ``parameters`` has the unit of each, ``ready`` the order of gradients. A block is whole, where
+    its last gradient is; any other unit is in parts where gradients of others are ready between its
+    own. What a pass does not use is ready before it, as under DDP's ``find_unused_parameters``.
     """
     unused = [key for key in parameters if key not in ready]
     parts: list[tuple[str, list[str]]] = [(path, []) for path in units]
@@ -200,14 +194,6 @@ def _signature(module: nn.Module) -> tuple:
     return (type(module), shapes) if shapes else ()
 
 
-def _unit_of(key: str, units: dict[str, bool]) -> str:
-    """Returns the innermost unit that a parameter or module belongs to."""
-    path = key
-    while path not in units and path:
-        path = path.rpartition(".")[0]
-    return path
-
-
 def _by_unit(
     module: nn.Module,
     counter: FlopCounterMode,
@@ -233,7 +219,7 @@ def _by_unit(
     flops: dict[str, float] = {}
     for path in paths:
         children = (child for child in paths if child and child.rpartition(".")[0] == path)
-        unit = _unit_of(path, units)
+        unit = unit_of(path, units)
         exclusive = inclusive[path] - sum(inclusive[child] for child in children)
         flops[unit if unit in units else ""] = flops.get(unit, 0) + exclusive
     outside = counted.get("Global", 0) - inclusive[""]

@@ -9,8 +9,8 @@ attention is a fused kernel.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -72,10 +72,7 @@ def with_activations(
 
     Args:
         architecture: single layers whose names are paths of modules.
-        module: the module, on fake tensors.
-        loss: runs its forward pass.
-        batch: tensors of the batch.
-        samples: samples of the batch.
+        loss: runs the forward pass of ``module``, on fake tensors.
         device: cuda or cpu, whose kernels of dropout and attention are followed.
     """
     paths = [layer.name for layer in architecture.layers]
@@ -102,6 +99,14 @@ def with_activations(
         activations = replace(layer.activations, forward=(forward,), backward=((backward,),))
         layers.append(replace(layer, activations=activations))
     return replace(sized, layers=tuple(layers))
+
+
+def unit_of(key: str, units: Collection[str]) -> str:
+    """Returns the innermost unit that a parameter or module belongs to."""
+    path = key
+    while path not in units and path:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def joined_activations(layers: Sequence[Layer]) -> Activations:
@@ -220,22 +225,19 @@ def _in_half(module: nn.Module, paths: Sequence[str]) -> Iterator[None]:
         )
 
     weights = [(parameter, parameter.data) for parameter in module.parameters()]
-    entered = [module]
-    for path in paths:
-        with suppress(AttributeError):  # a parameter's own unit
-            entered.append(module.get_submodule(path))
-    handles = [part.register_forward_pre_hook(cast, with_kwargs=True) for part in entered]
-    try:
-        for parameter, weight in weights:
-            parameter.grad = None
-            parameter.data = weight.bfloat16()
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for parameter, weight in weights:
-            parameter.grad = None
-            parameter.data = weight
+    modules = dict(module.named_modules(remove_duplicate=False))
+    with ExitStack() as hooks:
+        for part in (module, *(modules[path] for path in paths if path in modules)):
+            hooks.enter_context(part.register_forward_pre_hook(cast, with_kwargs=True))
+        try:
+            for parameter, weight in weights:
+                parameter.grad = None
+                parameter.data = weight.bfloat16()
+            yield
+        finally:
+            for parameter, weight in weights:
+                parameter.grad = None
+                parameter.data = weight
 
 
 class _Kernels(TorchFunctionMode):
@@ -243,12 +245,11 @@ class _Kernels(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> object:
         """Replaces a call of a dropout or of attention."""
-        kwargs = dict(kwargs or {})
+        kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
-            kwargs["dropout_p"] = 0.0  # a CPU would write the scores out
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            if len(args) > 4:
-                del kwargs["dropout_p"]
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            values = dict(zip(names, args, strict=False)) | kwargs
+            return func(**values | {"dropout_p": 0.0})  # a CPU would write the scores out
         if func is functional.dropout:
             values = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
             rate = values.get("p", 0.5)
@@ -317,26 +318,18 @@ class _Watch(TorchDispatchMode):
     @contextmanager
     def hooks(self, module: nn.Module) -> Iterator[None]:
         """Notes which unit runs, forward and backward."""
-        handles = []
-        for path, unit in self.units.items():
-            try:
-                part = module.get_submodule(path)
-            except AttributeError:  # a parameter's own unit
-                continue
-            enter = self._entered(unit)
-            handles.append(part.register_forward_pre_hook(enter, with_kwargs=True))
-        for key, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                path = key
-                while path and path not in self.units:
-                    path = path.rpartition(".")[0]
-                unit = self.units.get(path)
-                if unit is not None:
+        modules = dict(module.named_modules(remove_duplicate=False))
+        with ExitStack() as hooks:
+            for path, unit in self.units.items():
+                if path in modules:  # else it is a parameter's own unit
+                    enter = modules[path].register_forward_pre_hook
+                    hooks.enter_context(enter(self._entered(unit), with_kwargs=True))
+            for key, parameter in module.named_parameters():
+                unit = self.units.get(unit_of(key, self.units))
+                if parameter.requires_grad and unit is not None:
                     ready = self._ready(unit)
-                    handles.append(parameter.register_post_accumulate_grad_hook(ready))
-        yield
-        for handle in handles:
-            handle.remove()
+                    hooks.enter_context(parameter.register_post_accumulate_grad_hook(ready))
+            yield
 
     def _entered(self, unit: _Unit) -> Callable:
         def enter(_module: nn.Module, args: tuple, kwargs: dict) -> None:

@@ -67,25 +67,11 @@ class DdpOptions:
         if None in self.bucket_cap_mib_list:
             raise UserError("a list of bucket caps holds numbers of MiB; None has no place in it")
 
-    def caps_bytes(self) -> tuple[int, int]:
-        """Returns (cap, first cap); an explicit cap, 25 too, is also that of the first bucket.
-
-        As DDP itself does, a list of caps is summed up by its largest.
-        """
-        if self.bucket_cap_mib_list:
-            cap = int(max(self.bucket_cap_mib_list) * MIB)
-            return cap, cap
-        if self.bucket_cap_mib is None:
-            return DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES
-        cap = int(self.bucket_cap_mib * MIB)
-        return cap, cap
-
     def limits_bytes(self) -> tuple[int, ...]:
-        """Returns the caps of the first, the second, … bucket; the last counts for the rest."""
-        if self.bucket_cap_mib_list:
-            return tuple(int(cap * MIB) for cap in self.bucket_cap_mib_list)
-        cap, first = self.caps_bytes()
-        return (cap,) if cap == first else (first, cap)
+        """Returns the caps of the first, the second, … bucket; the last counts for all others."""
+        if self.bucket_cap_mib is None and not self.bucket_cap_mib_list:
+            return DEFAULT_FIRST_CAP_BYTES, DEFAULT_CAP_BYTES
+        return tuple(int(cap * MIB) for cap in self.bucket_cap_mib_list or (self.bucket_cap_mib,))
 
     def rebuild_iteration(self) -> int | None:
         """Returns the first iteration with buckets in gradient-ready order; None if none has."""
@@ -101,18 +87,14 @@ def ddp_buckets(
     iteration: int | None = None,
     kinds: Sequence[Hashable] | None = None,
 ) -> list[list[int]]:
-    """Returns the buckets that DDP uses in an iteration.
+    """Returns DDP's buckets in reduction order, each its parameters' registration indices.
 
     Args:
         sizes_bytes: sizes in registration order (that of ``module.parameters()``), in bytes.
         ready_order: the parameters' indices in the order their gradients become ready on rank 0;
             unused ones, which never do, may be left out.
-        options: arguments given to DDP.
         iteration: counted from 0; None is the steady state.
         kinds: (dtype, device) of each parameter, in registration order.
-
-    Returns:
-        For each bucket, in reduction order, the registration indices of its parameters.
     """
     limits = options.limits_bytes()
     rebuilt_at = options.rebuild_iteration()
@@ -133,8 +115,7 @@ def ddp_buckets(
 def short_cap(low_bytes: int, high_bytes: int) -> float:
     """Returns the cap in MiB with the fewest digits that lies within two bounds in bytes.
 
-    It is the geometric mean of the bounds, rounded to as few significant digits as still lie
-    between them once DDP has cut the cap to whole bytes.
+    It is their geometric mean, rounded as far as DDP's cap, in whole bytes, stays between them.
     """
     middle = (low_bytes * high_bytes) ** 0.5 / MIB
     for digits in range(1, 18):

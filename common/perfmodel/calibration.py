@@ -1,9 +1,8 @@
 """A calibration: all samples that a prediction is made of, and the model that they make.
 
-One and the same for ``ddplab predict``, ``tune``, the notebooks and the accuracy study: gradients
-of passes without DDP, all-reduces one after another and several at once, DDP's copies, and passes
-beside all-reduces. None of them is a bucketing. A diagnosis makes its model (``calibrated_model``)
-of what its run measured.
+Gradients of passes without DDP, all-reduces one after another and several at once, DDP's copies,
+and passes beside all-reduces; none of them is a bucketing. A diagnosis makes its model
+(``calibrated_model``) of what its run measured.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ def calibrated_model(
     """Returns the model of one system.
 
     Args:
-        profile, network, costs, added_latency_s: as for ``DdpModel``.
         crowded: seconds per all-reduce while several are in flight, where measured.
         backend: decides how many all-reduces are in flight; one where it is not known, and where
             latency is added, as the hook that adds it takes up buckets one by one.
@@ -67,11 +65,8 @@ class Calibration:
     """All samples that a prediction is made of.
 
     Attributes:
-        ready: gradient-ready times.
-        all_reduce: all-reduces one after another.
-        crowded: several in flight, where that was measured.
+        crowded: several all-reduces in flight, where that was measured.
         overlap: DDP's costs where they were measured; else ``costs`` are taken as they are.
-        costs: DDP's costs where there is no ``overlap``.
         backend, added_latency_s, gradient_as_bucket_view: as for ``calibrated_model``.
     """
 
@@ -91,11 +86,8 @@ class Calibration:
     def drawn(self, generator: np.random.Generator, sources: tuple[str, ...] = SOURCES) -> DdpModel:
         """Returns the model from as many samples drawn with replacement.
 
-        Backward passes are drawn one by one; all-reduces and DDP's costs by round, as samples of
-        one round share the state the machine was in, and all-reduces within it.
-
-        Args:
-            sources: members of ``SOURCES`` to draw; all samples of the others are taken once.
+        Only members of ``sources`` are drawn: backward passes one by one; all-reduces and DDP's
+        costs by round, as a round shares the machine's state, and all-reduces within it.
         """
         # Bootstrap (Efron 1979): the unit that is drawn is one whose errors are independent of the
         # next one's. That is a pass for gradients, and a round for everything that shares rounds.

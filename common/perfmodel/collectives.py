@@ -12,7 +12,7 @@ from common.errors import UserError
 
 
 class AllReduceModel(Protocol):
-    """Anything that predicts the time of an all-reduce."""
+    """A predictor of the time of an all-reduce."""
 
     def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
         """Computes the seconds for ``size_bytes``; a scalar for a scalar, else an array."""
@@ -42,8 +42,7 @@ class AlphaBeta:
     def fit(cls, size_bytes: ArrayLike, time_s: ArrayLike) -> AlphaBeta:
         """Fits α and β by least squares of the relative error, so that all sizes count alike.
 
-        Where the minimum has α below 0, α is 0. Raises UserError for fewer than two sizes or
-        unusable values.
+        Where the minimum has α below 0, α is 0. Raises UserError for unusable values.
         """
         alpha, inverse = relative_line(*_checked(size_bytes, time_s))
         if inverse <= 0:
@@ -141,10 +140,7 @@ def algorithm_bandwidth(size_bytes: ArrayLike, time_s: ArrayLike) -> NDArray:
 
 
 def bus_bandwidth(size_bytes: ArrayLike, time_s: ArrayLike, ranks: int) -> NDArray:
-    """Computes algorithm bandwidth times 2(n−1)/n, in bytes per second.
-
-    Source: nccl-tests, doc/PERFORMANCE.md.
-    """
+    """Computes algorithm bandwidth times 2(n−1)/n, in bytes/s (nccl-tests, PERFORMANCE.md)."""
     return algorithm_bandwidth(size_bytes, time_s) * 2 * (ranks - 1) / ranks
 
 

@@ -56,10 +56,8 @@ class ExpectedError:
     def interval_s(self, predicted_s: float, chance: float = 0.0) -> tuple[float, float]:
         """Returns the ends of the interval that holds nine of ten measured medians, in seconds.
 
-        Args:
-            predicted_s: the prediction.
-            chance: half the width of its own band (``Chance.share``), relative to it. The study's
-                errors hold as much as its own calibrations had; one of fewer samples has more.
+        ``chance`` is half the width of the prediction's own band, relative to it, as in
+        ``Chance.share``. The study's errors hold as much of it as its calibrations had.
         """
         return interval_s(predicted_s, math.hypot(self.p90, chance))
 
@@ -78,12 +76,7 @@ def interval_s(predicted_s: float, error: float) -> tuple[float, float]:
 
 
 def regime_of(model: DdpModel, loopback: bool) -> str:
-    """Returns the regime of a system.
-
-    Args:
-        model: model of the system.
-        loopback: True if its ranks communicate on the machine that they compute on.
-    """
+    """Returns the regime of a system; ``loopback``: ranks communicate on the machine they share."""
     if model.added_latency_s:
         return LATENCY
     if loopback:
@@ -99,12 +92,8 @@ def expectation(
 ) -> str:
     """Returns the error to expect of a prediction, and the interval around it, as two sentences.
 
-    Args:
-        model: model of the system.
-        backend: backend of its process group.
-        network: name that its runs record, such as ``TCP over loopback``.
-        predicted_s: the model's prediction, in seconds.
-        chance: see ``ExpectedError.interval_s``.
+    ``network`` is the name that runs record, such as ``TCP over loopback``; ``chance`` as for
+    ``ExpectedError.interval_s``.
     """
     if backend != "gloo":
         return f"Expected error: not known; no system with {backend} is in the recorded study"

@@ -95,7 +95,7 @@ def layer_key(name: str) -> str:
     }.get(text, text)
 
 
-def _check_rows(sizes: dict, times: dict, sizes_path, times_path) -> list[str]:
+def _check_rows(sizes: dict, times: dict, sizes_path: Path | str, times_path: Path | str) -> list:
     notes = []
     for needed in ("token embedding", "ln_f"):
         if needed not in sizes:
@@ -171,11 +171,9 @@ def profile_from_layers(tables: LayerTables) -> BackwardProfile:
 
 
 def profile_of_layers(timed: Sequence[tuple[Layer, float]]) -> BackwardProfile:
-    """Makes a per-parameter profile from the seconds of each layer's backward pass.
+    """Makes a per-parameter profile of (layer, seconds of its backward pass) in forward order.
 
-    Args:
-        timed: (layer, seconds) in the order of the forward pass, which is taken for that of the
-            parameters' registration.
+    The parameters are taken to be registered in that order.
     """
     names: list[str] = []
     sizes: list[int] = []
@@ -211,10 +209,9 @@ def profile_of_layers(timed: Sequence[tuple[Layer, float]]) -> BackwardProfile:
 def _shares(layer: Layer) -> NDArray:
     """Returns the share of a layer's time after which each of its gradients is ready.
 
-    Only matrices take a part of the time, by their size. A layer of vectors shares it out evenly,
-    and the gradients of look-ups are ready together.
+    Matrices take parts by size, vectors alone equal ones; gradients of look-ups are ready together.
     """
-    tensors = layer.in_ready_order()
+    tensors = [layer.tensors[place] for place in layer.ready_places()]
     matrices = [tensor.elements if len(tensor.shape) > 1 else 0 for tensor in tensors]
     if not any(matrices):
         return np.arange(1, len(tensors) + 1) / max(1, len(tensors))

@@ -39,7 +39,7 @@ from common.perfmodel.collectives import AllReduceModel, AlphaBeta, as_alpha_bet
 from common.perfmodel.ddp.best_cap import BestCap, fastest_cap
 from common.perfmodel.ddp.bucketings import Bucketing, distinct_bucketings, profile_buckets
 from common.perfmodel.ddp.closed_form import closed_form
-from common.perfmodel.ddp.comm_hooks import CommHook
+from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.ddp.recurrence import TINY_S, Traffic, advance, without_contention
 from common.perfmodel.ddp.step import StepOptions, StepParts, StepTimeline, step_timeline
@@ -99,7 +99,7 @@ class DdpModel:
         options: DdpOptions | None = None,
         *,
         gradient_as_bucket_view: bool = False,
-        hook: CommHook | None = None,
+        hook: CastHook | None = None,
     ) -> BackwardTimeline:
         """Predicts the backward pass in its steady state.
 
@@ -111,29 +111,21 @@ class DdpModel:
         model = self
         if gradient_as_bucket_view:
             model = replace(self, costs=self.costs.as_bucket_view())
-        buckets = profile_buckets(self.profile, options or DdpOptions())
-        return model.simulate(buckets, hook=hook)
+        return model.simulate(profile_buckets(self.profile, options or DdpOptions()), hook=hook)
 
     def simulate(
-        self, buckets: Sequence[Sequence[int]], *, hook: CommHook | None = None
+        self, buckets: Sequence[Sequence[int]], *, hook: CastHook | None = None
     ) -> BackwardTimeline:
-        """Simulates one backward pass for given buckets.
-
-        Args:
-            buckets: indices into the profile, in reduction order.
-            hook: a communication hook, which decides what is sent (``comm_hooks``).
-        """
+        """Simulates a backward pass; buckets are indices into the profile, in reduction order."""
         # ``members`` holds bucket after bucket, split at ``starts``; ``reduceat`` reduces each one.
         members = np.concatenate([np.asarray(bucket) for bucket in buckets])
         starts = np.cumsum([0, *(len(bucket) for bucket in buckets[:-1])])
         sizes = np.add.reduceat(self.profile.sizes_bytes[members], starts)
-        messages = (
-            hook.message_bytes(self.profile, buckets) if hook else sizes[:, None].astype(float)
-        )
+        messages = hook.message_bytes(self.profile, buckets) if hook else sizes.astype(float)
         traffic = self._traffic(members, starts, messages, hook)
         gain = None
         if self.in_flight > 1 and self.crowded_network is not None:
-            crowded_s = _message_times(self.crowded_network, messages).sum(axis=1)
+            crowded_s = self.crowded_network.time_s(messages)
             gain = np.maximum(1.0, traffic.alone_s / np.maximum(crowded_s, TINY_S))
         if self.added_latency_s:
             traffic = traffic.later(self.added_latency_s)
@@ -154,7 +146,7 @@ class DdpModel:
         return BackwardTimeline(copied, spans.compute_end_s, traffic.total_work, tuple(events))
 
     def _traffic(
-        self, members: NDArray, starts: NDArray, messages: NDArray, hook: CommHook | None
+        self, members: NDArray, starts: NDArray, messages: NDArray, hook: CastHook | None
     ) -> Traffic:
         """Computes what each bucket needs from computation and from the network.
 
@@ -177,20 +169,9 @@ class DdpModel:
             ready_work = ready_work + spent[np.searchsorted(at, ready_work, side="left")]
             launched_work = at + spent[1:]
             total_work = max(total_work + float(spent[-1]), float(launched_work[-1]))
-        message_s = _message_times(self.network, messages)
-        beside_s, progress_s = costs.beside_computation(messages, message_s)
-        if messages.shape[1] > 1:
-            beside_s, progress_s = (
-                np.where(messages > 0, seconds, 0.0) for seconds in (beside_s, progress_s)
-            )
-        return Traffic(
-            ready_work=ready_work,
-            launched_work=launched_work,
-            alone_s=message_s.sum(axis=1),
-            beside_s=beside_s.sum(axis=1),
-            progress_s=progress_s.sum(axis=1),
-            total_work=total_work,
-        )
+        alone_s = self.network.time_s(messages)
+        beside_s, progress_s = costs.beside_computation(messages, alone_s)
+        return Traffic(ready_work, launched_work, alone_s, beside_s, progress_s, total_work)
 
     def at_cap(self, cap_mib: float | None) -> BackwardTimeline:
         """Predicts the backward pass at one bucket cap in MiB; None is DDP's default."""
@@ -212,16 +193,14 @@ class DdpModel:
         self,
         caps_mib: Sequence[float] | None = None,
         *,
-        tolerance: float = 0.01,
         bucketings: Sequence[Bucketing] | None = None,
-        hook: CommHook | None = None,
+        hook: CastHook | None = None,
     ) -> BestCap:
         """Finds the cap with the shortest predicted backward pass.
 
         Args:
             caps_mib: caps to choose from; caps that give the same buckets are simulated once. None
                 searches the bucketings of ``distinct_bucketings``.
-            tolerance: excess over the best time that counts as near, as a fraction of that time.
             bucketings: result of ``distinct_bucketings`` for this profile and these caps, computed
                 once where many networks are compared.
             hook: a communication hook, which decides what is sent.
@@ -231,15 +210,13 @@ class DdpModel:
         if bucketings is None:
             bucketings = distinct_bucketings(self.profile, caps_mib)
         timelines = [self.simulate(bucketing.buckets, hook=hook) for bucketing in bucketings]
-        return fastest_cap(bucketings, timelines, caps_mib, tolerance)
+        return fastest_cap(bucketings, timelines, caps_mib)
 
     def ladder(self, one_rank: BackwardProfile | None = None) -> dict[str, Predictor]:
         """Returns every predictor of ``RUNGS`` by its name, simplest first.
 
-        ``SEVERAL`` is left out where one all-reduce is under way at a time.
-
-        Args:
-            one_rank: the profile of a single rank; the rungs below ``SLOWEST`` then take it.
+        ``SEVERAL`` is left out where one all-reduce is under way at a time. Rungs below ``SLOWEST``
+        take the profile of ``one_rank``, where it is given.
         """
         # Built from the full model downwards: each rung lacks a term that the next one has.
         unslowed = self.costs.without("communication_slowdown")
@@ -265,11 +242,7 @@ class DdpModel:
         return predictors | {name: model.backward_s for name, model in models.items()}
 
     def extremes(self) -> dict[str, Predictor]:
-        """Returns two predictors that need no timeline: compute + Σ a(x), and their maximum.
-
-        Computation and all-reduces follow one another where nothing overlaps, and the shorter of
-        the two is hidden where all of it does.
-        """
+        """Returns compute + Σ a(x), where nothing overlaps, and their maximum, where all does."""
 
         def exchange_s(cap_mib: float | None) -> float:
             sizes = [event.size_bytes for event in self.at_cap(cap_mib).events]
@@ -280,11 +253,3 @@ class DdpModel:
             NO_OVERLAP: lambda cap_mib: compute_s + exchange_s(cap_mib),
             PERFECT_OVERLAP: lambda cap_mib: max(compute_s, exchange_s(cap_mib)),
         }
-
-
-def _message_times(network: AllReduceModel, messages: NDArray) -> NDArray:
-    """Returns the seconds of each message [buckets, messages]; an empty one takes no time."""
-    if messages.shape[1] == 1:
-        return np.atleast_1d(network.time_s(messages[:, 0]))[:, None]
-    times = np.atleast_1d(network.time_s(np.maximum(messages, 1.0).ravel()))
-    return np.where(messages > 0, times.reshape(messages.shape), 0.0)

@@ -94,11 +94,7 @@ def copy_starts_s(timeline: BackwardTimeline) -> list[float]:
 
 
 def in_flight_lanes(events: Sequence[BucketEvent]) -> list[int]:
-    """Assigns to each all-reduce the first lane that is free when it starts.
-
-    All-reduces one after another are all in lane 0. gloo has two worker threads for each process
-    group, so that two may be in flight.
-    """
+    """Assigns to each all-reduce the first lane that is free when it starts; gloo has two."""
     lanes = [0] * len(events)
     free_s: list[float] = []
     for index in sorted(range(len(events)), key=lambda index: events[index].start_s):
@@ -146,12 +142,7 @@ def trace_json(
 def lanes_json(
     timelines: Mapping[str, Sequence[Box]], *, facts: Mapping[str, str] | None = None
 ) -> str:
-    """Returns the text of a trace file of replays: a process for each, a thread for each lane.
-
-    Args:
-        timelines: name of a process, such as ``measured`` → its boxes.
-        facts: as for ``trace_json``.
-    """
+    """Returns the text of a trace file: a process per name of a replay, a thread for each lane."""
     records: list[dict] = []
     number = 0
     for process, (label, boxes) in enumerate(timelines.items(), start=1):
@@ -204,10 +195,7 @@ def _metadata(process: int, label: str, threads: Mapping[str, int]) -> list[dict
 
 
 def _complete(category: str, name: str, start_s: float, end_s: float) -> dict:
-    """Makes a complete event.
-
-    Ends are rounded to nanoseconds, not lengths, so that neighbours meet and never overlap.
-    """
+    """Makes a complete event. Its end is rounded to ns, not its length, so that neighbours meet."""
     start_ns, end_ns = round(start_s * 1e9), round(end_s * 1e9)
     times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
     return {"ph": "X", "cat": category, "name": name, **times}

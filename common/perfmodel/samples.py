@@ -1,8 +1,7 @@
 """Raw samples as arrays: what the tables hold before any median is taken.
 
-A prediction takes medians of all samples. Taking them of a drawn part instead gives another
-prediction that might as well have come out (``uncertainty``). So each kind of sample can say its
-medians for any rows of it; without rows, for all.
+A prediction takes medians of all samples. Medians of a drawn part give another prediction, that
+might as well have come out (``uncertainty``).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
-from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts, SecondsBySize
 from common.samples import resampled, slowest_rank
 
 
@@ -38,9 +37,9 @@ class ReadySamples:
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> ReadySamples:
-        """Makes samples from checked rows of ``gradient-ready-times.csv``.
+        """Makes samples of checked rows of ``gradient-ready-times.csv``, ordered as on rank 0.
 
-        Raises UserError where the order on rank 0 is not known.
+        Raises UserError where that order is not known.
         """
         # Rows are scattered into an array that begins as NaN, which ``fmax`` overwrites; of several
         # rows for one place it keeps the latest time.
@@ -87,9 +86,8 @@ class ReadySamples:
         Args:
             passes: rows to take, repeated ones too; by default each once.
             rank: take this rank's times alone.
-            per_rank: keep the median of each rank, too (``rank_ready_s``). A bucket is then ready
-                on the rank that is usually last; of two equal ranks a different one is last in
-                each pass, so this is a little early there. It is meant for ranks that differ.
+            per_rank: keep each rank's median, too (``rank_ready_s``), where ranks differ. Of equal
+                ranks a different one is last in each pass: a bucket is then ready a little early.
         """
         chosen = self.ready_s if passes is None else self.ready_s[passes]
         ranks = _median(chosen, axis=0) if per_rank else None
@@ -131,8 +129,7 @@ class AllReduceSamples:
     def drawn(self, generator: np.random.Generator) -> MeasuredAllReduce:
         """Returns the curve of samples drawn with replacement: as many rounds, then calls in each.
 
-        Rounds are the same for all sizes. Where a size has fewer calls than another, as many are
-        drawn as there are, and of these: the median of two calls is known worse than that of 16.
+        Rounds are the same for all sizes; of a size with few calls as few are drawn.
         """
         # A bootstrap in two stages, as calls of one round are alike. The known calls of a round
         # stand first, so a number from 0 to 1 times their count is the index of one of them, and
@@ -153,9 +150,7 @@ class AllReduceSamples:
     ) -> MeasuredAllReduce:
         """Returns the curve of each size's median.
 
-        Args:
-            rounds: rounds to take, repeated ones too.
-            iterations: int [sizes, rounds taken, iterations], indices of those to take of each.
+        ``rounds`` are taken, repeated ones too, and of each ``iterations`` [sizes, rounds, calls].
         """
         times = self.time_s if rounds is None else self.time_s[:, rounds]
         if iterations is not None:
@@ -177,19 +172,15 @@ class OverlapSamples:
 
     Attributes:
         bookkeeping_s: time that DDP over one rank adds to the pass, all gradients in one bucket.
-        per_bucket_s: time that each further bucket adds to it where nothing is sent; None in runs
-            that did not measure it.
-        copy_out_s: the part of it that copies gradients back, by DDP's own record; None in runs
-            that did not take it.
         local_s: the pass alone.
-        gradient_bytes: bytes of the model's gradients.
+        copy_out_s: the part of it that copies gradients back, by DDP's own record.
+        per_bucket_s: time that each further bucket adds to it where nothing is sent.
         beside: message size → the pass beside all-reduces of it without pause, ascending.
         launched: message size → the pass that launches all-reduces of it as its gradients become
             ready; empty in runs that have none.
         launches_hidden: whether a GPU was held back before the passes beside all-reduces, so that
             what the host takes to launch these is not in their times.
-        backend: the process group's backend, which says how many all-reduces can be under way;
-            None allows for the most of any.
+        backend: decides how many all-reduces can be under way; None allows for the most of any.
     """
 
     bookkeeping_s: NDArray
@@ -278,13 +269,10 @@ class OverlapSamples:
         """Returns DDP's copies, and contention by message size where it was measured.
 
         Copies out are known from DDP's own record, and copies in move as many bytes. Runs without
-        that record have what DDP over one rank adds to the pass, of which copies in (with division)
-        and out are given half each. That difference is taken within a round, so that drift cancels;
-        medians over rounds. Buckets cost something by themselves over NCCL, where the passes beside
-        all-reduces had their launches hidden; elsewhere these hold them.
-
-        Args:
-            rounds: rounds to take, repeated ones too.
+        that record have what DDP over one rank adds to the pass, halved (within a round, so that
+        drift cancels; medians over rounds). Buckets cost something by themselves over NCCL, where
+        the passes beside all-reduces had their launches hidden; elsewhere these hold them.
+        ``rounds`` are those to take, repeated ones too.
         """
         taken = np.arange(self.rounds) if rounds is None else rounds
         # Two passes on a busy machine differ by many times what copies take, in either direction,
@@ -301,20 +289,17 @@ class OverlapSamples:
         )
         if not self.beside:
             return copies
-        sizes = tuple(map(float, self.beside))
         most = IN_FLIGHT.get(self.backend or "", max(IN_FLIGHT.values()))
-        pairs = [
-            messages.contention(self.local_s, taken, most) for messages in self.beside.values()
-        ]
-        lost_s, delay_s = zip(*pairs, strict=True)
-        lost = (sizes, lost_s)
+
+        def contention(passes: Mapping[float, BesideMessages]) -> tuple[SecondsBySize, ...]:
+            pairs = [each.contention(self.local_s, taken, most) for each in passes.values()]
+            sizes, (lost_s, delay_s) = tuple(map(float, passes)), zip(*pairs, strict=True)
+            return (sizes, lost_s), (sizes, delay_s)
+
+        lost, delays = contention(self.beside)
         if self.launched:
-            launched_s = [
-                messages.contention(self.local_s, taken, most)[0]
-                for messages in self.launched.values()
-            ]
-            lost = (tuple(map(float, self.launched)), tuple(launched_s))
-        return replace(copies, lost_compute=lost, delays=(sizes, delay_s))
+            lost, _ = contention(self.launched)
+        return replace(copies, lost_compute=lost, delays=delays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,11 +329,6 @@ class BesideMessages:
         speed they have alone; but at least the number that was counted, and at most that number
         and those that can be in flight. Where all were done before the pass was, its time says
         nothing of theirs.
-
-        Args:
-            local_s: the pass alone, by round.
-            taken: the rounds to take.
-            in_flight: upper bound on the all-reduces that are under way at a time.
         """
         backward_s = _middle(self.backward_s[taken])
         each_s = _middle(self.alone_s[taken]) / self.messages

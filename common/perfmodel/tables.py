@@ -26,8 +26,6 @@ class AllReduceTable:
     Attributes:
         curve: one after another, as buckets are reduced.
         crowded: the time of each while several are in flight; None where that was not measured.
-        world_size: number of ranks that they were measured on.
-        source: the table's path.
     """
 
     curve: MeasuredAllReduce
@@ -40,7 +38,7 @@ def read_all_reduce(path: Path | str) -> AllReduceTable:
     """Reads ``allreduce-times.csv`` (seconds) or this project's raw ``allreduce-samples.csv``.
 
     From raw samples a point is the median over samples of the slowest rank. The file may also be
-    what nccl-tests, all_reduce_bench.py or NCCL Inspector have printed (``printed_collectives``).
+    what nccl-tests, all_reduce_bench.py or NCCL Inspector have printed (``printed``).
     """
     if Path(path).exists() and not Path(path).is_file():
         raise UserError(f"{path}: a folder or a device; the file of a table is needed")
@@ -92,14 +90,13 @@ def crowded_samples(path: Path | str) -> AllReduceSamples | None:
     return read_all_reduce_samples(path, "in_flight") if sizes.nunique() > 1 else None
 
 
-def read_ready_times(path: Path | str, *, per_rank: bool = False) -> BackwardProfile:
+def read_ready_times(path: Path | str) -> BackwardProfile:
     """Reads the profile from raw ``gradient-ready-times.csv``: medians of the slowest rank.
 
     The order is that in which gradients came on rank 0, which is the one DDP goes by
-    (``ready_index``; in a table without it, the order of the times). ``per_rank`` keeps each
-    rank's median too.
+    (``ready_index``; in a table without it, the order of the times).
     """
-    return read_ready_samples(path).profile(per_rank=per_rank)
+    return read_ready_samples(path).profile()
 
 
 def read_ready_samples(path: Path | str) -> ReadySamples:
@@ -147,9 +144,8 @@ def read_step_parts(path: Path | str) -> StepParts:
     """Reads the parts of a step from steps that were timed without DDP.
 
     Reads ``local-step-times.csv`` (with the optimizer's own time) or ``local-times.csv`` (where
-    the update is the step without both passes: optimizer, and waiting for the other ranks between
-    the passes). A part is the median over steps of the slowest rank's. Raises UserError for a
-    table that is neither.
+    the update is the step without both passes, waits included). A part is the median over steps
+    of the slowest rank's.
     """
     table = read_table(path, ["iteration", "rank", "forward_time_ms", "backward_time_ms"])
     last = "optimizer_time_ms" if "optimizer_time_ms" in table.columns else "step_time_ms"

@@ -4,8 +4,8 @@ A prediction is made of medians of samples. Drawing as many samples again from t
 are, with replacement, and predicting from them, many times over, shows how far chance carries it
 (the bootstrap: Efron 1979; ``Calibration.drawn``).
 
-The band is that of the *prediction*. It knows nothing of what the model leaves out, nor of what
-one DDP instance differs by from the next: a measured median may lie outside. The interval that
+The band is that of the *prediction*: it knows nothing of what the model leaves out, nor of how
+instances of DDP differ, so a measured median may lie outside. The interval that
 ``expected_error`` gives knows of both, from the recorded study.
 """
 
@@ -35,21 +35,10 @@ class PredictionBands:
             samples), ``median_ms``, ``low_ms`` and ``high_ms`` (of the drawn ones), and
             ``best_share``: in which share of the draws no other cap was faster.
         drawn_s: T of every draw [draws, caps].
-        level: share of the draws inside a band.
     """
 
     table: pd.DataFrame
     drawn_s: NDArray
-    level: float
-
-    def difference(self, row: int, other_row: int) -> tuple[float, float]:
-        """Returns the band of T(one) / T(other) − 1; caps are given by their rows in the table.
-
-        Both come from the same draws, so what they share cancels: two caps may differ for sure
-        though their bands overlap.
-        """
-        ratios = self.drawn_s[:, row] / self.drawn_s[:, other_row] - 1
-        return middle(ratios, confidence=self.level)
 
 
 def prediction_bands(
@@ -96,14 +85,11 @@ def prediction_bands(
             "best_share": (drawn <= drawn.min(axis=1, keepdims=True)).mean(axis=0),
         }
     )
-    return PredictionBands(table, drawn, level)
+    return PredictionBands(table, drawn)
 
 
 def spread_by_source(calibration: Calibration, cap_mib: float | None) -> dict[str, float]:
-    """Returns by source the width of the 90 % band, relative to T, where it alone is drawn.
-
-    The widest is the source of which more samples would narrow the prediction's band most.
-    """
+    """Returns by source the width of the 90 % band, relative to T, where it alone is drawn."""
     generator = np.random.default_rng(0)
     predicted_s = calibration.model().backward_s(cap_mib)
     spreads = {}

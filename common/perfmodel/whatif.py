@@ -19,8 +19,7 @@ def scale_ranks(measured: AllReduceModel, measured_ranks: int, ranks: int) -> Al
     """Returns a ring's all-reduces on another number of ranks, links being alike.
 
     A ring makes 2(n−1) steps and sends 2(n−1)/n of the message over each link (Patarasuk and
-    Yuan 2009), so latency grows with n−1 and the bytes' share approaches a limit.
-    Raises UserError for fewer than 2 ranks.
+    Yuan 2009). Raises UserError for fewer than 2 ranks.
     """
     if min(measured_ranks, ranks) < 2:
         raise UserError(
@@ -43,18 +42,18 @@ class Case:
 def cases(model: DdpModel, ranks: int, factors: Sequence[float]) -> list[Case]:
     """Changes one quantity of a system of so many ranks at a time, by each factor.
 
-    Latency that is added to every bucket is a part of α. Once per bucket, it does not grow with the
-    ranks.
+    Latency that is added to every bucket is a part of α, which does not grow with the ranks.
     """
     changes = []
     for factor in factors:
+        smaller, slower = model.profile.scaled(size=factor), model.profile.scaled(compute=factor)
         later = _with_network(model, partial(scaled, latency=factor))
         later = replace(later, added_latency_s=model.added_latency_s * factor)
         changes += [
             Case("latency α", factor, later),
             Case("bandwidth β", factor, _with_network(model, partial(scaled, transfer=1 / factor))),
-            Case("gradient bytes B", factor, _with_profile(model, size=factor)),
-            Case("compute time g", factor, _with_profile(model, compute=factor)),
+            Case("gradient bytes B", factor, replace(model, profile=smaller)),
+            Case("compute time g", factor, replace(model, profile=slower)),
         ]
         changed_ranks = int(ranks * factor)
         if changed_ranks >= 2 and changed_ranks == ranks * factor:
@@ -67,10 +66,6 @@ def cases(model: DdpModel, ranks: int, factors: Sequence[float]) -> list[Case]:
 def _with_network(model: DdpModel, change: Callable[[AllReduceModel], AllReduceModel]) -> DdpModel:
     crowded = change(model.crowded_network) if model.crowded_network else None
     return replace(model, network=change(model.network), crowded_network=crowded)
-
-
-def _with_profile(model: DdpModel, **factors: float) -> DdpModel:
-    return replace(model, profile=model.profile.scaled(**factors))
 
 
 def best_caps(changes: Sequence[Case]) -> pd.DataFrame:

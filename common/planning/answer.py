@@ -5,12 +5,12 @@ Sentences and the JSON file are made of a ``Searched`` and of what was run to ve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from common.judged import Judged, Verdict
 from common.planning.code import python_lines
-from common.planning.search import Searched, StepTime, TimedPlan, simplest
+from common.planning.search import Searched, TimedPlan, simplest
 from common.planning.space import CHECKPOINTING, Plan, SizedPlan, least_ranks
 from common.runtime.wording import digits
 from common.samples import Interval
@@ -25,7 +25,6 @@ class VerifiedPlan:
     """A plan that was run.
 
     Attributes:
-        plan: the plan.
         step: seconds of a step, with an interval over rounds; None where it did not end. Of the
             best two it is of rounds that had no part in the choice.
         peak_bytes: the largest peak of a rank; None where it did not end.
@@ -42,11 +41,6 @@ class VerifiedPlan:
     was_refused: bool = False
     over_best: Judged | None = None
     is_mine: bool = False
-
-    @property
-    def has_interval(self) -> bool:
-        """Returns True if it ran in rounds enough."""
-        return self.step is not None and self.step.is_told
 
 
 def chosen(searched: Searched, verified: tuple[VerifiedPlan, ...] = ()) -> TimedPlan | None:
@@ -145,48 +139,32 @@ def losers(
     lines = []
 
     def add(name: str, **fields: object) -> None:
-        lines.append(_against(searched, best, ran, in_final, name, **fields))
+        """Adds a sentence on the fastest plan with these fields, beside the best."""
+        other = searched.fastest(**fields)
+        if other is None:
+            if refused := searched.nearest_refused(**fields):
+                lines.append(f"{name}: {lack(searched, refused)}")
+            return
+        it = ran.get(other.plan)
+        why = beside(best, other, it.over_best if it and in_final else None)
+        if it and it.died:
+            why = it.died
+        elif it and it.peak_bytes > searched.question.usable_bytes:
+            why = f"took {digits(it.peak_bytes / GB)} GB at the peak"
+        lines.append(f"{name}: {why} ({other.plan.label})")
 
     for strategy in searched.question.legal_strategies():
         if strategy != best.plan.strategy:
             add(strategy, strategy=strategy)
     fields = {"strategy": best.plan.strategy}
-    for kind in CHECKPOINTING if searched.question.has_blocks else ():
+    for kind in CHECKPOINTING if searched.question.architecture.blocks else ():
         if kind != best.plan.checkpointing:
             add(f"checkpointing {kind}", **fields, checkpointing=kind)
     fields["checkpointing"] = best.plan.checkpointing
     for size, count in searched.question.splits(best.plan.strategy):
         if size in (best.plan.micro_batch // 2, best.plan.micro_batch * 2):
-            chosen_fields = fields | {"micro_batch": size, "accumulation": count}
-            add(f"micro-batches of {size}", **chosen_fields)
-    return [line for line in lines if line]
-
-
-def _against(
-    searched: Searched,
-    best: TimedPlan,
-    ran: Mapping[Plan, VerifiedPlan],
-    in_final: bool,
-    name: str,
-    **fields: object,
-) -> str:
-    """Returns a sentence on the fastest plan with these fields, beside the best.
-
-    Args:
-        ran: the plans that were run.
-        in_final: whether the best plan is the one that others are held against in final rounds.
-    """
-    other = searched.fastest(**fields)
-    if other is None:
-        refused = searched.nearest_refused(**fields)
-        return f"{name}: {lack(searched, refused)}" if refused else ""
-    it = ran.get(other.plan)
-    why = beside(best, other, it.over_best if it and in_final else None)
-    if it and it.died:
-        why = it.died
-    elif it and it.peak_bytes > searched.question.usable_bytes:
-        why = f"took {digits(it.peak_bytes / GB)} GB at the peak"
-    return f"{name}: {why} ({other.plan.label})"
+            add(f"micro-batches of {size}", **fields, micro_batch=size, accumulation=count)
+    return lines
 
 
 def beside(best: TimedPlan, other: TimedPlan, over_best: Judged | None = None) -> str:
@@ -252,13 +230,7 @@ def as_json(
     verified: tuple[VerifiedPlan, ...] | None = None,
     best: TimedPlan | None = None,
 ) -> dict:
-    """Returns the answer as plain values.
-
-    Args:
-        searched: what was found.
-        verified: what was run; None where nothing was to be.
-        best: the plan to take; None where nothing fits.
-    """
+    """Returns the answer as plain values; arguments are those of ``print_answer``."""
     question, ran = searched.question, verified or ()
     taken = chosen(searched, ran)
     answer = {
@@ -294,30 +266,34 @@ def as_json(
 def _fields(timed: TimedPlan | None) -> dict:
     """Returns plan and time of a plan, with every value None where there is no plan."""
     plan = asdict(timed.plan) if timed else dict.fromkeys(Plan.__dataclass_fields__)
-    time = asdict(timed.time) if timed else dict.fromkeys(StepTime.__dataclass_fields__)
-    times = {
-        "step_s": time["step_s"],
-        "step_low_s": time["low_s"],
-        "step_high_s": time["high_s"],
+    time = timed.time if timed else None
+    return plan | {
+        "step_s": time and time.step_s,
+        "step_low_s": time and time.low_s,
+        "step_high_s": time and time.high_s,
     }
-    return plan | times
+
+
+def interval_fields(interval: Interval | None, name: str, unit: str = "") -> dict:
+    """Returns estimate and ends of an interval under a name; None for what may not be said."""
+    told = interval is not None and interval.is_told
+    return {
+        f"{name}{unit}": interval.estimate if interval else None,
+        f"{name}_low{unit}": interval.low if told else None,
+        f"{name}_high{unit}": interval.high if told else None,
+    }
 
 
 def _verified(plan: VerifiedPlan, taken: TimedPlan | None) -> dict:
-    step, over = plan.step, plan.over_best
-    slower = over.difference if over else None
+    over = plan.over_best
     return {
         **asdict(plan.plan),
-        "step_s": step.estimate if step else None,
-        "step_low_s": step.low if plan.has_interval else None,
-        "step_high_s": step.high if plan.has_interval else None,
-        "rounds": step.rounds if step else 0,
+        **interval_fields(plan.step, "step", "_s"),
+        "rounds": plan.step.rounds if plan.step else 0,
         "peak_bytes": plan.peak_bytes,
         "died": plan.died,
         "was_refused": plan.was_refused,
-        "slower": slower.estimate if slower else None,
-        "slower_low": slower.low if slower and slower.is_told else None,
-        "slower_high": slower.high if slower and slower.is_told else None,
+        **interval_fields(over.difference if over else None, "slower"),
         "verdict": over.verdict if over else None,
         "taken": taken is not None and plan.plan == taken.plan,
         "mine": plan.is_mine,

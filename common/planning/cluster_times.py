@@ -20,11 +20,7 @@ from common.planning.space import SINGLE, Plan, Question, numerics_of
 class ClusterTimes:
     """Predicts steps from operations, kept bytes and the model of NCCL; nothing is measured.
 
-    Args:
-        question: what is to be planned.
-        cluster: nodes and network.
-        assumptions: what is assumed of GPUs and network.
-        job: settings of the passes besides the plan's (tf32, compile).
+    ``job`` has settings of the passes besides the plan's (tf32, compile).
     """
 
     def __init__(
@@ -121,7 +117,6 @@ def search_cluster(
     """Finds the best plan of a question on a cluster, as ``search`` does.
 
     Args:
-        question: what is to be planned.
         cluster: nodes and network; on as many GPUs as it was measured on it is that fast.
         named: fields of plans that are predicted in any case.
         job: settings of the passes besides the plan's (tf32, compile).

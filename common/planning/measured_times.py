@@ -123,35 +123,26 @@ class MeasuredTimes:
     def _passes(self, plan: Plan) -> PassLines:
         return self.inputs.passes[plan.checkpointing, numerics_of(self.question, plan).casts]
 
-    def _computation_s(self, plan: Plan) -> float:
-        """Returns the seconds of all passes and of a rank's own part of the update."""
-        shards = self._shards(plan) if plan.is_sharded else 1
-        passes_s = plan.accumulation * self._passes(plan).both_s(plan.micro_batch)
-        update_s = (
-            min(self.inputs.zero1_s, self.inputs.update_s)
-            if plan.strategy == "ZERO1"
-            else (self.inputs.update_s / shards)
-        )
-        return passes_s + update_s
-
-    def _shards(self, plan: Plan) -> int:
-        hybrid = plan.strategy == "HYBRID_SHARD"
-        return self.question.ranks_per_node if hybrid else self.question.ranks
-
     def at_least_s(self, plan: Plan) -> float:
-        """Returns the seconds of a step's computation."""
-        return self._computation_s(plan)
+        """Returns the seconds of all passes and of a rank's own part of the update."""
+        passes_s = plan.accumulation * self._passes(plan).both_s(plan.micro_batch)
+        update_s = self.inputs.update_s
+        if plan.strategy == "ZERO1":
+            update_s = min(self.inputs.zero1_s, update_s)
+        elif plan.is_sharded:
+            update_s /= self.question.shards(plan)
+        return passes_s + update_s
 
     def step(self, plan: Plan) -> StepTime:
         """Predicts a step; of DDP at the best cap."""
         cap = None
         if plan.strategy == SINGLE:
-            total_s = self._computation_s(plan)
+            total_s = self.at_least_s(plan)
         elif plan.is_sharded:
             total_s = self._sharded_s(plan)
         else:
             total_s, cap = self._in_buckets(plan)
-        computation_s = min(self._computation_s(plan), total_s)
+        computation_s = min(self.at_least_s(plan), total_s)
         half = self._half_width(computation_s, total_s - computation_s)
         return StepTime(total_s, max(0.0, total_s - half), total_s + half, computation_s, cap)
 
@@ -197,7 +188,7 @@ class MeasuredTimes:
             self.basis = in_one_bucket(self.basis, error)
         size = self.inputs.profile.total_bytes
         exchange_s = float(self.inputs.curve.time_s(size))
-        return self._computation_s(plan) + exchange_s, float(math.ceil(size / MIB))
+        return self.at_least_s(plan) + exchange_s, float(math.ceil(size / MIB))
 
     def _in_best_buckets(self, plan: Plan) -> tuple[float, float | None]:
         inputs, model = self.inputs, self._ddp_model(plan)
@@ -213,7 +204,7 @@ class MeasuredTimes:
     def _sharded_s(self, plan: Plan) -> float:
         inputs = self.inputs
         if inputs.backend == "nccl":
-            return self._scheduled_s(plan) + inputs.update_s / self._shards(plan)
+            return self._scheduled_s(plan) + inputs.update_s / self.question.shards(plan)
         alone_s = plan.accumulation * (
             self._passes(plan).both_s(plan.micro_batch) + inputs.overhead_s[plan.strategy]
         )
@@ -272,9 +263,6 @@ def unit_name(index: int, layer: Layer) -> str:
 
 def collectives_of(question: Question, plan: Plan) -> list[Collective]:
     """Returns the collectives of a step of a sharded plan."""
-    shards = question.ranks
-    if plan.strategy == "HYBRID_SHARD":
-        shards = question.ranks_per_node
     architecture = in_units(question.architecture, plan.blocks_per_unit)
     numerics = numerics_of(question, plan)
     units = {
@@ -291,7 +279,7 @@ def collectives_of(question: Question, plan: Plan) -> list[Collective]:
         units=units,
         strategy=plan.strategy,
         ranks=question.ranks,
-        shards=shards,
+        shards=question.shards(plan),
         accumulation=plan.accumulation,
         reduces_each=plan.reduces_each,
     )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.tables import read_all_reduce
 from common.runtime.paths import project_root
@@ -40,28 +39,21 @@ def network_health(
     """
     if curve is None:
         return "network: no all-reduce was measured, so its health is not known"
-    recorded = [table for table in tables if _is_of(table.parent, network, ranks)]
-    if not recorded:
+    curves = []
+    for table in tables:
+        environment = read_environment(table.parent)
+        if (environment.get("network"), environment.get("world_size")) == (network, ranks):
+            curves.append(read_all_reduce(table).curve)
+    if not curves:
         kind = f"{counted(ranks, 'rank')} over {network or 'a network without a name'}"
         return f"network: nothing was recorded of {kind}, so its health is not known"
-    curves = [read_all_reduce(table).curve for table in recorded]
     ratios, texts = [], []
     for name, size in SIZES.items():
         usual_s = float(np.median([float(other.time_s(size)) for other in curves]))
         here_s = float(curve.time_s(size))
         ratios.append(here_s / usual_s)
         texts.append(f"{name} in {digits(here_s * 1e3)} ms ({digits(usual_s * 1e3)} usually)")
-    measured = (
-        f"{network}: an all-reduce of {', of '.join(texts)}, by {len(recorded)} recorded runs"
-    )
+    measured = f"{network}: an all-reduce of {', of '.join(texts)}, by {len(curves)} recorded runs"
     if max(ratios) < SLOW:
         return f"network: as usual for {measured}"
     return f"network: {max(ratios):.1f} times slower than usual for {measured}; find out why first"
-
-
-def _is_of(run: Path, network: str | None, ranks: int) -> bool:
-    try:
-        environment = read_environment(run)
-    except UserError:
-        return False
-    return (environment.get("network"), environment.get("world_size")) == (network, ranks)

@@ -18,7 +18,7 @@ from common.planning.answer import (
 from common.planning.code import python_lines
 from common.planning.search import Searched, TimedPlan
 from common.planning.space import Plan
-from common.planning.tuned import Tuned, rows_of
+from common.planning.tuned import Tuned
 from common.runtime.wording import digits
 
 if TYPE_CHECKING:
@@ -41,12 +41,10 @@ def print_answer(
     """Prints the plan to take, its code, the frontier, and why not another.
 
     Args:
-        searched: what was found.
         best: the plan to take; None where nothing fits.
         where: the ranks in words, as ``64 × NVIDIA H100 (h100-ib)``.
-        console: where to print.
-        verified: what was run; None where nothing was to be.
-        tuned: settings that were tried of it; None likewise.
+        verified: plans that were run; None where none was to be.
+        tuned: settings that were tried of the plan; None likewise.
     """
     question = searched.question
 
@@ -187,8 +185,7 @@ def verified_plans(verified: Sequence[VerifiedPlan], searched: Searched) -> Answ
         step = plan.died
         if plan.step:
             step = digits(plan.step.estimate)
-        if plan.has_interval:
-            step += f" ({plan.step.text(digits)})"
+            step += f" ({plan.step.text(digits)})" if plan.step.is_told else ""
         size = timed.peak_bytes if timed else sizes.get(plan.plan)
         cells = _cells(plan.plan)
         cells[0] += " (refused)" if plan.was_refused else ""
@@ -207,9 +204,14 @@ def verified_plans(verified: Sequence[VerifiedPlan], searched: Searched) -> Answ
 
 def tried_plans(tuned: Tuned) -> AnswerTable:
     """Returns the settings that were predicted, with what those that were run have saved."""
+    rows = []
+    for tried in (*tuned.tried, *tuned.options):
+        gain = tried.gain
+        saved = f"{gain.estimate:+.1%} ({gain.text('{:+.1%}')})" if gain else "–"
+        rounds = f"{gain.rounds}" if gain else "–"
+        rows.append((tried.timed.plan.name, digits(tried.timed.time.step_s), saved, rounds))
     columns = ("settings", "predicted (s)", "time saved", "rounds")
-    title = "Tried beside the verified plan, in rotated rounds"
-    return AnswerTable(title, columns, rows_of((*tuned.tried, *tuned.options)))
+    return AnswerTable("Tried beside the verified plan, in rotated rounds", columns, tuple(rows))
 
 
 def as_rich(answer: AnswerTable) -> Table:

@@ -2,17 +2,17 @@
 
 Memory is computed first. Of what fits, plans are taken in the order of a lower bound on their time,
 and only those are predicted that may be the best of their strategy, or faster than everything that
-takes no more memory.
+takes no more memory. So are plans that somebody names beforehand, to be run beside the best ones.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from common.errors import NotYetWritten
+from common.errors import NotYetWritten, UserError, unknown_name
 from common.planning.space import (
     CHECKPOINTING,
     PRECISIONS,
@@ -28,6 +28,9 @@ from common.samples import CONFIDENCE
 
 ALIKE = 0.01
 """Relative difference in time up to which the simpler of two plans is taken."""
+NAMED = {"strategy": STRATEGIES, "checkpointing": CHECKPOINTING, "precision": PRECISIONS}
+NUMBERS = ("micro_batch", "blocks_per_unit")
+"""Fields of a plan that can be named: those of words, and those of numbers."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +125,12 @@ def matches(plan: Plan, fields: Mapping[str, object]) -> bool:
     return all(getattr(plan, name) == value for name, value in fields.items())
 
 
-def search(question: Question, times: Times, named: Mapping[str, object] | None = None) -> Searched:
+def search(
+    question: Question, times: Times | None, named: Mapping[str, object] | None = None
+) -> Searched:
     """Finds the best plan of a question; plans with the ``named`` fields are predicted in any case.
 
-    Raises UserError where a model's memory is not known.
+    ``times`` may be None where no plan fits. Raises UserError where a model's memory is not known.
     """
     plans = list(candidates(question))
     fitting, refused = sized_plans(question, plans)
@@ -150,15 +155,8 @@ def search(question: Question, times: Times, named: Mapping[str, object] | None 
         timed=tuple(timed),
         refused=tuple(sorted(refused, key=lambda plan: plan.peak_bytes)),
         considered=len(plans),
-        basis=times.basis,
+        basis=times.basis if times else (),
     )
-
-
-def without_times(question: Question) -> Searched:
-    """Returns the result of a search in which nothing fits."""
-    plans = list(candidates(question))
-    refused = sorted(sized_plans(question, plans)[1], key=lambda plan: plan.peak_bytes)
-    return Searched(question, None, (), (), tuple(refused), len(plans), ())
 
 
 def sized_plans(
@@ -184,20 +182,20 @@ def sized_plans(
     return fitting, refused
 
 
-def choose(question: Question, timed: list[TimedPlan]) -> TimedPlan | None:
-    """Returns the fastest plan; of those that are ALIKE, one with room, then the simplest.
+def choose(question: Question, timed: Sequence[TimedPlan]) -> TimedPlan | None:
+    """Returns the simplest of the fastest plans, which are ALIKE; None without any.
 
-    ``timed`` is sorted by time. A plan has room where also what CUDA may hold fits. Larger
-    micro-batches are simpler, and cost fewer launches, which no cluster's time counts.
+    ``timed`` is sorted by time.
     """
-    if not timed:
-        return None
-    near = [p for p in timed if p.time.step_s <= (1 + ALIKE) * timed[0].time.step_s]
-    return simplest(question, near)
+    alike = [plan for plan in timed if plan.time.step_s <= (1 + ALIKE) * timed[0].time.step_s]
+    return simplest(question, alike) if alike else None
 
 
 def simplest(question: Question, plans: Iterable[TimedPlan]) -> TimedPlan:
-    """Returns the plan with room, then the simplest one, as in ``choose``."""
+    """Returns the simplest plan of those with room, where also what CUDA may hold fits.
+
+    Larger micro-batches are simpler, and cost fewer launches, which no cluster's time counts.
+    """
     return min(plans, key=lambda plan: (*by_simplicity(question, plan), plan.time.step_s))
 
 
@@ -223,3 +221,50 @@ def frontier(timed: Iterable[TimedPlan]) -> tuple[TimedPlan, ...]:
         if not kept or plan.peak_bytes < kept[-1].peak_bytes:
             kept.append(plan)
     return tuple(reversed(kept))
+
+
+def named_fields(words: Sequence[str]) -> dict[str, object]:
+    """Parses a plan: its strategy, then fields, for ``matches``; without words there are none.
+
+    >>> named_fields(["DDP", "micro_batch=4", "checkpointing=block"])
+    {'strategy': 'DDP', 'micro_batch': 4, 'checkpointing': 'block'}
+
+    Raises UserError, with what is legal, for what is no such plan.
+    """
+    fields: dict[str, object] = {}
+    for word in [f"strategy={words[0]}", *words[1:]] if words else ():
+        name, _, value = word.partition("=")
+        if name in NUMBERS and value.isdecimal():
+            fields[name] = int(value)
+        elif name not in NAMED:
+            raise UserError(
+                f"--mine {word!r}: expected a strategy, then any of checkpointing=KIND, "
+                "precision=TYPE, micro_batch=NUMBER, blocks_per_unit=NUMBER"
+            )
+        elif value not in NAMED[name]:
+            raise UserError(f"--mine: {unknown_name(name, value, NAMED[name])}")
+        else:
+            fields[name] = value
+    return fields
+
+
+def named_plans(question: Question, fields: Mapping[str, object]) -> list[Plan]:
+    """Returns the plans of a question with these fields. Raises UserError where there is none."""
+    plans = [plan for plan in candidates(question) if matches(plan, fields)] if fields else []
+    if fields and not plans:
+        words = ", ".join(f"{name} {value}" for name, value in fields.items())
+        sizes = ", ".join(map(str, question.sizes))
+        raise UserError(
+            f"--mine: no plan has {words}; strategies are {', '.join(question.legal_strategies())},"
+            f" micro-batches {sizes}"
+        )
+    return plans
+
+
+def named_plan(searched: Searched, fields: Mapping[str, object]) -> TimedPlan | SizedPlan | None:
+    """Returns the fastest plan with these fields, or where none fits, the smallest; or nothing."""
+    plans = named_plans(searched.question, fields)
+    if not plans:
+        return None
+    smallest = (sized(searched.question, plan) for plan in plans)
+    return searched.fastest(**fields) or min(smallest, key=lambda plan: plan.peak_bytes)

@@ -171,10 +171,9 @@ class Question:
         """Returns the memory that a step may take: on a GPU, what libraries leave."""
         return self.memory_bytes - (LIBRARIES_BYTES if self.device == CUDA else 0)
 
-    @property
-    def has_blocks(self) -> bool:
-        """Returns True if there are blocks, that can be computed again and gathered one by one."""
-        return bool(self.architecture.blocks)
+    def shards(self, plan: Plan) -> int:
+        """Returns the ranks that hold one copy of the model under a sharded plan."""
+        return self.ranks_per_node if plan.strategy == "HYBRID_SHARD" else self.ranks
 
     @property
     def sizes(self) -> list[int]:
@@ -299,10 +298,9 @@ def sharding_of(question: Question, plan: Plan) -> Sharding:
     """Returns how a plan shares the model out over the ranks."""
     if plan.strategy == SINGLE:
         return Sharding()
-    hybrid = plan.strategy == "HYBRID_SHARD"
     return Sharding(
         strategy=plan.strategy,
-        ranks=question.ranks_per_node if hybrid else question.ranks,
+        ranks=question.shards(plan),
         largest_first=True,
         blocks_per_unit=plan.blocks_per_unit,
         prefetch=plan.prefetch,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from common.judged import NOT_WITNESSED, Judged
+from common.planning.answer import interval_fields
 from common.planning.search import TimedPlan
 from common.runtime.wording import counted, digits
 from common.samples import Interval
@@ -114,25 +114,12 @@ class Tuned:
         }
 
 
-def rows_of(plans: Sequence[TriedPlan]) -> tuple[tuple[str, ...], ...]:
-    """Returns cells of plans: name, predicted seconds, share saved with its interval, rounds."""
-    rows = []
-    for tried in plans:
-        gain = tried.gain
-        saved = f"{gain.estimate:+.1%} ({gain.text('{:+.1%}')})" if gain else "–"
-        rounds = f"{gain.rounds}" if gain else "–"
-        rows.append((tried.timed.plan.name, digits(tried.timed.time.step_s), saved, rounds))
-    return tuple(rows)
-
-
 def _plain(tried: TriedPlan) -> dict:
     gain = tried.gain
     return {
         **asdict(tried.timed.plan),
         "predicted_s": tried.timed.time.step_s,
-        "gain": gain.estimate if gain else None,
-        "gain_low": gain.low if gain and gain.is_told else None,
-        "gain_high": gain.high if gain and gain.is_told else None,
+        **interval_fields(gain, "gain"),
         "rounds": gain.rounds if gain else 0,
         "peak_bytes": tried.peak_bytes,
     }

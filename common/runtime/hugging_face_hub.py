@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Loaded = TypeVar("Loaded")
 
 
 def load(
-    name: str,
-    what: str,
-    instead: str,
-    loader: Callable[..., Loaded],
-    files: Sequence[str] = (),
+    name: str, what: str, instead: str, loader: Callable[..., Loaded], files: Sequence[str] = ()
 ) -> Loaded:
     """Loads something from a folder or the hub's cache, else from the hub if it can be reached.
 
     Args:
-        name: the folder, or the name on the hub.
         what: the kind of thing, such as ``model``, for messages.
         instead: the way to do without the hub, for messages.
         loader: takes the keyword arguments of ``from_pretrained`` that say where to look.
@@ -42,6 +40,22 @@ def load(
                     raise
         check_hub(f"{what} {name}", instead)
         return loader()
+
+
+def load_fast_tokenizer(
+    name: str, what: str, instead: str, files: Sequence[str]
+) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer of transformers that has one of ``tokenizers`` behind it; see ``load``."""
+
+    def from_pretrained(**where: bool) -> PreTrainedTokenizerBase:
+        from transformers import AutoTokenizer  # the import takes seconds
+
+        return AutoTokenizer.from_pretrained(name, **where)
+
+    loaded = load(name, what, instead, from_pretrained, files)
+    if not getattr(loaded, "is_fast", False):
+        raise UserError(f"{what} {name}: has no fast tokenizer (tokenizer.json); {instead}")
+    return loaded
 
 
 def _is_cached(name: str, files: Sequence[str]) -> bool:

@@ -24,7 +24,6 @@ class StageProgress:
         Its time is counted from the end of the one before.
 
         Args:
-            name: name of the stage.
             ahead: returns how much of the run is still to come, in words.
         """
         start = self._ended

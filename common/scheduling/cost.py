@@ -86,13 +86,9 @@ class CalibratedCost(Settings):
 
     @classmethod
     def fit(cls, batch_size: ArrayLike, longest: ArrayLike, time_s: ArrayLike) -> CalibratedCost:
-        """Fits the coefficients to measured steps, by their relative errors.
+        """Fits the coefficients to n measured steps, by their relative errors.
 
-        Args:
-            batch_size, longest, time_s: [n] each; index i is one measured step.
-
-        Raises:
-            UserError: less than one step, or a time that is not above 0.
+        Raises UserError for less than one step, and for a time that is not above 0.
         """
         c0_s, c1_s, c2_s = fit_cost(*_steps(batch_size, longest, time_s))
         return cls(c0_s=c0_s, c1_s=c1_s, c2_s=c2_s)

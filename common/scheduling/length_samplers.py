@@ -42,9 +42,8 @@ def token_budget_bounds(ascending: NDArray, max_tokens: int, max_samples: int = 
         max_tokens: tokens of a batch with padding, at least the longest sample's.
         max_samples: samples of a batch; 0 is without limit.
 
-    Returns:
-        the bounds [batches + 1], from 0 to n: a batch ends where one sample more would exceed the
-        budget. fairseq's ``required_batch_size_multiple`` is 1 here.
+    Returns the bounds [batches + 1], from 0 to n, of the largest batches within the budget.
+    fairseq's ``required_batch_size_multiple`` is 1 here.
     """
     count = len(ascending)
     start = np.arange(count)

@@ -122,10 +122,7 @@ class AheadLoader:
     def request(
         self, plan: Callable[[], StepPlan], tag: Any = None, data: TokenizedTexts | None = None
     ) -> None:
-        """Requests the micro-batch of the plan that ``plan()`` will return.
-
-        ``tag`` is returned with it; ``data`` replaces the loader's texts.
-        """
+        """Requests the micro-batch of ``plan()``, with a tag, of the loader's texts or others."""
         self._ahead.append(self._thread.submit(self._prepare, plan, tag, data or self.data))
 
     def take(self) -> MicroBatch:

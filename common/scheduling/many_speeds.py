@@ -38,9 +38,8 @@ def heuristic_order(
 ) -> tuple[float, list[int], list[int], float]:
     """Finds a good order of ranks of many speeds, with its groups.
 
-    Returns:
-        bottleneck, bounds of the groups [G + 1], the rank of each group [G], and a lower bound on
-        the bottleneck of any plan.
+    Returns the bottleneck, bounds of the groups [G + 1], the rank of each group [G], and a lower
+    bound on the bottleneck of any plan.
     """
     size, longest = max(1, len(batch) // len(costs)), int(batch.lengths.mean())
     speed = [float(cost(size, longest)) for cost in costs]
@@ -152,8 +151,7 @@ def _exchanged(
 ) -> tuple[float, list[int], list[int]]:
     """Exchanges the slowest rank's place with another's as long as that helps.
 
-    Returns:
-        bottleneck, bounds of the groups [G + 1] and the rank of each group [G].
+    Returns the new ``best``, ``bounds`` and ``order``.
     """
     # Local search: the slowest rank changes places with the nearest rank with which the ranks in
     # the new order fit below the present bottleneck. It ends at the lower bound ``low``, without

@@ -61,9 +61,8 @@ def probe_largest_batches(
         precision: makes the context of a forward pass, such as autocast's.
         real_steps: try real passes; by default on a GPU only, and on a CPU a calculation.
 
-    Raises:
-        UserError: an upper bound below 1, or a rank whose memory does not hold a single text.
-        RunFailed: another rank failed, for another reason than memory.
+    Raises UserError for an upper bound below 1, or a rank whose memory holds no text; RunFailed
+    where another rank failed for another reason.
     """
     if upper_bound < 1:
         raise UserError(f"probe_max_batch {upper_bound}: at least 1")
@@ -100,9 +99,7 @@ def largest_micro_batch(
         upper_bound: never exceeded.
         agree: a collective that gives an item of every rank to every rank, as ``Worker.gather``.
 
-    Raises:
-        RunFailed: ``try_step`` failed on another rank for another reason; on that rank, the error
-            itself is raised.
+    Raises RunFailed where ``try_step`` failed on another rank for another reason; there, the error.
     """
     largest, too_large = 0, upper_bound + 1
     failure = None
@@ -242,10 +239,8 @@ def measure_step_memory(
 ) -> StepMemory:
     """Measures the memory of any step, by following two small ones.
 
-    Args:
-        step: computes forward and backward pass of a batch size, in this thread.
-        model: the model, whose parameters and buffers are not counted.
-        held_bytes: bytes that a rank holds outside of the passes (``StepMemory.held_bytes``).
+    ``step`` computes both passes of a batch size, in this thread. Parameters and buffers of the
+    model are not counted; ``held_bytes`` are as in ``StepMemory``.
     """
     # After each operator the total is fixed + batch size · sample. Two batch sizes give both: the
     # slope is three − two, the value at 0 is 3 · two − 2 · three. A single text is not used, as
@@ -270,10 +265,7 @@ def _totals(step: Callable[[int], object], model: nn.Module, batch_size: int) ->
 
 
 class _Allocations(TorchDispatchMode):
-    """A running total of the bytes of storages that operators return and that still exist.
-
-    ``totals`` has the total after each operator.
-    """
+    """A running total, after each operator, of the bytes of storages that still exist."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()

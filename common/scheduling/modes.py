@@ -110,8 +110,7 @@ class Planner:
         max_tokens: the budget of ``token_budget``, with padding; 0 chooses the smallest with which
             a rank has B/G samples on average.
 
-    Raises:
-        UserError: an unknown mode, or a batch that cannot be made.
+    Raises UserError for an unknown mode, or a batch that cannot be made.
     """
 
     def __init__(
@@ -158,9 +157,7 @@ class Planner:
             cost: the cost that ``dynamic`` balances (one, or one for each rank); tokens by default.
             max_batch: the most samples a rank can hold; one, or one for each rank.
 
-        Raises:
-            UserError: the limits do not allow it; modes of equal counts need limits of at least
-                these counts.
+        Raises UserError where limits do not allow it; equal counts need limits of at least these.
         """
         if self.mode == "token_budget":
             groups = self._budgeted(step, max_batch)
@@ -182,8 +179,7 @@ class Planner:
     def steps_per_epoch(self, max_batch: Limits = None) -> int:
         """Returns the number of whole steps of an epoch; limits matter only in ``token_budget``.
 
-        Raises:
-            UserError: fewer batches than ranks.
+        Raises UserError for fewer batches than ranks.
         """
         if self.mode != "token_budget":
             return len(self.lengths) // self.global_batch

@@ -21,15 +21,10 @@ from common.scheduling.partition import check_ranks
 def largest_first(weights: ArrayLike, world_size: int) -> list[list[int]]:
     """Gives each sample, the heaviest first, to the rank that has least so far.
 
-    Args:
-        weights: [B] above 0, such as lengths in tokens.
-        world_size: G ranks.
+    ``weights`` [B] are above 0, such as lengths in tokens. The largest sum is at most
+    4/3 − 1/(3·G) times the optimum (Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
 
-    The largest sum is at most 4/3 − 1/(3·G) times the optimum (Graham, Bounds on Multiprocessing
-    Timing Anomalies, 1969).
-
-    Raises:
-        UserError: fewer samples than ranks.
+    Raises UserError for fewer samples than ranks.
     """
     values = _checked(weights, world_size)
     ranks = [(0, rank) for rank in range(world_size)]
@@ -48,7 +43,6 @@ def karmarkar_karp(
 
     Args:
         weights: [B] above 0, such as lengths in tokens.
-        world_size: G ranks.
         equal_size: ranks get equally many samples, or numbers that differ by one where G does not
             divide B.
 
@@ -58,8 +52,7 @@ def karmarkar_karp(
     sample, of G that are neighbours in weight, as verl does (verl/utils/seqlen_balancing.py); the
     lightest of these has blanks where G does not divide B. Groups come by descending sum.
 
-    Raises:
-        UserError: fewer samples than ranks.
+    Raises UserError for fewer samples than ranks.
     """
     values = _checked(weights, world_size)
     light_first = sorted(range(len(values)), key=lambda index: values[index])
@@ -88,10 +81,7 @@ def karmarkar_karp(
 
 
 def _spread(plan: list[tuple], world_size: int) -> float:
-    """Returns smallest sum − largest sum of a plan, at most 0; groups left out are empty.
-
-    It is negative because a heap gives its smallest entry first, here the largest spread.
-    """
+    """Returns smallest − largest sum, so that a heap gives the plan of largest spread first."""
     return plan[0][0] - (plan[-1][0] if len(plan) == world_size else 0)
 
 

@@ -78,8 +78,7 @@ def min_max_contiguous(
     The same input gives the same plan on every rank. With more than three kinds of rank among more
     than eight it may not be optimal: the log then gives an upper bound on the loss.
 
-    Raises:
-        UserError: there is no plan.
+    Raises UserError where there is no plan.
     """
     plan = bounded_plan(lengths, world_size, cost, max_batch)
     if not plan.exact:
@@ -130,11 +129,7 @@ def check_ranks(samples: int, world_size: int) -> None:
 
 
 def check_lengths(lengths: ArrayLike, world_size: int) -> NDArray:
-    """Returns ``lengths`` as int64 [B].
-
-    Raises:
-        UserError: no whole numbers, an empty text, or fewer texts than ranks.
-    """
+    """Returns lengths as int64 [B]. Raises UserError for others, empty texts, or too few texts."""
     tokens = np.asarray(lengths)
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise UserError("lengths: give the number of tokens of each sample, whole numbers")
@@ -150,8 +145,7 @@ def check_lengths(lengths: ArrayLike, world_size: int) -> NDArray:
 def _limits(max_batch: int | Sequence[int] | None, world_size: int, count: int) -> list[int]:
     """Returns the limit of each rank, at most B − G + 1, as each other rank needs a sample.
 
-    Raises:
-        UserError: a limit below 1, or limits that do not add up to the global batch.
+    Raises UserError for a limit below 1, or limits that do not add up to the global batch.
     """
     if max_batch is None:
         return [count - world_size + 1] * world_size

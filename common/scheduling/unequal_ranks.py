@@ -59,7 +59,9 @@ class FastestOf:
 
     def most(self, longest: NDArray, time: float) -> NDArray:
         """Returns the largest batches [n] that the rank can take within ``time``."""
-        return self.of_batches.reduce([_most(cost, longest, time) for cost in self.costs])
+        return self.of_batches.reduce(
+            [most_samples(cost, longest, time, UNLIMITED) for cost in self.costs]
+        )
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,7 @@ def trial_steps(kinds: Sequence[RankKind]) -> int:
 
 
 def optimal_order(batch: SortedBatch, kinds: Sequence[RankKind]) -> tuple[float, list[int], list]:
-    """Finds the optimal groups and the kind of rank that takes each.
-
-    Returns:
-        the smallest bottleneck, the groups' bounds [G + 1] and the index of each group's kind [G].
-    """
+    """Finds the smallest bottleneck, the groups' bounds [G + 1], and each group's kind [G]."""
     # The kind with most ranks comes last: its count is the axis that a layer does not need.
     largest = max(range(len(kinds)), key=lambda kind: len(kinds[kind].ranks))
     order = [kind for kind in range(len(kinds)) if kind != largest] + [largest]
@@ -206,20 +204,12 @@ class _CountSearch:
         return layers or [reach]
 
 
-def _most(cost: Cost, longest: NDArray, time: float) -> NDArray:
-    """Returns ``most_samples`` with a limit above the size of any batch."""
-    return most_samples(cost, longest, time, UNLIMITED)
-
-
 def fixed_order(
     batch: SortedBatch, costs: Sequence[Cost], limits: Sequence[int]
 ) -> tuple[float, list[int]]:
     """Returns the smallest bottleneck if rank i takes group i, and the groups' bounds [G + 1].
 
-    Needs B ≥ G and sum of limits ≥ B.
-
-    Raises:
-        ValueError: a cost that falls somewhere.
+    Needs B ≥ G and sum of limits ≥ B. Raises ValueError for a cost that falls somewhere.
     """
     plan: list[int] = []
 
@@ -244,13 +234,8 @@ def in_order(
 ) -> tuple[bool, float, list[int]]:
     """Tries the bottleneck ``time`` for ranks in a given order.
 
-    Args:
-        lengths: [B] descending.
-        costs, limits: [G] of each rank.
-        time: the bottleneck.
-
-    Returns:
-        as ``Trial``, and the bounds of the groups that the trial came to.
+    ``lengths`` [B] descend; ``costs`` and ``limits`` are the ranks' [G]. Returns as ``Trial``, and
+    the bounds of the groups that the trial came to.
     """
     # Rank by rank in Python numbers, as each rank may have a cost of its own. ``reached`` is the
     # largest cost so far. ``following`` is the smallest cost of a group with one sample more.

@@ -80,7 +80,7 @@ def main(settings: Exhaustive) -> None:
         step = user_step(user, worker)
         with left_as_it_was(user.module):
             check_same_graph(user, worker)
-            check_under_ddp(user, step, worker)
+            check_under_ddp(user, step)
             with record_run(settings, "tune-sweep", worker) as recorder:
                 caps = [DdpSetting(cap) for cap in table["bucket_cap_mib"]]
                 progress = Progress(len(caps) * settings.rounds, worker.is_main)

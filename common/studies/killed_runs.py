@@ -3,6 +3,7 @@ chosen moment, and what such runs leave: their losses, their checkpoints, their 
 
 from __future__ import annotations
 
+import io
 import secrets
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from common.exercises.checkpoint_commit import (
     finished_checkpoints,
 )
 from common.runtime.paths import project_root, search_path
+from common.runtime.records.study import whole_lines
 from common.training.config import DDP_STRATEGIES
 
 RANKS = 2
@@ -139,8 +141,7 @@ class Launched:
     def wait_until(self, condition: Callable[[], object]) -> bool:
         """Waits for a condition; returns False if the training ends before.
 
-        Raises:
-            RunFailed: neither happens within five minutes.
+        Raises RunFailed: neither happens within five minutes.
         """
         deadline = time.monotonic() + WITHIN_S
         while not condition():
@@ -154,8 +155,7 @@ class Launched:
     def wait(self) -> int:
         """Waits for the end; returns torchrun's exit status.
 
-        Raises:
-            RunFailed: it does not end within five minutes.
+        Raises RunFailed: it does not end within five minutes.
         """
         try:
             return self.process.wait(WITHIN_S)
@@ -208,16 +208,11 @@ def kill(process: psutil.Process) -> bool:
 def read_steps(run: Path) -> pd.DataFrame:
     """Reads the steps of a run that is complete or was cut off; empty where there is no table.
 
-    The numbers are those that were written, to the last bit. A last line without an end is left
-    out: the process was killed while it wrote it.
+    The numbers are those that were written, to the last bit.
     """
     columns = ["step", "rank", *COMPARED]
-    path = next((path for path in (run / TABLE, run / f"{TABLE}.partial") if path.exists()), None)
-    lines = path.read_text().split("\n")[:-1] if path else []
-    if not lines:
-        return pd.DataFrame(columns=columns)
-    head, *cells = (line.split(",") for line in lines)
-    table = pd.DataFrame(cells, columns=head)[columns]
+    lines = whole_lines(run / TABLE) or ",".join(columns)
+    table = pd.read_csv(io.StringIO(lines), usecols=columns, dtype=str)[columns]
     return table.astype({"step": int, "rank": int} | dict.fromkeys(COMPARED, float))
 
 

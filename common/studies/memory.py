@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import pandas as pd
+import torch
 
+from common.benchmarks.one_device.memory_tracker import measure_peak, track_step
 from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.memory_fit import largest_batch
 from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.environment import describe_environment
-from common.runtime.records.study import study_run, with_verdicts
+from common.runtime.records.study import say_tables, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.settings import AtLeast, Settings
 from common.studies import model_memory
@@ -120,21 +122,20 @@ def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> P
     environment = describe_environment(None, "cpu", 1, "tensors without data")
     with study_run("memory", study, output_dir, progress, environment) as run:
         with progress.stage(f"allocator, {len(small)} real steps of gpt2-nano") as update:
-            allocated = _compared(_each(_allocated, small, study.processes), small, update)
+            allocated = compared(study, _allocated, small, _described, update)
         run.write_table("memory-allocator.csv", allocated)
         cases = model_memory.CASES
         with progress.stage(f"allocator, {len(cases)} real steps of other models") as update:
-            measured = _each(model_memory.allocated, cases, study.processes)
-            models = model_memory.compared(measured, update)
+            models = compared(study, model_memory.allocated, cases, model_memory.described, update)
         run.write_table("memory-models.csv", models)
         workloads = study.workloads()
         with progress.stage(f"tracker, {len(workloads)} steps on fake tensors") as update:
-            tracked = _compared(_each(_tracked, workloads, study.processes), workloads, update)
+            tracked = compared(study, _tracked, workloads, _described, update)
         run.write_table("memory-tracked.csv", tracked)
         run.write_table("largest-batch.csv", largest_batches(study))
         verdicts = judge(tracked, allocated, models)
         run.write_table("verdicts.csv", verdicts)
-    progress.say(verdicts.to_string(index=False, float_format="%.4f"))
+    say_tables(progress, verdicts, float_format="%.4f")
     return run.path
 
 
@@ -151,7 +152,7 @@ def judge(tracked: pd.DataFrame, allocated: pd.DataFrame, models: pd.DataFrame) 
     held_out = models[models["held_out"]]
     error = (held_out["predicted_bytes"] / held_out["measured_bytes"] - 1).abs()
     rows.append(("largest error of other models, held out", 0.03, error.max()))
-    return with_verdicts(pd.DataFrame(rows, columns=["promise", "at_most", "found"]))
+    return with_verdicts(rows, ["promise", "at_most", "found"])
 
 
 def largest_batches(study: MemoryStudy) -> pd.DataFrame:
@@ -178,39 +179,37 @@ def largest_batches(study: MemoryStudy) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _each(
-    measure: Callable[[Case], int], workloads: Sequence[Case], processes: int
-) -> Iterator[int]:
-    """Yields ``measure`` of every workload, in order, from fresh processes that each do a few."""
+def compared(
+    study: MemoryStudy,
+    measure: Callable[[Case], int],
+    cases: Sequence[Case],
+    described: Callable[[Case], dict],
+    update: Callable[[str], None],
+) -> pd.DataFrame:
+    """Measures each case, in fresh processes that do a few each.
+
+    Returns:
+        a row per case: what ``described`` says and predicts of it, and measured_bytes.
+    """
+    rows: list[dict] = []
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-        yield from pool.map(measure, workloads)
+    with ProcessPoolExecutor(study.processes, mp_context=spawn) as pool:
+        for case, measured_bytes in zip(cases, pool.map(measure, cases), strict=True):
+            rows.append(described(case) | {"measured_bytes": measured_bytes})
+            update(f"{rows[-1]['model']}, batch {case.batch_size}: {len(rows)} of {len(cases)}")
+    return pd.DataFrame(rows)
 
 
 def _tracked(workload: Workload) -> int:
-    from common.benchmarks.one_device.memory_tracker import track_step
-
     return track_step(workload).total_bytes
 
 
 def _allocated(workload: Workload) -> int:
-    import torch
-
-    from common.benchmarks.one_device.memory_tracker import measure_peak
-
     torch.set_num_threads(1)
     return measure_peak(workload, torch.device("cpu")).allocated_bytes
 
 
-def _compared(
-    measured: Iterator[int], workloads: list[Workload], update: Callable[[str], None]
-) -> pd.DataFrame:
-    rows = []
-    for workload, measured_bytes in zip(workloads, measured, strict=True):
-        prediction = predict_memory(workload)
-        case = {key: getattr(workload, key) for key in KEYS}
-        moment = {"moment": prediction.peak.name}
-        sizes = {"predicted_bytes": prediction.peak_bytes, "measured_bytes": measured_bytes}
-        rows.append(case | moment | sizes)
-        update(f"{workload.model}, batch {workload.batch_size}: {len(rows)} of {len(workloads)}")
-    return pd.DataFrame(rows)
+def _described(workload: Workload) -> dict:
+    prediction = predict_memory(workload)
+    case = {key: getattr(workload, key) for key in KEYS}
+    return case | {"moment": prediction.peak.name, "predicted_bytes": prediction.peak_bytes}

@@ -7,11 +7,19 @@ run by PyTorch's own kernels, as oneDNN keeps copies of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import torch
 
-import pandas as pd
-
-from common.studies.model_steps import ModelCase, bert, llama
+from common.perfmodel.architectures.activations import CPU, Numerics
+from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
+from common.studies.model_steps import (
+    ModelCase,
+    architecture_of_case,
+    bert,
+    build,
+    llama,
+    peak_of_step,
+)
+from common.training.step import time_steps
 
 SMALL_BERT = bert(256, 4, 4) | {"vocab_size": 4000, "attention_probs_dropout_prob": 0.0}
 SMALL_LLAMA = llama(256, 4, 8, 688, 2) | {"vocab_size": 4000}
@@ -67,11 +75,6 @@ CASES = (
 
 def allocated(case: ModelCase) -> int:
     """Measures the peak of a real step on the CPU, in bytes, its batch included."""
-    import torch
-
-    from common.studies.model_steps import build, peak_of_step
-    from common.training.step import time_steps
-
     torch.set_num_threads(1)
     device = torch.device("cpu")
     with torch.backends.mkldnn.flags(enabled=False):
@@ -83,38 +86,21 @@ def allocated(case: ModelCase) -> int:
     return peak + sum(storages.values())
 
 
-def predicted(case: ModelCase) -> tuple[int, str]:
-    """Predicts the peak of a case's step: bytes, and the moment of the peak."""
-    from common.perfmodel.architectures.activations import CPU, Numerics
-    from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
-    from common.studies.model_steps import architecture_of_case
-
+def described(case: ModelCase) -> dict:
+    """Returns a case as a row, with the predicted peak of its step and the moment of the peak."""
     casts = "float32" if case.precision == "float32" else "autocast"
     checkpointing = "block" if case.checkpointing else "none"
     numerics = Numerics(casts, device=CPU)
     passes = Passes(architecture_of_case(case), case.batch_size, numerics, checkpointing)
     peak = predict_training_memory(passes).peak
-    return peak.total_bytes, peak.name
-
-
-def compared(measured: Iterator[int], update: Callable[[str], None]) -> pd.DataFrame:
-    """Returns a row per case: case, model, batch_size, seq_len, precision, checkpointing, held_out.
-
-    Also moment, predicted_bytes and measured_bytes.
-    """
-    rows = []
-    for case, measured_bytes in zip(CASES, measured, strict=True):
-        predicted_bytes, moment = predicted(case)
-        settings = {
-            "case": case.name,
-            "model": case.config["model_type"],
-            "batch_size": case.batch_size,
-            "seq_len": case.seq_len,
-            "precision": case.precision,
-            "checkpointing": case.checkpointing,
-            "held_out": case.held_out,
-        }
-        sizes = {"predicted_bytes": predicted_bytes, "measured_bytes": measured_bytes}
-        rows.append(settings | {"moment": moment} | sizes)
-        update(f"{case.name}: {len(rows)} of {len(CASES)}")
-    return pd.DataFrame(rows)
+    return {
+        "case": case.name,
+        "model": case.config["model_type"],
+        "batch_size": case.batch_size,
+        "seq_len": case.seq_len,
+        "precision": case.precision,
+        "checkpointing": case.checkpointing,
+        "held_out": case.held_out,
+        "moment": peak.name,
+        "predicted_bytes": peak.total_bytes,
+    }

@@ -36,7 +36,7 @@ from common.runtime.machine.device import choose_device
 from common.runtime.machine.environment import describe_environment
 from common.runtime.machine.memory_limit import is_out_of_memory
 from common.runtime.records.run_directory import read_environment
-from common.runtime.records.study import study_run
+from common.runtime.records.study import say_tables, study_run
 from common.runtime.seeding import seed_everything
 from common.runtime.stage_progress import StageProgress
 from common.samples import rotated
@@ -237,7 +237,7 @@ def run_study(study: ModelsStudy, output_dir: str, progress: StageProgress) -> P
                     )
     judged = by_case(run.path)
     run.write_table("by-case.csv", judged)
-    progress.say(judged.to_string(index=False, float_format="%.3g"))
+    say_tables(progress, judged)
     return run.path
 
 

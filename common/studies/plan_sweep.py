@@ -27,9 +27,10 @@ from common.planning.space import MARGIN, Plan, Question, candidates, sized
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import RankStream, Recorder, record_run
+from common.runtime.records.study import whole_lines
 from common.runtime.script import run_script
 from common.samples import per_round
-from common.settings import AtLeast, OneOf, Positive, RankOptions
+from common.settings import AtLeast, OneOf, Positive, RankOptions, part_of
 from common.studies.plan_models import MODELS, sized_model
 from common.studies.plan_regrets import (
     ALWAYS_DDP,
@@ -172,15 +173,11 @@ def _plan(
     model: SizedModel, worker: Worker, settings: PlanSweep, budget: str, memory_bytes: float
 ) -> tuple[Planned | None, float]:
     """Plans as ``ddplab plan`` does, in a run directory of its own; returns answer and seconds."""
-    plan_settings = PlanSettings(
-        model=settings.model,
+    plan_settings = part_of(
+        PlanSettings,
+        vars(settings),
         memory_bytes=memory_bytes,
         global_batch=MODELS[settings.model].global_batch,
-        device=settings.device,
-        backend=settings.backend,
-        seed=settings.seed,
-        tune_seconds=settings.tune_seconds,
-        output_dir=settings.output_dir,
         run_id=f"plan-{budget}",
     )
     worker.barrier()
@@ -242,15 +239,8 @@ class _Visits:
 
     def _earlier(self, name: str) -> pd.DataFrame:
         """Returns the rows of a table of the earlier sweep; none on ranks other than 0."""
-        path = self.earlier and self.earlier / name
-        if not path or not self.worker.is_main:
-            return pd.DataFrame({"plan": [], "round": []})
-        partial = path.with_name(f"{name}.partial")
-        table = next((file for file in (path, partial) if file.is_file()), None)
-        if table is None:
-            return pd.DataFrame({"plan": [], "round": []})
-        lines, _, _ = table.read_text().rpartition("\n")  # a kill may leave half of a line
-        return pd.read_csv(io.StringIO(lines))
+        lines = whole_lines(self.earlier / name) if self.earlier and self.worker.is_main else ""
+        return pd.read_csv(io.StringIO(lines or "plan,round"))
 
     def _round(self, names: list[str], round_: int, samples: RankStream, stage: str) -> None:
         """Visits plans once, or takes the round over from the earlier sweep."""

@@ -28,11 +28,11 @@ import pandas as pd
 
 from common.analysis.runs import Run
 from common.cluster.emulated import EmulatedCluster, why_not
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.study import study_run, with_verdicts
+from common.runtime.records.study import say_tables, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.runtime.wording import counted
 from common.samples import per_round
@@ -94,10 +94,9 @@ class PlanStudy(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [f"{model}-{network}" for model, network, _ in self._all()]
+        names = sorted(f"{model}-{network}" for model, network, _ in self._all())
         for name in self.only:
-            if name not in names:
-                raise UserError(unknown_name("case", name, sorted(names)))
+            require_known("case", name, names)
 
     def _all(self) -> Iterator[tuple[str, str, EmulatedCluster | None]]:
         networks: dict[str, EmulatedCluster | None] = {LOOPBACK: None}
@@ -148,9 +147,9 @@ def run_study(study: PlanStudy, output_dir: str, progress: StageProgress) -> Pat
         cases_table, choices, peaks = (pd.concat(tables[name]) for name in tables)
         verdicts = judge(cases_table, choices, peaks)
         run.write_table("verdicts.csv", verdicts)
-    for table in (cases_table, choices.drop(columns="memory_bytes"), peaks_by_model(peaks)):
-        progress.say(table.to_string(index=False, float_format="%.4g", na_rep="–"))
-    progress.say(verdicts.to_string(index=False, float_format="%.3g"))
+    tables = (cases_table, choices.drop(columns="memory_bytes"), peaks_by_model(peaks))
+    say_tables(progress, *tables, float_format="%.4g", na_rep="–")
+    say_tables(progress, verdicts)
     return run.path
 
 
@@ -285,8 +284,7 @@ def judge(cases: pd.DataFrame, choices: pd.DataFrame, peaks: pd.DataFrame) -> pd
         lost = (ratio < 1 / (1 + ALIKE)) | (of_plan.isna() & of_rival.notna())
         name = f"cases that plan wins against {rival}, less those that it loses"
         rows.append((name, 1, None, won.sum() - lost.sum()))
-    columns = ["promise", "at_least", "at_most", "found"]
-    return with_verdicts(pd.DataFrame(rows, columns=columns))
+    return with_verdicts(rows)
 
 
 def closing_line(path: Path) -> str:

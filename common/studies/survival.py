@@ -24,7 +24,7 @@ from common.data.markov_text import synthetic_shards
 from common.errors import RunFailed, UserError
 from common.exercises.checkpoint_commit import OLD, PARTIAL, finished_checkpoints
 from common.runtime.machine.environment import describe_environment
-from common.runtime.records.study import study_run
+from common.runtime.records.study import say_tables, study_run
 from common.runtime.stage_progress import StageProgress
 from common.settings import NonNegative, Positive, Settings, SomeOf
 from common.studies.damaged_checkpoints import resume_from_damaged
@@ -128,16 +128,10 @@ def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) ->
         if study.damage:
             write("damage", try_damage(references, runs, progress))
         write("restarts", try_restarts(study, references, runs, data, progress))
-        verdicts = judge(
-            trials=tables.get("trials"),
-            damage=tables.get("damage"),
-            restarts=tables.get("restarts"),
-        )
+        verdicts = judge(tables["trials"], tables.get("damage"), tables["restarts"])
         run.write_table("verdicts.csv", verdicts)
-    for table in tables.values():
-        if len(table):
-            progress.say(table.to_string(index=False))
-    progress.say(verdicts.to_string(index=False))
+    filled = [table for table in tables.values() if len(table)]
+    say_tables(progress, *filled, verdicts, float_format=None)
     return run.path
 
 

@@ -25,19 +25,17 @@ from typing import Annotated
 import pandas as pd
 
 from common.cluster.emulated import EmulatedCluster, why_not
-from common.cluster.launch import launch
-from common.errors import UserError, unknown_name
+from common.errors import UserError, require_known
 from common.judged import FIRST_PAGE_ROUNDS, Judged, Verdict, fastest
-from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.study import earlier_table, study_run, with_verdicts
+from common.runtime.records.study import earlier_table, say_tables, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.samples import Interval, per_round
 from common.settings import NonEmpty, Positive, Settings
 from common.studies.exhaustive_sweep import runoff_regret
 from common.tuning.ddp_setting import DEFAULT
-from common.tuning.launched import tune_on_ranks
+from common.tuning.launched import run_job, tune_on_ranks
 from common.tuning.results.recommendation import Recommendation
 from common.tuning.tune_settings import SWEEP_ROUNDS
 
@@ -81,8 +79,7 @@ class TuneStudy(Settings):
         super().__post_init__()
         cases = {f"{model}-{network}" for model in self.models for network in self.networks}
         for name in self.only:
-            if name not in cases:
-                raise UserError(unknown_name("case", name, sorted(cases)))
+            require_known("case", name, sorted(cases))
 
     @property
     def networks(self) -> dict[str, EmulatedCluster | None]:
@@ -134,8 +131,8 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
             run.write_table(CASES, table)  # whole after each
         verdicts = judge(table)
         run.write_table("verdicts.csv", verdicts)
-    progress.say(table.to_string(index=False, float_format="%.4g"))
-    progress.say(verdicts.to_string(index=False, float_format="%.3g"))
+    say_tables(progress, table, float_format="%.4g")
+    say_tables(progress, verdicts)
     return run.path
 
 
@@ -171,14 +168,7 @@ def check(
         "run_id": "sweep",
     }
     with progress.stage(f"sweep {folder.name}") as update:
-        launch(
-            EXHAUSTIVE,
-            as_flags(settings),
-            RANKS,
-            folder / "sweep.log",
-            hosts=hosts,
-            on_output=update,
-        )
+        run_job(EXHAUSTIVE, settings, RANKS, hosts=hosts, on_output=update)
     return compare(advice, folder / "sweep")
 
 
@@ -247,4 +237,4 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
         ("share of the cases whose regret does not tell", 0.0, 1 - len(clear) / len(cases)),
         ("tuning takes this share of the sweep", SHARE, cases["share"].max()),
     ]
-    return with_verdicts(pd.DataFrame(values, columns=["promise", "at_most", "found"]))
+    return with_verdicts(values, ["promise", "at_most", "found"])

@@ -16,14 +16,14 @@ from typing import Annotated
 import pandas as pd
 
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies, read_emulated
-from common.analysis.data_parallel.strategy_times import EXCHANGING
+from common.analysis.data_parallel.strategies import EXCHANGING
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.study import study_run
+from common.runtime.records.study import say_tables, study_run
 from common.runtime.stage_progress import StageProgress
 from common.samples import MOST_NOISE, median_standard_error, per_round, slowest_rank
 from common.settings import Positive, Settings
@@ -53,8 +53,7 @@ SETTINGS = WholeStepsStudy
 def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) -> Path:
     """Measures and predicts each run; returns the run directory.
 
-    Raises:
-        UserError: this machine cannot emulate hosts.
+    Raises UserError: this machine cannot emulate hosts.
     """
     if reason := why_not():
         raise UserError(reason)
@@ -87,7 +86,7 @@ def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) 
         ranges = ranges_of(steps)
         run.write_table("steps.csv", steps)
         run.write_table("ranges.csv", ranges)
-    progress.say(ranges.to_string(index=False, float_format="%.3f"))
+    say_tables(progress, ranges, float_format="%.3f")
     return run.path
 
 

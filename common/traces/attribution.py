@@ -36,15 +36,11 @@ COLUMNS = ("step", "phase", "category", "operator", "shapes", "calls", "time_us"
 def attribute(events: Sequence[Event]) -> pd.DataFrame:
     """Computes the time of every step by phase, category, operator and shapes.
 
-    Args:
-        events: a trace in which ``ProfilerStep#`` ranges mark the steps.
+    Columns: step (from 0), phase, category, operator, shapes, calls, time_us. Rows of the category
+    ``idle`` have no operator. The times of a step add up to it.
 
-    Returns:
-        one row per step and kind of call: step (from 0), phase, category, operator, shapes, calls,
-        time_us. Rows of the category ``idle`` have no operator. The times of a step add up to it.
-
-    Raises:
-        UserError: a trace without steps, or of a device with a step that launched no kernels.
+    Raises UserError for a trace without steps (``ProfilerStep#`` ranges), or of a device with a
+    step that launched no kernels.
     """
     steps = step_ranges(events)
     if not steps:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from math import prod
 
 from common.errors import UserError
+from common.traces.operation_names import COPIED_IN, COPIED_OUT, NODE
 from common.traces.profiler_trace import Event
 
 BACKWARD = "ddplab: backward pass"
@@ -39,9 +40,6 @@ copies into it took; ``launch_ms``: how long handing it over took; ``compute_end
 
 HANDED_OVER = "c10d::allreduce_"
 REDUCED = "gloo:all_reduce"
-COPIED_IN = "torch::distributed::reducer::mul_out"
-COPIED_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-NODE = "autograd::engine::evaluate_function"
 
 
 def bucket_rows(events: Sequence[Event], sizes_bytes: Sequence[int]) -> list[dict]:
@@ -51,9 +49,7 @@ def bucket_rows(events: Sequence[Event], sizes_bytes: Sequence[int]) -> list[dic
         events: events of one rank, from a trace with shapes.
         sizes_bytes: bytes of DDP's buckets, in index order.
 
-    Raises:
-        UserError: there is not exactly one pass, or it shows fewer all-reduces than there are
-            buckets.
+    Raises UserError unless there is exactly one pass, with an all-reduce for each bucket.
     """
     passes = [event for event in events if event.kind == "range" and event.name == BACKWARD]
     if len(passes) != 1:
@@ -77,7 +73,7 @@ def bucket_rows(events: Sequence[Event], sizes_bytes: Sequence[int]) -> list[dic
     compute_end_us = max(nodes, default=handed[-1].end_us)
     copies = [event for event in on_thread if event.name.startswith(COPIED_OUT)]
     spans_us = copy_spans_us(copies, [size / item_bytes for size in sizes_bytes])
-    copied_in = [event for event in on_thread if event.name == COPIED_IN]
+    copied_in = [event for event in on_thread if event.name in COPIED_IN]
 
     rows: list[dict] = []
     before_us = backward.start_us
@@ -127,9 +123,9 @@ def in_bucket_order(reduced: Sequence[Event], expected: Sequence[float]) -> list
 
 
 def copy_spans_us(copies: Sequence[Event], expected: Sequence[float]) -> list[tuple[float, float]]:
-    """Finds the span in which each bucket is copied out; none where gradients are views of buckets.
+    """Finds the span in which each bucket is copied out: by the next copies that fill its size.
 
-    Copies come bucket by bucket, so those of a bucket are the next ones that fill its size.
+    There is none where gradients are views of buckets.
     """
     spans_us: list[tuple[float, float]] = []
     filled, begun_us = 0.0, None

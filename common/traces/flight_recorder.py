@@ -82,7 +82,6 @@ class Stop:
     """The place at which the ranks of a group stopped.
 
     Attributes:
-        group: name of the process group.
         number: number of the collective that some ranks wait in.
         waiting: rank → that collective.
         behind: rank → the last collective that it called before; None where it called none.
@@ -116,8 +115,7 @@ def is_dump(head: bytes) -> bool:
 def read_dump(path: Path) -> Dump:
     """Reads the dump of one rank.
 
-    Raises:
-        UserError: the file is none, holds more than plain data, or its name has no rank.
+    Raises UserError for a file that is none, holds more than plain data, or is not named by a rank.
     """
     suffix = AT_END.search(path.name)
     if suffix is None:

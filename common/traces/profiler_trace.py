@@ -6,7 +6,7 @@ time needs, so a trace of another machine or program can be read as well as a fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,18 +59,10 @@ def read_trace(path: Path) -> list[Event]:
 
     Raises UserError for a file that is no trace.
     """
-    return events_of(read_records(path))
+    return events_of(records_of(path))
 
 
-def read_records(path: Path) -> list[dict]:
-    """Reads the records of a trace as they are in the file, with all their arguments.
-
-    Raises UserError for a file that is no trace.
-    """
-    return list(records_of(path))
-
-
-def events_of(records: Sequence[dict]) -> list[Event]:
+def events_of(records: Iterable[dict]) -> list[Event]:
     """Returns the events that the records of a trace show, by start and then longest first."""
     spans = [record for record in records if record.get("cat") in KINDS and "dur" in record]
     origin_us = min((record["ts"] for record in spans), default=0.0)
@@ -95,11 +87,8 @@ def step_ranges(events: Sequence[Event]) -> list[Event]:
 def entered(steps: Sequence, last_us: float) -> list:
     """Returns the profiler's steps in order of time, without one that the loop never entered.
 
-    Where a loop ends inside of the profiler's window, one more was opened, and nothing is in it.
-
-    Args:
-        steps: all ranges of steps.
-        last_us: when the last operator of the host began; on a GPU the last launch of a kernel.
+    Where a loop ends inside of the profiler's window, one more was opened, and nothing is in it:
+    ``last_us`` is when the host's last operator, or launch of a kernel, began.
 
     Raises UserError where two steps have one number, as those of several processes have.
     """

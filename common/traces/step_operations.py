@@ -29,11 +29,6 @@ def step_operations(
     Columns: step, operation (``all_gather``, ``reduce_scatter``, ``all_reduce``, …; ``other`` where
     the name does not tell), calls (that began in the step), communication_ms, exposed_ms (without
     computation). Time of several operations at once counts for each.
-
-    Args:
-        events: events of one rank's trace.
-        windows: the trace's steps.
-        activity: the trace's activity.
     """
     on_device = any(event.kind == "kernel" for event in events)
     of_operation: dict[str, list[Event]] = defaultdict(list)

@@ -44,10 +44,10 @@ from common.traces.operator_categories import operator_category
 from common.traces.profiler_trace import (
     NO_KERNELS,
     Event,
-    read_records,
     read_trace,
     step_ranges,
 )
+from common.traces.trace_stream import records_of
 
 INTERVALS = arithmetic()
 COLUMNS = TRACE_STEP_COLUMNS[1:-1]
@@ -114,7 +114,7 @@ def collectives_of(path: Path) -> pd.DataFrame:
 
     Raises UserError for a file that is no trace.
     """
-    records = [r for r in read_records(Path(path)) if "dur" in r]
+    records = [r for r in records_of(Path(path)) if "dur" in r]
     steps = [
         (int(r["name"].removeprefix(STEP)), r["ts"], r["ts"] + r["dur"])
         for r in records

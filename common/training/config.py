@@ -177,6 +177,9 @@ class TrainingConfig(RankOptions):
         if asynchronous == "auto":
             asynchronous = "on" if on_gpu else "off"
         global_batch_size, micro_batch_size = self._batch_sizes(worker.world_size)
+        checkpoint_dir = self.checkpoint_dir
+        if self.save_every and not checkpoint_dir:
+            checkpoint_dir = f"{self.output_dir}/checkpoints/{self.run_id or self.folder}"
         complete = dataclasses.replace(
             self,
             model=model,
@@ -185,7 +188,7 @@ class TrainingConfig(RankOptions):
             optimizer_implementation=self.chosen_implementation,
             seq_len=self.seq_len or min(1024, GPT2Config.named(model).n_positions),
             async_checkpoints=asynchronous,
-            checkpoint_dir=self.checkpoint_dir or self._default_checkpoint_dir(),
+            checkpoint_dir=checkpoint_dir,
         )
         if self.strategy == "single" and worker.world_size > 1:
             raise UserError(
@@ -202,30 +205,14 @@ class TrainingConfig(RankOptions):
         fitting = next((size for size in sizes if total % (ranks * size) == 0), 1)
         return total, self.micro_batch_size or fitting
 
-    def _default_checkpoint_dir(self) -> str:
-        named = self.run_id or self.folder
-        return f"{self.output_dir}/checkpoints/{named}" if self.save_every else ""
-
     def workload(self, gradient_accumulation: int) -> Workload:
-        """Returns one rank's computation in a step of ``gradient_accumulation`` micro-batches.
-
-        Raises:
-            UserError: sizes that do not go together.
-        """
-        return Workload(
-            model=self.model,
+        """Returns one rank's computation in a step of ``gradient_accumulation`` micro-batches."""
+        return Workload.of(
+            vars(self),
             batch_size=self.micro_batch_size,
-            seq_len=self.seq_len,
             precision="float32" if self.precision == "float64" else self.precision,
-            tf32=self.tf32,
-            attention=self.attention,
-            compile=self.compile,
-            optimizer=self.optimizer,
             optimizer_implementation=self.chosen_implementation,
-            activation_checkpointing=self.activation_checkpointing,
-            loss_chunks=self.loss_chunks,
             gradient_accumulation=gradient_accumulation,
-            vocab_size=self.vocab_size,
         )
 
 

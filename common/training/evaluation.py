@@ -37,8 +37,6 @@ def evaluate(
 
     Args:
         model: classifier; ``model(*inputs)`` returns logits [batch, labels].
-        batches: this rank's batches, on its device.
-        precision: precision of the forward pass.
     """
     # Each rank sums loss, right answers and texts of its share in float64, and the all-reduce sums
     # over ranks. So each text counts once, also where shares differ in size.

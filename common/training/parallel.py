@@ -64,7 +64,6 @@ def parallelise(
         dist.broadcast(parameter.data, src=0)
     if config.compile:
         check_compiler(worker.device)
-    if config.compile:
         for block in model.blocks:
             block.compile()
     return shard(
@@ -113,9 +112,7 @@ def gather_ahead(model: FSDPModule, units: Sequence[FSDPModule], count: int) -> 
     a count of 0 every one, is told of itself, which is there by then.
 
     Args:
-        model: the root.
         units: a module of each unit, in the order of the forward pass.
-        count: number of units.
     """
     for order, tell in (
         ([model, *units], FSDPModule.set_modules_to_forward_prefetch),

@@ -43,11 +43,6 @@ class DdpSetting(Settings):
             raise UserError("a first bucket of its own needs a cap for the others")
 
     @property
-    def changes_numbers(self) -> bool:
-        """Returns True if a step computes other numbers than DDP's default does."""
-        return self.compression != "none" or self.accumulation > 1
-
-    @property
     def caps_mib_list(self) -> tuple[float, ...]:
         """Returns ``bucket_cap_mb_list``: caps of the first bucket and the others; else empty."""
         return () if self.first_mib is None else (self.first_mib, self.cap_mib)

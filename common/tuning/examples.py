@@ -6,15 +6,20 @@ small enough for a step of a tenth of a second on one core.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from common.models.traced import Made
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 VOCABULARY, TOKENS = 2_000, 32
 
 
-def encoder_decoder() -> tuple[nn.Module, dict[str, Tensor], Any]:
+def encoder_decoder() -> Made:
     """Makes a T5 that translates: 2.9 million parameters, shared embeddings."""
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -28,16 +33,13 @@ def encoder_decoder() -> tuple[nn.Module, dict[str, Tensor], Any]:
         dropout_rate=0.0,
         decoder_start_token_id=0,
     )
-    batch = {
-        "input_ids": torch.randint(1, VOCABULARY, (4, TOKENS)),
-        "labels": torch.randint(1, VOCABULARY, (4, TOKENS)),
-    }
+    batch = {"input_ids": _tokens(), "labels": _tokens()}
     return T5ForConditionalGeneration(config), batch, own_loss
 
 
-def convolutions() -> tuple[nn.Module, dict[str, Tensor], Any]:
+def convolutions() -> Made:
     """Makes a ResNet that classifies images: 2.8 million parameters, running means as buffers."""
-    from transformers import ResNetConfig, ResNetForImageClassification
+    from transformers import ResNetConfig
 
     config = ResNetConfig(
         embedding_size=32,
@@ -46,13 +48,12 @@ def convolutions() -> tuple[nn.Module, dict[str, Tensor], Any]:
         layer_type="basic",
         num_labels=10,
     )
-    batch = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.randint(10, (4,))}
-    return ResNetForImageClassification(config), batch, own_loss
+    return _image_classifier(config)
 
 
-def vision_transformer() -> tuple[nn.Module, dict[str, Tensor], Any]:
+def vision_transformer() -> Made:
     """Makes a ViT that classifies images: 1.8 million parameters in equal layers."""
-    from transformers import ViTConfig, ViTForImageClassification
+    from transformers import ViTConfig
 
     config = ViTConfig(
         hidden_size=192,
@@ -65,11 +66,10 @@ def vision_transformer() -> tuple[nn.Module, dict[str, Tensor], Any]:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    batch = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.randint(10, (4,))}
-    return ViTForImageClassification(config), batch, own_loss
+    return _image_classifier(config)
 
 
-def masked_language_model() -> tuple[nn.Module, dict[str, Tensor], Any]:
+def masked_language_model() -> Made:
     """Makes a DistilBERT that fills in words: 1.5 million parameters, tied embeddings."""
     from transformers import DistilBertConfig, DistilBertForMaskedLM
 
@@ -83,19 +83,31 @@ def masked_language_model() -> tuple[nn.Module, dict[str, Tensor], Any]:
         dropout=0.0,
         attention_dropout=0.0,
     )
-    tokens = torch.randint(1, VOCABULARY, (4, TOKENS))
+    tokens = _tokens()
     return DistilBertForMaskedLM(config), {"input_ids": tokens, "labels": tokens}, own_loss
 
 
-def depthwise_convolutions() -> tuple[nn.Module, dict[str, Tensor], Any]:
+def depthwise_convolutions() -> Made:
     """Makes a MobileNetV2 that classifies images: many small tensors, running means as buffers."""
-    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+    from transformers import MobileNetV2Config
 
-    config = MobileNetV2Config(image_size=64, num_labels=10, classifier_dropout_prob=0.0)
-    batch = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.randint(10, (4,))}
-    return MobileNetV2ForImageClassification(config), batch, own_loss
+    return _image_classifier(
+        MobileNetV2Config(image_size=64, num_labels=10, classifier_dropout_prob=0.0)
+    )
 
 
 def own_loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Returns the loss that models of transformers compute when they are given labels."""
     return module(**batch).loss
+
+
+def _tokens() -> Tensor:
+    return torch.randint(1, VOCABULARY, (4, TOKENS))
+
+
+def _image_classifier(config: PretrainedConfig) -> Made:
+    """Returns the model of a configuration, with four images of 64 × 64 pixels."""
+    from transformers import AutoModelForImageClassification
+
+    batch = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.randint(10, (4,))}
+    return AutoModelForImageClassification.from_config(config), batch, own_loss

@@ -28,7 +28,6 @@ from common.perfmodel.tables import (
 )
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
-from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder, gather_rows
 from common.samples import slowest_rank
 from common.training.scaling.probes import ProbePlan, time_copies
@@ -72,16 +71,14 @@ class WatchedPasses:
     times: list[dict]
 
 
-def measure_all(
-    step: FixedBatchStep, passes: WatchedPasses, worker: Worker, recorder: Recorder
-) -> Measured:
+def measure_all(step: FixedBatchStep, passes: WatchedPasses, recorder: Recorder) -> Measured:
     """Measures all inputs but those from ``passes``, and writes all tables."""
-    forward_s, profile = write_passes(passes, worker, recorder)
-    networks = measure_all_reduces(
-        profile, gradient_dtype(step.model.parameters()), worker, recorder
-    )
-    costs = measure_costs(step, worker, recorder)
-    casts = pd.DataFrame(gather_rows(worker, _copies(profile, recorder))).groupby("cost")
+    worker = recorder.worker
+    forward_s, profile = write_passes(passes, recorder)
+    networks = measure_all_reduces(profile, gradient_dtype(step.model.parameters()), recorder)
+    costs = measure_costs(step, recorder)
+    copies = time_copies(profile.total_bytes, recorder, ProbePlan(repeats=3))
+    casts = pd.DataFrame(gather_rows(worker, copies)).groupby("cost")
     cast_s = casts["time_ms"].median() / 1e3 / casts["size_bytes"].first()
     return Measured(
         forward_s=forward_s,
@@ -93,43 +90,32 @@ def measure_all(
     )
 
 
-def _copies(profile: BackwardProfile, recorder: Recorder) -> list[dict]:
-    return time_copies(profile.total_bytes, recorder, ProbePlan(repeats=3))
-
-
-def watch_passes(step: FixedBatchStep, worker: Worker) -> WatchedPasses:
+def watch_passes(step: FixedBatchStep) -> WatchedPasses:
     """Runs forward and backward passes without DDP, all ranks computing at the same time.
 
     Raises UserError where the graph is not the same in each.
     """
     expected = {name for name, _ in step.model.named_parameters()}
     ready, times, missing = [], [], set()
-    passes = passes_without_ddp(
-        step,
-        worker,
-        warmup=WARMUP_PASSES,
-        passes=PASSES,
-        barrier_before="forward",
-    )
+    passes = passes_without_ddp(step, warmup=WARMUP_PASSES, passes=PASSES, barrier_before="forward")
     for iteration, watched in passes:
         missing |= expected - set(watched.ready_s)
         if iteration >= 0 and not missing:
             ready += ready_rows(step.model, watched.ready_s, iteration)
             times.append(watched.row(iteration))
     step.zero_grad()
-    together(worker, lambda: _refuse_changing(step.name, missing))
+    together(step.worker, lambda: _refuse_changing(step.name, missing))
     return WatchedPasses(ready, times)
 
 
-def write_passes(
-    passes: WatchedPasses, worker: Worker, recorder: Recorder
-) -> tuple[float, BackwardProfile]:
+def write_passes(passes: WatchedPasses, recorder: Recorder) -> tuple[float, BackwardProfile]:
     """Writes gradient-ready-times.csv and local-step-times.csv; reads them into a profile.
 
     Returns:
         Seconds of the slowest rank's forward pass without DDP (the median over passes), and the
         profile of the backward pass; the same on every rank.
     """
+    worker = recorder.worker
     path = _write(recorder, "gradient-ready-times.csv", READY_COLUMNS, passes.ready)
     times = pd.DataFrame(gather_rows(worker, passes.times))
     if recorder.run:
@@ -157,7 +143,6 @@ def curve_sizes(total_bytes: int) -> list[int]:
 def measure_all_reduces(
     profile: BackwardProfile,
     dtype: torch.dtype,
-    worker: Worker,
     recorder: Recorder,
     formats: Sequence[str] = tuple(WIRE_DTYPES),
 ) -> dict[str, AllReduceTable]:
@@ -168,16 +153,15 @@ def measure_all_reduces(
     sizes = curve_sizes(profile.total_bytes)
     rows = _time_sizes(sizes, dtype, recorder)
     path = _write(recorder, "allreduce-samples.csv", ALL_REDUCE_COLUMNS, rows)
-    networks = {"none": on_main(worker, lambda: read_all_reduce(path))}
+    networks = {"none": on_main(recorder.worker, lambda: read_all_reduce(path))}
     for name in formats:
-        wire_dtype = WIRE_DTYPES[name]
         # Gradients take half the bytes of float32. The smallest size is timed, all gradients at
         # once and, of the larger sizes between them, every second one.
         between = (size // 2 for size in sizes[len(sizes) // 2 : -1 : 2])
         some = {sizes[0], *between, max(sizes[-1] // 2, 2 * sizes[0])}
-        narrow = _time_sizes(sorted(some), wire_dtype, recorder)
+        narrow = _time_sizes(sorted(some), WIRE_DTYPES[name], recorder)
         path = _write(recorder, f"allreduce-samples-{name}.csv", ALL_REDUCE_COLUMNS, narrow)
-        networks[name] = on_main(worker, lambda path=path: read_all_reduce(path))
+        networks[name] = on_main(recorder.worker, lambda path=path: read_all_reduce(path))
     return networks
 
 
@@ -201,9 +185,10 @@ def _time_sizes(sizes: list[int], dtype: torch.dtype, recorder: Recorder) -> lis
     return rows
 
 
-def measure_costs(step: FixedBatchStep, worker: Worker, recorder: Recorder) -> DdpCosts:
+def measure_costs(step: FixedBatchStep, recorder: Recorder) -> DdpCosts:
     """Measures DDP's copies and contention (``overlap_lab``); writes overlap-times.csv."""
-    lab = OverlapLab(step, worker)
+    worker = recorder.worker
+    lab = OverlapLab(step)
     rows = []
     arms = lab.plan()
     for round_, arm in recorder.rounds(arms, CONTENTION_ROUNDS, stage="contention"):

@@ -59,8 +59,7 @@ class Budget:
 
     Attributes:
         visits: number of visits whose time all of tuning may take.
-        began: the moment at which tuning began, by ``time.perf_counter`` of this rank.
-        visiting: the moment at which visits began, likewise.
+        began, visiting: moments at which tuning and visits began, by this rank's ``perf_counter``.
     """
 
     visits: float
@@ -112,10 +111,10 @@ def tune_model(user: UserModel, worker: Worker, settings: TuneSettings) -> Recom
     step, began = user_step(user, worker), time.perf_counter()
     with left_as_it_was(user.module):
         check_same_graph(user, worker)
-        check_under_ddp(user, step, worker)
-        passes = watch_passes(step, worker)
+        check_under_ddp(user, step)
+        passes = watch_passes(step)
         with record_run(settings, "tune", worker) as recorder:
-            recommendation = _tune(step, passes, worker, settings, recorder, began)
+            recommendation = _tune(step, passes, settings, recorder, began)
             if recorder.run:
                 write_recommendation(recommendation, recorder.run.path)
     return recommendation
@@ -124,16 +123,13 @@ def tune_model(user: UserModel, worker: Worker, settings: TuneSettings) -> Recom
 def _tune(
     step: FixedBatchStep,
     passes: WatchedPasses,
-    worker: Worker,
     settings: TuneSettings,
     recorder: Recorder,
     began: float,
 ) -> Recommendation:
-    """Measures, predicts, visits and recommends; ``passes`` are those that were watched already.
-
-    ``began`` is the moment at which tuning began, by ``time.perf_counter`` of this rank.
-    """
-    measured = measure_all(step, passes, worker, recorder)
+    """Measures, predicts, visits and recommends; ``passes`` are those that were watched already."""
+    worker = recorder.worker
+    measured = measure_all(step, passes, recorder)
     predicted = on_main(worker, lambda: predict_all(measured, takes_cap_list()))
     spent_s = worker.broadcast(time.perf_counter() - began)
     allowed = CAUTION * settings.share * len(predicted.bucketings) * SWEEP_ROUNDS
@@ -162,7 +158,6 @@ def _tune(
     everything = instance_times_s(visits.samples)
     base = predicted.default
     base_s = float(everything[base.setting.label].median())
-    folder = str(recorder.folder)
 
     def verified(prediction: Prediction, times: pd.DataFrame) -> Verified:
         label = prediction.setting.label
@@ -200,7 +195,7 @@ def _tune(
         bucketings=len(predicted.bucketings),
         tuning_s=tuning_s,
         sweep_s=sweep_s,
-        run_dir=folder,
+        run_dir=str(recorder.folder),
         on_gpu=worker.device.type == "cuda",
         expected_error=on_main(worker, lambda: _expected_error(measured, best, recorder)),
         machine=on_main(worker, lambda: recorder.machine().state),
@@ -208,10 +203,7 @@ def _tune(
 
 
 def _expected_error(measured: Measured, best: Prediction, recorder: Recorder) -> str:
-    """Returns how far off to expect a prediction, and by how much chance moves it, on rank 0.
-
-    A band is drawn at the setting's cap, and has the same relative width with its other options.
-    """
+    """Returns how far off to expect a prediction, and by how much chance moves it, on rank 0."""
     run, model = recorder.run, ddp_model(measured)
     calibration = read_calibration(
         run.path / "gradient-ready-times.csv",
@@ -220,6 +212,7 @@ def _expected_error(measured: Measured, best: Prediction, recorder: Recorder) ->
         backend=measured.backend,
     )
     network = str(run.environment["network"])
+    # A band is drawn at the setting's cap, and has the same relative width with its other options.
     chance = chance_at(calibration, best.setting.cap_mib).around(best.backward_s)
     expected = expectation(model, measured.backend, network, best.backward_s, chance.share)
     return f"{expected}\n{chance.text()}"
@@ -266,23 +259,25 @@ def bucketing_table(predicted: Predicted, measured: Measured) -> pd.DataFrame:
 
 
 def _affordable(allowed: float, spent_s: float, measured: Measured, predicted: Predicted) -> int:
-    """Returns how many of the visits that are ``allowed`` there is time for, before any was made.
-
-    A visit is estimated as its steps at the predicted time, and one all-reduce of all bytes for
-    making the instance, which sends all weights once.
-    """
+    """Returns how many of the ``allowed`` visits there is time for, before any was made."""
+    # A visit is its steps at the predicted time, and making the instance, which sends all weights.
     wrapping_s = float(measured.networks["none"].curve.time_s(measured.profile.total_bytes))
     visit_s = wrapping_s + (WARMUP_STEPS + STEPS) * predicted.default.step_s
     return int(allowed - spent_s / visit_s)
 
 
-def _hardware(worker: Worker) -> str:
-    environment = describe_environment(
+def environment_of(worker: Worker) -> dict:
+    """Returns the description of this job's ranks, as a run directory records it."""
+    return describe_environment(
         worker.backend,
         worker.device.type,
         worker.world_size,
         group=RankGroup(process_group=worker.group_class),
     )
+
+
+def _hardware(worker: Worker) -> str:
+    environment = environment_of(worker)
     network = environment["network"]
     added = worker.backend == "gloo" and network and network not in environment["hardware"]
     return environment["hardware"] + (f", {network}" if added else "")

@@ -87,8 +87,7 @@ def user_step(user: UserModel, worker: Worker, precision: str = "float32") -> Fi
 def load_user_model(target: str, folder: Path, device: torch.device) -> UserModel:
     """Imports MODULE from ``folder`` or the installed packages and calls FUNCTION.
 
-    Raises:
-        UserError: what is wrong, in one line.
+    Raises UserError, with what is wrong in one line.
     """
     function = function_of(target, folder)
     try:
@@ -103,23 +102,6 @@ def function_of(target: str, folder: Path) -> Callable:
     module_name, function_name = parse_target(target)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    return _find(module_name, function_name, folder)
-
-
-def followed_model(target: str, folder: Path) -> Architecture:
-    """Returns the architecture of what FUNCTION makes, followed on fake tensors.
-
-    Raises UserError as ``load_user_model`` does, and where the module cannot be followed.
-    """
-
-    def make() -> Made:
-        user = load_user_model(target, folder, torch.device("cpu"))
-        return user.module, user.batch, user.loss
-
-    return traced_architecture(make, target)
-
-
-def _find(module_name: str, function_name: str, folder: Path) -> Callable:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # as of a script that trains when it is imported
@@ -140,6 +122,19 @@ def _find(module_name: str, function_name: str, folder: Path) -> Callable:
     if not callable(function):
         raise UserError(f"{module_name}:{function_name} is {_kind(function)}, not a function")
     return function
+
+
+def followed_model(target: str, folder: Path) -> Architecture:
+    """Returns the architecture of what FUNCTION makes, followed on fake tensors.
+
+    Raises UserError as ``load_user_model`` does, and where the module cannot be followed.
+    """
+
+    def make() -> Made:
+        user = load_user_model(target, folder, torch.device("cpu"))
+        return user.module, user.batch, user.loss
+
+    return traced_architecture(make, target)
 
 
 def checked_model(made: object, name: str, device: torch.device) -> UserModel:
@@ -171,19 +166,14 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
     # Fake tensors cannot be moved, and need not be.
     if any(value.device != device for _, value in states):
         module = module.to(device)
-    return UserModel(module, to_device(batch, device), loss, name)
-
-
-def to_device(batch: object, device: torch.device) -> object:
-    """Returns the batch, in which all that has a method ``to`` was moved to ``device``."""
-    return tree_map(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, batch)
+    batch = tree_map(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, batch)
+    return UserModel(module, batch, loss, name)
 
 
 def ready_order(user: UserModel, device: torch.device) -> list[str]:
     """Runs one pass without DDP; returns the parameters with a gradient, in the order they got it.
 
-    Raises:
-        UserError: the loss is not one, or a gradient is sparse.
+    Raises UserError where the loss is not one, or a gradient is sparse.
     """
     step_module = TrainedPart(user.module)
     user.module.zero_grad(set_to_none=True)

@@ -64,24 +64,15 @@ def with_final_rounds(plan: VisitPlan, visits: float) -> VisitPlan:
 
 
 def rounds_with_time_left(rounds_done: int, visits: float) -> int:
-    """Returns how many more rounds of the winner and the default fit into the ``visits`` left.
-
-    Args:
-        rounds_done: final rounds so far.
-        visits: visits that there is time for.
-    """
+    """Returns how many more rounds of the winner and the default fit into the ``visits`` left."""
     return max(0, min(MOST_WITH_TIME_LEFT - rounds_done, int(visits // 2)))
 
 
 def plan_visits(visits: int, candidates: int, options: Sequence[int] = ()) -> VisitPlan:
     """Returns the richest plan within ``visits``, or the poorest there is.
 
+    A visit is of one DDP instance; ``options`` have the cost of each, in visits of the default.
     Candidates come first, then options, then more final rounds.
-
-    Args:
-        visits: visits that there is time for, each of one DDP instance.
-        candidates: settings to choose among.
-        options: the cost of a visit to each option, in visits of the default.
     """
     ladders = [tuple(n for n in ladder if n > 1) for ladder in LADDERS]
     fitting = [levels for levels in ladders if not levels or levels[0] <= candidates]
@@ -130,10 +121,6 @@ def halved(
 
 
 def saving(times: pd.DataFrame, name: str, base: str) -> Interval:
-    """Returns what an arm saves of another's time in the rounds that visited both.
-
-    Args:
-        times: a row per round, a column per arm.
-    """
+    """Returns what an arm saves of another's time in the rounds (rows) that visited both."""
     pairs = pd.DataFrame({"arm": times[name], "base": times[base]}).dropna()
     return paired_gain(pairs["arm"], pairs["base"])

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from common.benchmarks.buckets.ddp_record import bucket_sizes
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.runtime import private
-from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, gather_rows
 from common.runtime.timing import clock_for
@@ -69,21 +69,21 @@ def takes_cap_list() -> bool:
     return "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
 
 
-def check_under_ddp(user: UserModel, step: FixedBatchStep, worker: Worker) -> None:
+def check_under_ddp(user: UserModel, step: FixedBatchStep) -> None:
     """Runs a step under DDP's default. Raises UserError where the model does not work there.
 
     It also makes PyTorch import what DDP needs, which takes seconds.
     """
-    together(worker, lambda: _first_step(user, step, worker))
+    together(step.worker, lambda: _first_step(user, step))
     step.zero_grad()
     gc.collect()
     gc.freeze()  # with all that DDP imported
 
 
-def _first_step(user: UserModel, step: FixedBatchStep, worker: Worker) -> None:
+def _first_step(user: UserModel, step: FixedBatchStep) -> None:
     calls: list[None] = []
     try:
-        ddp = wrap(step, worker, DEFAULT)
+        ddp = wrap(step, DEFAULT)
         ddp.register_forward_pre_hook(lambda *_: calls.append(None))
         loss = checked_loss(user, ddp)
         if calls:
@@ -97,9 +97,9 @@ def _first_step(user: UserModel, step: FixedBatchStep, worker: Worker) -> None:
         )
 
 
-def wrap(step: FixedBatchStep, worker: Worker, setting: DdpSetting) -> DistributedDataParallel:
+def wrap(step: FixedBatchStep, setting: DdpSetting) -> DistributedDataParallel:
     """Wraps the user's module in DDP under a setting."""
-    ddp = make_ddp(step.forward_model, worker.device, **setting.ddp_arguments())
+    ddp = make_ddp(step.forward_model, step.device, **setting.ddp_arguments())
     compress_gradients(ddp, setting.compression)
     return ddp
 
@@ -109,17 +109,12 @@ class Visits:
 
     Args:
         step: the step that is run under each setting.
-        recorder: the run's writer.
         table: name of the table, with VISIT_COLUMNS, that grows with every visit.
         progress: counts the visits.
     """
 
     def __init__(
-        self,
-        step: FixedBatchStep,
-        recorder: Recorder,
-        table: str,
-        progress: Progress | None = None,
+        self, step: FixedBatchStep, recorder: Recorder, table: str, progress: Progress | None = None
     ) -> None:
         self.step, self.recorder, self.progress = step, recorder, progress
         self.worker = recorder.worker
@@ -135,20 +130,16 @@ class Visits:
     def rounds(
         self, stage: str, settings: Sequence[DdpSetting], rounds: int, first: int = 0
     ) -> pd.DataFrame:
-        """Visits the settings in rotated rounds; returns the samples of these rounds.
+        """Visits each setting once in each rotated round; returns the samples of these rounds.
 
-        Args:
-            stage: name of the stage, for the rows.
-            settings: visited once a round, each.
-            rounds: the number of rounds.
-            first: number of the first round, where a stage goes on.
+        ``first`` is the number of the first round, where a stage goes on.
         """
         before = len(self._rows)
         visits = self.recorder.rounds(settings, first + rounds, stage=stage, first=first)
         for visited, (round_, setting) in enumerate(visits):
             keys = {"stage": stage, "setting": setting.label, "round": round_}
             keys |= {"order": visited % len(settings)}
-            measured = gather_rows(self.worker, visit(self.step, self.worker, setting))
+            measured = gather_rows(self.worker, visit(self.step, setting))
             rows = [keys | row for row in measured]
             self._rows += rows
             self.count += setting.accumulation  # each of its steps has as many passes
@@ -159,29 +150,25 @@ class Visits:
         return self.samples.iloc[before:]
 
 
-def visit(step: FixedBatchStep, worker: Worker, setting: DdpSetting) -> list[dict]:
+def visit(step: FixedBatchStep, setting: DdpSetting) -> list[dict]:
     """Runs the steps of one fresh DDP instance; returns this rank's rows of the measured ones."""
-    ddp = wrap(step, worker, setting)
+    ddp = wrap(step, setting)
     rows = [
-        timed_step(step, ddp, worker, setting.accumulation) | {"iteration": iteration}
+        timed_step(step, ddp, setting.accumulation) | {"iteration": iteration}
         for iteration in range(-WARMUP_STEPS, STEPS)
     ]
-    record = private.ddp_record(ddp)
-    sizes = record.get("rebuilt_bucket_sizes") or record["bucket_sizes"]
+    num_buckets = len(bucket_sizes(private.ddp_record(ddp)))
     step.zero_grad()
     del ddp
     gc.collect()  # its hooks and buckets
-    num_buckets = len(str(sizes).split(","))
     return [row | {"num_buckets": num_buckets} for row in rows if row["iteration"] >= 0]
 
 
-def timed_step(
-    step: FixedBatchStep, model: nn.Module, worker: Worker, accumulation: int = 1
-) -> dict[str, float]:
+def timed_step(step: FixedBatchStep, model: nn.Module, accumulation: int = 1) -> dict[str, float]:
     """Runs a step; returns the ms of its forward passes and of all of it, per micro-batch."""
-    clock = clock_for(worker.device)
+    clock = clock_for(step.device)
     step.zero_grad()
-    worker.barrier()
+    step.worker.barrier()
     clock.wait()
     start, forward_s = clock.mark(), []
     for index in range(accumulation):

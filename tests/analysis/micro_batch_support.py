@@ -38,7 +38,6 @@ def opened(folder: Path) -> Run:
 def rank_rows(
     compute_ms: list[list[float]],
     padded: list[list[int]] | None = None,
-    batches: list[list[int]] | None = None,
     tokens: int = 200,
     warmup: int = 1,
 ) -> pd.DataFrame:
@@ -46,8 +45,7 @@ def rank_rows(
 
     Args:
         compute_ms: by step, each rank's.
-        padded: by step, each rank's padded tokens; 100 for each by default.
-        batches: by step, each rank's number of texts; 4 for each by default.
+        padded: by step, each rank's padded tokens; 100 for each by default, in 4 texts.
         tokens: of a step, all ranks together.
         warmup: number of first steps that are warm-up.
     """
@@ -58,7 +56,7 @@ def rank_rows(
                 {
                     "step": step,
                     "rank": rank,
-                    "local_batch": batches[step][rank] if batches else 4,
+                    "local_batch": 4,
                     "padded_tokens": padded[step][rank] if padded else 100,
                     "step_time_ms": max(of_ranks) + 2,
                     "peak_mem_mb": 50 + 10 * rank,
@@ -107,21 +105,18 @@ def write_records(folder: Path, settings: dict, environment: dict | None = None)
     return folder
 
 
-def two_modes(
-    folder: Path, steps: int = 80, ranks: int = 2, ratio: float = 0.6, seed: int = 3
-) -> list[Path]:
-    """Writes a static and a dynamic run with noise, dynamic's ranks equal and shorter by ratio."""
-    draw = np.random.default_rng(seed)
-    static = 40 + 60 * draw.random((steps, ranks))
-    work = static.max(axis=1, keepdims=True) * ratio
-    dynamic = work * (1 + 0.03 * draw.random((steps, ranks)))
+def two_modes(folder: Path, steps: int = 80) -> list[Path]:
+    """Writes a static and a dynamic run with noise, dynamic's ranks about equal, and shorter."""
+    draw = np.random.default_rng(3)
+    static = 40 + 60 * draw.random((steps, 2))
+    work = static.max(axis=1, keepdims=True) * 0.6
+    dynamic = work * (1 + 0.03 * draw.random((steps, 2)))
     losses = (0.3 + 0.4 * np.exp(-np.arange(steps) / 20)).tolist()
     return [
         write_run(
             folder / f"train_{mode}",
             rank_rows(times.tolist(), (times * 10).astype(int).tolist()),
-            {"world_size": ranks},
-            losses,
+            losses=losses,
             mode=mode,
         )
         for mode, times in (("static", static), ("dynamic", dynamic))
@@ -204,11 +199,11 @@ def calibration_rows() -> pd.DataFrame:
     )
 
 
-def slow_rows(steps: int = 40, found_at: int = 10) -> pd.DataFrame:
-    """Returns rows of slow-rank.csv: rank 1 is slowed twofold, found by one mode after a while."""
+def slow_rows() -> pd.DataFrame:
+    """Returns rows of slow-rank.csv: rank 1 is slowed twofold, found by one mode in step 10."""
     rows = []
-    for step in range(steps):
-        known = step >= found_at
+    for step in range(40):
+        known = step >= 10
         times = {"not_told": 1.5, "dynamic_calibrated": 1.0 if known else 1.5, "told": 1.0}
         for mode, time in times.items():
             for rank in (0, 1):

@@ -10,13 +10,7 @@ import pytest
 from assignment1_support import ENVIRONMENT, MIB, SETTINGS, steps, write_run, write_training
 
 from common.analysis import runs
-from common.analysis.data_parallel.loss_curves import (
-    agreement,
-    final_loss,
-    largest_difference,
-    learned,
-    smoothed_loss,
-)
+from common.analysis.data_parallel.loss_curves import agreement, learned, smoothed_loss
 from common.analysis.data_parallel.training_parts import peak_memory, training_overlap
 from common.analysis.data_parallel.training_runs import open_learning, open_training
 from common.errors import UserError
@@ -39,7 +33,12 @@ def test_runs_are_told_apart_by_what_they_trained_not_by_their_folders(tmp_path:
         ("FULL_SHARD", 2),
     ]
     # only a strategy that ran on several numbers of ranks needs them in its name
-    assert training.names() == ["one device", "DDP × 2", "DDP × 4", "FULL_SHARD"]
+    assert [name for name, _ in training.named()] == [
+        "one device",
+        "DDP × 2",
+        "DDP × 4",
+        "FULL_SHARD",
+    ]
     assert [run.accumulation for run in training.compared] == [4, 2, 1, 2]
 
 
@@ -129,7 +128,7 @@ def test_the_largest_difference_is_that_of_any_two_curves_at_any_step(tmp_path: 
     write_training(tmp_path / "c", "FULL_SHARD", 2, [9.0, 7.5, 7.0, 6.0])
     training = open_training(tmp_path)
     # neither is that far from the first, but these two are from each other
-    assert largest_difference(training) == (0.75, 1)
+    assert (agreement(training).largest_nats, agreement(training).step) == (0.75, 1)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +139,16 @@ def test_the_largest_difference_is_that_of_any_two_curves_at_any_step(tmp_path: 
         ("float32", 2e-3, False),
         ("bfloat16", 2e-3, True),
         ("bfloat16", 0.1, False),
+        ("TensorFloat-32", 0.01, True),
     ],
 )
 def test_loss_curves_agree_where_rounding_in_their_precision_explains_the_difference(
     tmp_path: Path, precision: str, away: float, equal: bool
 ) -> None:
-    write_training(tmp_path / "a", "single", 1, [9.0, 8.0], precision=precision)
-    write_training(tmp_path / "b", "DDP", 2, [9.0, 8.0 + away], precision=precision)
+    settings = {"tf32": True} if precision == "TensorFloat-32" else {"precision": precision}
+    write_training(tmp_path / "a", "single", 1, [9.0, 8.0], **settings)
+    assert agreement(open_training(tmp_path)).equal is None  # one curve agrees with nothing
+    write_training(tmp_path / "b", "DDP", 2, [9.0, 8.0 + away], **settings)
     found = agreement(open_training(tmp_path))
     assert found.equal is equal
     assert (found.curves, found.precision) == (2, precision)
@@ -154,29 +156,16 @@ def test_loss_curves_agree_where_rounding_in_their_precision_explains_the_differ
     assert found.step == (1 if away else 0)
 
 
-def test_tensor_float_32_rounds_more_and_one_curve_agrees_with_nothing(tmp_path: Path) -> None:
-    write_training(tmp_path / "tf32" / "a", "single", 1, [9.0, 8.0], tf32=True)
-    write_training(tmp_path / "tf32" / "b", "DDP", 2, [9.0, 8.01], tf32=True)
-    assert agreement(open_training(tmp_path / "tf32")).equal is True
-    write_training(tmp_path / "one" / "a", "DDP", 2)
-    assert agreement(open_training(tmp_path / "one")).equal is None
-
-
-def test_the_final_loss_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
-    write_training(tmp_path / "a", "DDP", 2)
-    write_training(tmp_path / "b", "DDP", 2, [5.0] * 18 + [3.0, 2.5])
-    run = open_training(tmp_path)
-    assert final_loss(run.learning) == (2.75, 2)
-    smooth = smoothed_loss(run.learning)
-    assert smooth.attrs["window"] == 3
-    assert smooth.iloc[-2] == pytest.approx((5.0 + 3.0 + 2.5) / 3)
-
-
 def test_what_was_learned_is_a_share_of_what_the_order_of_tokens_is_worth(tmp_path: Path) -> None:
     write_training(tmp_path / "a", "DDP", 2)
     write_training(tmp_path / "b", "DDP", 2, [5.0] * 18 + [3.0, 2.5])
-    found = learned(open_training(tmp_path).learning)
+    run = open_training(tmp_path).learning
+    smooth = smoothed_loss(run)
+    assert smooth.attrs["window"] == 3
+    assert smooth.iloc[-2] == pytest.approx((5.0 + 3.0 + 2.5) / 3)
+    found = learned(run)
     # the entropy is 2 nats and the unigram entropy 5
+    assert found.final_nats == 2.75
     assert found.above_entropy_nats == pytest.approx(0.75)
     assert found.share == pytest.approx((5 - 2.75) / (5 - 2))
     assert (found.averaged_steps, found.steps) == (2, 20)

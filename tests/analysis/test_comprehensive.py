@@ -12,7 +12,7 @@ from text_run_support import write_original, write_text_run
 
 from common.analysis.scaling import study_report
 from common.analysis.scaling.speedups import OVER_EPOCHS, OVER_RUNS, Speedup
-from common.analysis.scaling.study import SUMMARY_COLUMNS, compare, summary, verdict
+from common.analysis.scaling.study import compare, summary, verdict
 from common.analysis.scaling.study_figures import speedup_efficiency
 from common.analysis.scaling.study_files import read_published
 from common.analysis.scaling.study_report import (
@@ -25,11 +25,14 @@ from common.analysis.scaling.study_report import (
     summary_of,
     write_results,
 )
-from common.analysis.scaling.text_study import one_of, open_text_study
+from common.analysis.scaling.text_study import open_text_study
 from common.errors import UserError
 
 ORIGINAL = Path(__file__).resolve().parents[3] / "shared" / "measured" / "text-scaling"
 FIGURES = ("epoch_time_detailed", "speedup_efficiency", "throughput", "accuracy")
+COLUMNS = ["Configuration", "Dataset", "Train Size", "Mean Epoch Time (s)", "Total Time (s)"]
+COLUMNS += ["Speedup", "Efficiency", "Throughput (sps)", "Final Val Acc"]
+"""Columns of the original's summary."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +63,7 @@ def test_all_seven_results_have_the_originals_names(tmp_path: Path) -> None:
     for name in FIGURES:
         assert (out / f"imdb_{name}.png").read_bytes().startswith(b"\x89PNG")
     table = pd.read_csv(out / "comprehensive_summary.csv", keep_default_na=False)
-    assert ",".join(table.columns) == (
-        "Configuration,Dataset,Train Size,Mean Epoch Time (s),Total Time (s),Speedup,Efficiency,"
-        "Throughput (sps),Final Val Acc"
-    )
+    assert list(table.columns) == COLUMNS
 
 
 def test_efficiency_is_the_speedup_over_the_gpus_not_over_the_bars_place(tmp_path: Path) -> None:
@@ -157,12 +157,8 @@ def test_a_refused_speedup_is_na_and_the_report_says_why(tmp_path: Path) -> None
     text = report(analysis)
     assert "Speedup n/a: 2 ranks computed 2,000 samples an epoch, 1,000 different ones" in text
     assert "Per sample 1.67x" in text
-
-
-def test_another_precision_is_refused(tmp_path: Path) -> None:
-    write_text_run(tmp_path / "one", 1)
-    write_text_run(tmp_path / "two", 2, facts={"compute_dtype": "bfloat16"})
-    text = report(analyse(settings(tmp_path)))
+    write_text_run(tmp_path / "runs" / "narrow", 2, facts={"compute_dtype": "bfloat16"})
+    text = report(analyse(settings(tmp_path / "runs")))
     assert "Speedup n/a: precision differs (float32 and bfloat16)" in text
 
 
@@ -249,29 +245,15 @@ def check_latex(text: str) -> list[list[str]]:
 def test_the_latex_table_is_one_that_compiles(tmp_path: Path) -> None:
     table = summary_of(analyse(settings(write_study(tmp_path))))
     cells = check_latex(latex_table(table))
-    assert cells[0] == [*SUMMARY_COLUMNS]
+    assert cells[0] == COLUMNS
     assert cells[2][5] == "3.20$^{*}$"
 
 
 def test_specials_in_names_are_escaped() -> None:
-    row = dict.fromkeys(SUMMARY_COLUMNS, "1") | {"Configuration": "a_b & 50 % of #1 {x} ^~\\ $"}
+    row = dict.fromkeys(COLUMNS, "1") | {"Configuration": "a_b & 50 % of #1 {x} ^~\\ $"}
     cells = check_latex(latex_table(pd.DataFrame([row])))
     assert cells[1][0].startswith(r"a\_b \& 50 \% of \#1 \{x\}")
     assert escape("\\") == r"\textbackslash{}"
-
-
-def test_the_notebook_opens_the_published_runs_and_the_readers(tmp_path: Path) -> None:
-    empty = open_text_study(tmp_path)
-    assert empty.local == {}
-    assert "holds no runs of train_text.py" in empty.left_out
-    small = one_of(empty.published["AGNews"], "small", 4)
-    assert small.per_sample.value == pytest.approx(1.85, abs=0.005)
-    write_text_run(tmp_path / "one", 1, (12.0, 10.0, 10.2))
-    write_text_run(tmp_path / "two", 2, (7.0, 6.0, 6.1))
-    study = open_text_study(tmp_path)
-    ((_, both),) = study.local.values()
-    assert both.speedup.value == pytest.approx(20.2 / 12.1)
-    assert (study.left_out, study.recorded, study.warmup) == ("", False, 1)
 
 
 def test_runs_of_a_single_epoch_have_no_warm_up_to_leave_out(tmp_path: Path) -> None:

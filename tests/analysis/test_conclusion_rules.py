@@ -16,7 +16,7 @@ from scipy import stats
 from test_judged import NOISE
 from test_rules_by_rounds import CAPS, MOST_FALSE, PAGES, alarms, held_against, pages, sweep
 
-from common.analysis.conclusions import bucket_evaluation, bucket_runs, synthetic_scaling
+from common.analysis.conclusions import bucket_evaluation, buckets, synthetic_scaling
 from common.analysis.conclusions.conclusion import (
     Seen,
     Status,
@@ -100,7 +100,7 @@ def swept(monkeypatch: pytest.MonkeyPatch):
     def make(times: pd.DataFrame, predicted_ms: float = 100.0, chosen: int = 6) -> None:
         accuracy = held_against(times, predicted_ms, chosen)
         models = dict.fromkeys((FULL, COMPUTE, COPIES, CURVE), accuracy)
-        for module in (bucket_runs, bucket_evaluation):
+        for module in (buckets, bucket_evaluation):
             monkeypatch.setattr(module, "models_of", lambda _: models)
 
     return make
@@ -111,17 +111,17 @@ def test_a_cap_that_is_as_good_as_all_is_seldom_called_better_or_worse(swept) ->
     choices, ends = [], []
     for times in pages(8, 8):
         swept(times)
-        choices.append(bucket_runs.choice_not_worse(""))
-        ends.append(bucket_runs.at_end(0)(""))
+        choices.append(buckets.choice_not_worse(""))
+        ends.append(buckets.at_end(0)(""))
     assert settled(choices) <= MOST_FALSE
     assert settled(ends) <= MOST_FALSE
     for times in pages(8, 8, 0.3, count=3):  # the smallest cap is the best
         swept(times)
-        assert bucket_runs.choice_not_worse("").status is FAILS
-        assert bucket_runs.at_end(0)("").status is FAILS
-        assert bucket_runs.at_end(-1)("").status is HOLDS
+        assert buckets.choice_not_worse("").status is FAILS
+        assert buckets.at_end(0)("").status is FAILS
+        assert buckets.at_end(-1)("").status is HOLDS
         swept(times, chosen=0)
-        assert bucket_runs.choice_not_worse("").status is HOLDS
+        assert buckets.choice_not_worse("").status is HOLDS
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_what_was_not_watched_was_not_measured(look: str, asks) -> None:
 def test_a_sweep_of_few_rounds_says_nothing_of_its_caps(swept) -> None:
     for times in pages(3, 8, 0.5, count=2):
         swept(times)
-        for look in (bucket_runs.choice_not_worse, bucket_runs.at_end(-1)):
+        for look in (buckets.choice_not_worse, buckets.at_end(-1)):
             assert look("").status is OPEN
         assert bucket_evaluation._small_errors("").status is OPEN
 

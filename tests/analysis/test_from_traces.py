@@ -8,8 +8,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from command_line import ROOT, answered, ddplab, error_line
-from trace_support import FLOATS, STEPS, trace, write
+from command_line import answered, ddplab, error_line
+from trace_support import FLOATS, SHARED, STEPS, trace, write
 
 from common.analysis.replay.caps import at_caps, own_error
 from common.analysis.replay.job import read_job
@@ -23,8 +23,6 @@ from common.perfmodel.replay.waits import LAST_RANK, waits
 from common.traces import trace_stream
 from common.traces.operation_names import collective
 from common.traces.rank_trace import read_rank_trace
-
-SHARED = ROOT.parent / "shared" / "measured" / "traces" / "ddp-2-gpus-rank0.json.gz"
 
 
 @pytest.fixture

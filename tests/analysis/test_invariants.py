@@ -89,8 +89,7 @@ def test_the_recorded_runs_violate_nothing(assignment: str, folder: Path) -> Non
 def test_what_cannot_be_is_told_with_its_numbers(
     assignment: str, table: str, change: Callable, sentence: str, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(RUNS[assignment], run)
+    run = shutil.copytree(RUNS[assignment], tmp_path / "run")
     path = run / table
     change(pd.read_csv(path)).to_csv(path, index=False)
     told = violations(run)
@@ -98,8 +97,7 @@ def test_what_cannot_be_is_told_with_its_numbers(
 
 
 def test_tables_that_are_cut_off_or_missing_violate_nothing(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(RUNS["assignment1"], run)
+    run = shutil.copytree(RUNS["assignment1"], tmp_path / "run")
     path = run / STRATEGIES
     path.write_text(path.read_text()[:900])
     assert violations(run) == ()
@@ -107,8 +105,7 @@ def test_tables_that_are_cut_off_or_missing_violate_nothing(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(RUNS["assignment0"], run)
+    run = shutil.copytree(RUNS["assignment0"], tmp_path / "run")
     [peaks, *_] = sorted(run.glob("*/device-peak.csv"))
     peaks.write_text("device\na processor\n")
     [sentence] = violations(run)
@@ -116,8 +113,7 @@ def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
 
 
 def test_peaks_of_two_devices_may_differ(tmp_path: Path) -> None:
-    run = tmp_path / "assignment0"
-    shutil.copytree(RUNS["assignment0"], run)
+    run = shutil.copytree(RUNS["assignment0"], tmp_path / "assignment0")
     path = run / "profile_training" / "device-peak.csv"
     peak = pd.read_csv(path)
     peak.assign(device="another CPU", flops_per_s=2 * peak["flops_per_s"]).to_csv(path, index=False)

@@ -277,15 +277,18 @@ def profile_of(times_ms: dict[bool, list[float]]) -> ProfileRun:
     )
 
 
+PROFILE = profile_of({True: [14.0], False: [13.0]})
+
+
 def test_costs_of_phases_are_over_the_forward_passes():
-    costs = profile_of({True: [14.0], False: [13.0]}).phase_costs()
+    costs = PROFILE.phase_costs()
     assert costs.at["backward", "ms_over_forward"] == pytest.approx(8 / 5.5)
     assert costs.at["backward", "flops_over_forward"] == pytest.approx(200 / 104)
     assert costs["share"].sum() == pytest.approx(1)
 
 
 def test_operations_are_of_the_kind_of_work_and_all_of_the_optimizers_of_one():
-    shares = profile_of({True: [14.0], False: [13.0]}).flops_shares()
+    shares = PROFILE.flops_shares()
     assert shares.to_dict() == {
         "matrix products": pytest.approx(300 / 320),
         "activation & element-wise": pytest.approx(4 / 320),
@@ -294,8 +297,7 @@ def test_operations_are_of_the_kind_of_work_and_all_of_the_optimizers_of_one():
 
 
 def test_what_can_be_fused_lies_between_matrix_products():
-    profile = profile_of({True: [14.0], False: [13.0]})
-    assert (profile.between_calls, profile.between_share) == (1, pytest.approx(1 / 14))
+    assert (PROFILE.between_calls, PROFILE.between_share) == (1, pytest.approx(1 / 14))
 
 
 def test_the_profilers_cost_is_told_from_the_spread_of_the_steps():

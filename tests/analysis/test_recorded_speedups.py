@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from common.analysis.data_parallel.strategy_times import open_strategies
+from common.analysis.data_parallel.strategies import open_strategies
 from common.analysis.micro_batches.mode_comparison import STATIC, read_comparison
 from common.analysis.one_device.throughput import open_throughput
 from common.analysis.runs import Run

@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from sweep_support import bucket_sweep
 from test_judged import pages as drawn
 
 from common.analysis.buckets.choice import cap_or_ties, choice_facts, spread_facts
-from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate
-from common.analysis.scaling.sweep_tables import against_one_rank
-from common.analysis.sweep_speedups import sweep_speedups
+from common.analysis.buckets.sweep import Accuracy, BucketSweep
+from common.analysis.sweep_speedups import against_one_rank, sweep_speedups
 from common.diagnose.causes.trials import AS_IT_IS, tried_changes
 from common.diagnose.changes import Changes, best_or_tied, told_apart
 from common.judged import DISTURBED, Verdict
@@ -41,21 +41,9 @@ def pages(rounds: int, arms: int, faster: float = 0.0, count: int = PAGES) -> li
 
 def sweep(times: pd.DataFrame, machine: str = "quiet") -> BucketSweep:
     """Makes a sweep of the columns, the last of which is DDP's default; a step a round."""
-    caps = [*CAPS[: times.shape[1] - 1], np.nan]
-    rows = [
-        {
-            "bucket_cap_mib": cap,
-            "round": round_,
-            "iteration": 0,
-            "num_buckets": 10 - place,
-            "first_bucket_bytes": 100,
-            "last_bucket_bytes": 100,
-            "backward_time_ms": time_ms,
-        }
-        for place, cap in enumerate(caps)
-        for round_, time_ms in times.iloc[:, place].items()
-    ]
-    return BucketSweep(pd.DataFrame(rows), 2, machine)
+    caps = [*CAPS[: times.shape[1] - 1], None]
+    buckets = {cap: 10 - place for place, cap in enumerate(caps)}
+    return bucket_sweep(dict(zip(caps, times.to_numpy().T, strict=True)), buckets, machine=machine)
 
 
 def held_against(times: pd.DataFrame, predicted_ms: float = 100.0, chosen: int = 6) -> Accuracy:
@@ -64,7 +52,7 @@ def held_against(times: pd.DataFrame, predicted_ms: float = 100.0, chosen: int =
     caps = measured.distinct().measured_s()
     predicted = dict.fromkeys(caps, predicted_ms / 1000.0)
     predicted[CAPS[chosen]] *= 1 - 1e-6
-    return evaluate(measured, predicted)
+    return measured.accuracy_of(predicted.get)
 
 
 def alarms(said: list[bool]) -> int:
@@ -131,10 +119,11 @@ def test_a_sweep_that_was_cut_compares_the_rounds_that_have_both() -> None:
     [times] = pages(6, 8, 0.5, count=1)
     cut = sweep(times)
     last = (cut.steps["round"] == 5) & (cut.steps["bucket_cap_mib"] != CAPS[3])
-    accuracy = evaluate(BucketSweep(cut.steps[~last], 2), dict.fromkeys(CAPS, 0.1))
+    accuracy = BucketSweep(cut.steps[~last], 2).accuracy_of(lambda cap: 0.1)
     assert accuracy.best.arm == CAPS[0]
     assert accuracy.best.lead.rounds == 5
-    single = evaluate(BucketSweep(cut.steps[cut.steps["bucket_cap_mib"] == 2.0], 2), {2.0: 0.1})
+    one_cap = cut.steps[cut.steps["bucket_cap_mib"] == 2.0]
+    single = BucketSweep(one_cap, 2).accuracy_of(lambda cap: 0.1)
     assert (single.best, single.measured_best_mib) == (None, 2.0)
     assert not single.regret.is_settled
     assert not single.worst_over_best.is_settled

@@ -19,26 +19,25 @@ def problems(root: Path) -> list[str]:
     return [str(problem) for problem in read_runs(root).problems]
 
 
-def test_world_size_and_data_come_from_the_name_and_are_marked_so(tmp_path: Path) -> None:
-    for name, size in (("exp1_imdb_single_gpu_20ep", 1), ("exp2_agnews_ddp_4gpu", 4)):
-        write_original(tmp_path / name, [3.0, 2.0])
-        [run] = [run for run in read_runs(tmp_path).runs if run.name == name]
-        assert run.identity.world_size == size
-        assert "world_size" in run.assumed
-        # Nobody wrote down how many samples there were, nor in which precision.
-        assert run.identity.distinct_per_epoch is None
-        assert run.identity.precision is None
-
-
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [("a_imdb_1gpu_x", 1), ("imdb_ddp_single_node_20ep", 4), ("IMDB_ddp_8_gpus", 8)],
+    ("name", "size", "dataset"),
+    [
+        ("exp1_imdb_single_gpu_20ep", 1, "IMDB"),
+        ("exp2_agnews_ddp_4gpu", 4, "AGNews"),
+        ("a_imdb_1gpu_x", 1, "IMDB"),
+        ("imdb_ddp_single_node_20ep", 4, "IMDB"),
+        ("IMDB_ddp_8_gpus", 8, "IMDB"),
+    ],
 )
-def test_names_that_the_original_uses(tmp_path: Path, name: str, size: int) -> None:
+def test_world_size_and_data_come_from_the_name_and_are_marked_so(
+    tmp_path: Path, name: str, size: int, dataset: str
+) -> None:
     write_original(tmp_path / name, [2.0] * 20)
     [run] = read_runs(tmp_path).runs
-    assert run.identity.world_size == size
-    assert run.dataset == "IMDB"
+    assert (run.identity.world_size, run.dataset) == (size, dataset)
+    assert "world_size" in run.assumed
+    # Nobody wrote down how many samples there were, nor in which precision.
+    assert (run.identity.distinct_per_epoch, run.identity.precision) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +53,14 @@ def test_a_name_that_does_not_tell_is_one_line(tmp_path: Path, name: str, missin
     assert problem.path.endswith(name)
 
 
-def test_interleaved_jobs_are_told_apart() -> None:
+def test_jobs_that_wrote_into_one_file_are_told_apart() -> None:
     # Two jobs write in turns; one had begun five epochs before the file was opened anew.
     late, early = range(6, 21), range(1, 21)
     written = [epoch for pair in zip(late, early, strict=False) for epoch in pair]
     written += list(early)[len(late) :]
     jobs = [[written[row] for row in job] for job in separate_jobs(written)]
     assert jobs == [list(early), list(late)]
-
-
-def test_a_job_appended_to_another_is_a_run_of_its_own() -> None:
+    # One appended to another.
     assert separate_jobs([1, 2, 3, 1, 2, 3]) == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -74,24 +71,21 @@ def test_missing_epochs_alone_do_not_make_a_second_job(tmp_path: Path) -> None:
     assert ["missing: 3, 4" in str(problem) for problem in read.problems] == [True]
 
 
-def test_interleaved_jobs_are_named(tmp_path: Path) -> None:
-    epochs = [3, 1, 4, 2, 3, 4]
-    write_original(tmp_path / "imdb_4gpu", [9.0, 1.0, 9.0, 1.0, 1.0, 1.0], epochs=epochs)
+def test_interleaved_jobs_are_named_and_warm_up_is_left_out_by_epoch_number(
+    tmp_path: Path,
+) -> None:
+    epochs, times = [3, 1, 4, 2, 3, 4], [9.0, 5.0, 8.0, 1.0, 1.0, 1.0]
+    write_original(tmp_path / "imdb_4gpu", times, epochs=epochs)
     read = read_runs(tmp_path)
     assert [run.name for run in read.runs] == ["imdb_4gpu#1", "imdb_4gpu#2"]
     # Times stay with the job that wrote them.
-    assert [run.epochs["train_time_s"].unique().tolist() for run in read.runs] == [[1.0], [9.0]]
+    assert [run.epochs["train_time_s"].to_list() for run in read.runs] == [[5, 1, 1, 1], [9, 8]]
+    first, second = read.runs
+    assert first.epoch_times_s(1).tolist() == [1.0, 1.0, 1.0]
+    assert second.epoch_times_s(1).tolist() == [9.0, 8.0]  # its warm-up is lost anyway
     text = "; ".join(map(str, read.problems))
     assert "2 jobs wrote into one metrics.csv" in text
     assert "epochs 1 to 2 are lost" in text
-
-
-def test_warm_up_is_left_out_by_epoch_number(tmp_path: Path) -> None:
-    epochs, times = [3, 1, 4, 2, 3, 4], [9.0, 5.0, 8.0, 1.0, 1.0, 1.0]
-    write_original(tmp_path / "imdb_4gpu", times, epochs=epochs)
-    first, second = read_runs(tmp_path).runs
-    assert first.epoch_times_s(1).tolist() == [1.0, 1.0, 1.0]
-    assert second.epoch_times_s(1).tolist() == [9.0, 8.0]  # its warm-up is lost anyway
 
 
 def test_nan_losses_are_named_and_the_times_kept(tmp_path: Path) -> None:

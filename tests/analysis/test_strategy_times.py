@@ -12,16 +12,15 @@ import pytest
 import torch
 from assignment1_support import BENCHMARK, ENVIRONMENT, SETTINGS, steps, strategy_rows, write_run
 from scipy import stats
+from students_interval import students_interval
 
 from common.analysis import runs
 from common.analysis.data_parallel.emulated_strategies import open_emulated, prediction_accuracy
-from common.analysis.data_parallel.strategy_times import (
-    exchange_cost,
-    open_strategies,
-    over_fastest,
-)
+from common.analysis.data_parallel.strategies import open_strategies
+from common.analysis.data_parallel.strategy_times import exchange_cost, over_fastest
 from common.benchmarks.strategies import StrategyBenchmark, sharded_messages
 from common.errors import UserError
+from common.judged import Judged
 from common.models.gpt2 import GPT2
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import (
@@ -51,11 +50,9 @@ def made_up_strategies(folder: Path) -> None:
     )
 
 
-def students_interval(ratios: np.ndarray, claims: int) -> list[float]:
-    """Returns the geometric mean, and the interval of its logarithm, by SciPy's t-test."""
-    logs = np.log(ratios)
-    ends = stats.ttest_1samp(logs, 0).confidence_interval(1 - 0.05 / claims)
-    return [np.exp(value) for value in (logs.mean(), *ends)]
+def ends_of(judged: Judged) -> list[float]:
+    """Returns an estimate and the ends of its interval."""
+    return [judged.estimate, judged.interval.low, judged.interval.high]
 
 
 def test_medians_and_speedups_of_strategies(tmp_path: Path) -> None:
@@ -66,9 +63,9 @@ def test_medians_and_speedups_of_strategies(tmp_path: Path) -> None:
     # steps of one device: 99, 100, 300, 110, 110, 110; of DDP three of 50 and three of 60
     assert table["step_ms"].tolist() == [110.0, 55.0, 80.0]
     # by round 100 / 50 and 110 / 60; two strategies are compared with one device
-    ends = ["speedup", "speedup_low", "speedup_high"]
     expected = students_interval(np.array([2, 110 / 60]), claims=2)
-    assert table.loc["DDP", ends].tolist() == pytest.approx(expected)
+    assert ends_of(table.loc["DDP", "judged"]) == pytest.approx(expected)
+    assert table.loc[["single", "DDP"], "speedup"].tolist() == pytest.approx([1, expected[0]])
     assert table["verdict"].isna().tolist() == [True, False, False]
     assert set(table["verdict"].dropna()) == {"not settled: 4 more rounds"}
     assert strategies.speedups[1, "DDP"].reason == "4 more rounds"
@@ -110,7 +107,7 @@ def test_without_a_comparison_in_turns_the_training_runs_steps_are_taken(tmp_pat
     assert table.loc["DDP", "speedup"] == 2.0
     # 16 sequences a step, which 2 ranks take in 2 micro-batches of 4 each
     assert table.loc["DDP", "accumulation"] == 2
-    assert np.isnan(table.loc["DDP", "speedup_low"])
+    assert np.isnan(table.loc["DDP", "judged"].interval.low)
     assert table.loc["DDP", "verdict"] == "not settled: 5 more rounds"
     assert "one run after another" in strategies.origin
 
@@ -128,10 +125,10 @@ def test_the_exchange_costs_what_a_step_takes_longer_than_without_communication(
         rows += strategy_rows(rounds, {}, accumulation=accumulation)
     write_run(tmp_path / "compare", BENCHMARK, {"world_size": 2}, strategy_times=rows)
     table = exchange_cost(open_strategies(tmp_path)).set_index("accumulation")
-    columns = ["added_share", "added_low", "added_high"]
     for accumulation, (local, ddp) in enumerate(((local_ms, ddp_ms), (few_ms, same_ms)), 1):
-        expected = np.subtract(students_interval(np.divide(ddp, local), claims=2), 1)
-        assert table.loc[accumulation, columns].tolist() == pytest.approx(expected.tolist())
+        expected = students_interval(np.divide(ddp, local), claims=2)
+        assert ends_of(table.loc[accumulation, "judged"]) == pytest.approx(expected)
+        assert table.loc[accumulation, "added_share"] == pytest.approx(expected[0] - 1)
     assert table["above_noise"].tolist() == ["settled", "hidden by noise"]
     assert table.loc[1, "local_ms"] == 61  # of 18 steps, six of 40, three of 42, 80 and so on
     assert table.loc[1, "added_ms"] == pytest.approx(61 * table.loc[1, "added_share"])
@@ -163,8 +160,7 @@ def test_of_a_single_round_nobody_knows_the_noise(tmp_path: Path) -> None:
     [row] = exchange_cost(open_strategies(tmp_path)).itertuples()
     assert row.above_noise == "not settled: 5 more rounds"
     assert row.added_share == pytest.approx(0.25)
-    assert np.isnan(row.added_low)
-    assert np.isnan(row.added_high)
+    assert np.isnan(ends_of(row.judged)[1:]).all()
 
 
 def test_without_steps_that_do_not_communicate_the_exchange_has_no_row(tmp_path: Path) -> None:
@@ -188,9 +184,9 @@ def test_strategies_are_compared_with_the_fastest_one(tmp_path: Path) -> None:
     # one device exchanges nothing
     assert list(table.index) == ["DDP", "FULL_SHARD", "SHARD_GRAD_OP"]
     # any of three pairs could have been a row
-    expected = np.subtract(students_interval(np.divide(full_ms, ddp_ms), claims=3), 1)
-    columns = ["over_fastest", "over_low", "over_high"]
-    assert table.loc["FULL_SHARD", columns].tolist() == pytest.approx(expected.tolist())
+    expected = students_interval(np.divide(full_ms, ddp_ms), claims=3)
+    assert ends_of(table.loc["FULL_SHARD", "judged"]) == pytest.approx(expected)
+    assert table.loc["FULL_SHARD", "over_fastest"] == pytest.approx(expected[0] - 1)
     assert table["fastest"].tolist() == ["yes", "no", "no"]
     assert table["above_noise"].fillna("").tolist() == ["", "settled", "settled"]
 
@@ -215,6 +211,17 @@ def test_strategies_that_are_not_told_from_the_fastest_are_tied_with_it(tmp_path
     assert (row.fastest, row.above_noise, row.over_fastest) == (None, None, 0)
 
 
+def of_ranks(rounds: int = 2, **columns: object) -> list[dict]:
+    """Returns a row per round, iteration and rank; a tuple has a value for each of two ranks."""
+    rows = []
+    for round_, iteration, rank in np.ndindex(rounds, 3, 2):
+        row = {"round": round_, "iteration": iteration, "rank": rank}
+        for name, value in columns.items():
+            row[name] = value[rank] if isinstance(value, tuple) else value
+        rows.append(row)
+    return rows
+
+
 def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") -> None:
     """Writes the measurements of one rank on each of two hosts.
 
@@ -228,46 +235,25 @@ def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") 
         "network": network,
         "interconnect": {"emulated": {"rates_bit_per_s": [1e9, 1e9]}},
     }
-    keys = [(round_, iteration) for round_ in range(2) for iteration in range(3)]
-    local = [
-        {
-            "accumulation": 1,
-            "round": round_,
-            "iteration": iteration,
-            "rank": rank,
-            # of either part another rank is the slower one
-            "before_time_ms": (6.0, 5.0)[rank],
-            "update_time_ms": (3.0, 4.0)[rank],
-            "backward_time_ms": 10.0,
-        }
-        for round_, iteration in keys
-        for rank in range(2)
-    ]
-    ready = [
-        {
-            "rank": rank,
-            "iteration": iteration,
-            "parameter": "all",
-            "registration_index": 0,
-            "dtype": "float32",
-            "size_bytes": 4 * 6_901_760,
-            "ready_time_ms": 10.0,
-        }
-        for iteration in range(3)
-        for rank in range(2)
-    ]
+    # of either part of a step another rank is the slower one
+    local = of_ranks(
+        accumulation=1,
+        before_time_ms=(6.0, 5.0),
+        update_time_ms=(3.0, 4.0),
+        backward_time_ms=10.0,
+    )
+    ready = of_ranks(
+        rounds=1,
+        parameter="all",
+        registration_index=0,
+        dtype="float32",
+        size_bytes=4 * 6_901_760,
+        ready_time_ms=10.0,
+    )
     alone = [
-        {
-            "strategy": strategy,
-            "accumulation": 1,
-            "round": round_,
-            "iteration": iteration,
-            "rank": rank,
-            "step_time_ms": slower_ms - 1 + rank,
-        }
-        for strategy, slower_ms in (("FULL_SHARD", 30.0), ("SHARD_GRAD_OP", 26.0))
-        for round_, iteration in keys
-        for rank in range(2)
+        row
+        for strategy, times_ms in (("FULL_SHARD", (29.0, 30.0)), ("SHARD_GRAD_OP", (25.0, 26.0)))
+        for row in of_ranks(strategy=strategy, accumulation=1, step_time_ms=times_ms)
     ]
     config = GPT2Config.named("gpt2-nano")
     block = 4 * config.parameters_per_layer()
@@ -279,17 +265,11 @@ def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") 
         ("reduce_scatter", root): 7.0,
     }
     collectives = [
-        {
-            "operation": operation,
-            "size_bytes": size,
-            "round": round_,
-            "iteration": iteration,
-            "rank": rank,
-            "time_ms": slower_ms - rank,
-        }
+        row
         for (operation, size), slower_ms in by_itself.items()
-        for round_, iteration in keys
-        for rank in range(2)
+        for row in of_ranks(
+            operation=operation, size_bytes=size, time_ms=(slower_ms, slower_ms - 1)
+        )
     ]
     times = {name: [[(100.0, 100.0)] * 3] * 2 for name in ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")}
     write_run(
@@ -302,19 +282,10 @@ def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") 
         alone_times=alone,
         collective_times=collectives,
     )
-    sizes = (4, 10**6, 10**8)
     samples = [
-        {
-            "mode": "sequential",
-            "total_bytes": size,
-            "rank": rank,
-            "round": 0,
-            "iteration": iteration,
-            "time_ms": 1 + size / 1e5,
-        }
-        for size in sizes
-        for iteration in range(3)
-        for rank in range(2)
+        row
+        for size in (4, 10**6, 10**8)
+        for row in of_ranks(rounds=1, mode="sequential", total_bytes=size, time_ms=1 + size / 1e5)
     ]
     write_run(folder / "allreduce", {}, environment, allreduce_samples=samples)
 
@@ -336,13 +307,13 @@ def test_steps_on_emulated_hosts_are_predicted_as_by_hand(tmp_path: Path) -> Non
     assert table.loc["FULL_SHARD", "computation_ms"] == pytest.approx(30 - 4 / 2)
     # every step was measured as 100 ms
     found = prediction_accuracy(run)
-    assert found.worst_strategy == "DDP"
-    assert found.worst_error == pytest.approx((local_ms + bucket_ms) / 100 - 1, rel=1e-6)
-    assert found.median_error == pytest.approx(1 - (26 - 4 / 2 + once_ms) / 100)
-    assert found.predicted_fastest == "SHARD_GRAD_OP"
+    assert found["worst_strategy"] == "DDP"
+    assert found["worst_error"] == pytest.approx((local_ms + bucket_ms) / 100 - 1, rel=1e-6)
+    assert found["median_error"] == pytest.approx(1 - (26 - 4 / 2 + once_ms) / 100)
+    assert found["predicted_fastest"] == "SHARD_GRAD_OP"
     # in two rounds alone
-    assert found.clear == ()
-    assert found.measured_fastest == "DDP or FULL_SHARD or SHARD_GRAD_OP"
+    assert found["clear"] == ()
+    assert found["measured_fastest"] == "DDP or FULL_SHARD or SHARD_GRAD_OP"
     assert set(table["above_noise"]) == {"not settled: 4 more rounds"}
 
 
@@ -364,15 +335,15 @@ def test_an_error_is_told_from_noise_by_the_rounds_that_were_measured(tmp_path: 
     table = run.table().set_index("strategy")
     predicted_ms = 6 + 10 + 4 + 1 + 4 * 6_901_760 / 1e5
     over = students_interval(predicted_ms / np.multiply(rounds_ms, 2.96), claims=3)
-    columns = ["error", "error_low", "error_high"]
-    assert table.loc["DDP", columns].tolist() == pytest.approx(np.subtract(over, 1).tolist())
+    assert ends_of(table.loc["DDP", "judged"]) == pytest.approx(over)
+    assert table.loc["DDP", "error"] == pytest.approx(over[0] - 1)
     assert table["above_noise"].to_dict() == {
         "DDP": "hidden by noise",
         "FULL_SHARD": "settled",
         "SHARD_GRAD_OP": "settled",
     }
-    assert prediction_accuracy(run).clear == ("FULL_SHARD", "SHARD_GRAD_OP")
-    assert prediction_accuracy(run).measured_fastest == "FULL_SHARD"
+    assert prediction_accuracy(run)["clear"] == ("FULL_SHARD", "SHARD_GRAD_OP")
+    assert prediction_accuracy(run)["measured_fastest"] == "FULL_SHARD"
 
 
 def test_bucket_views_are_not_copied_back_where_the_run_says_so(tmp_path: Path) -> None:

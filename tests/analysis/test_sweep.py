@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.buckets.sweep import evaluate, exposed_record, local_backward_s, read_sweep
+from common.analysis.buckets.measurements import exposed_steps, local_backward_s
+from common.analysis.buckets.sweep import read_sweep
 from common.errors import UserError
 from common.perfmodel.ddp.profile import BackwardProfile
 
@@ -72,7 +73,7 @@ def test_one_round_has_no_noise_floor(tmp_path: Path) -> None:
 
 
 def test_caps_with_the_same_buckets_are_one_case(path: Path) -> None:
-    accuracy = evaluate(read_sweep(path), {1.0: 0.012, 2.0: 0.010, 4.0: 0.010})
+    accuracy = read_sweep(path).accuracy_of({1.0: 0.012, 2.0: 0.010}.get)
     assert accuracy.table["bucket_cap_mib"].tolist() == [1.0, 2.0]
     # cap 2 and 4 pooled: 8, 8, 10, 10, 9, 9, 9, 9 -> median 9
     assert accuracy.table["measured_ms"].tolist() == pytest.approx([12, 9])
@@ -130,11 +131,11 @@ def test_what_a_rank_waits_for_another_is_not_its_exposed_communication(tmp_path
         for i in range(3)
         for rank, own in ((0, 45.0), (1, 75.0))
     ]
-    assert exposed_record(write(tmp_path / "t.csv", rows)).to_dict() == {2.0: 5.0}
+    assert exposed_steps(write(tmp_path / "t.csv", rows)).tolist() == [5.0] * 3
 
 
 def test_regret_is_what_following_the_prediction_costs(path: Path) -> None:
-    accuracy = evaluate(read_sweep(path), {1.0: 0.001, 2.0: 0.002})
+    accuracy = read_sweep(path).accuracy_of({1.0: 0.001, 2.0: 0.002}.get)
     assert (accuracy.predicted_best_mib, accuracy.measured_best_mib) == (1.0, None)
     assert accuracy.best.tied == (1.0, 2.0)
     # medians of two rounds: 11.5, 13 at 1 MiB; of what 2 and 4 MiB both give 8.5, 9.5
@@ -148,11 +149,8 @@ def test_the_default_cap_stays_out_of_the_comparison(tmp_path: Path) -> None:
     sweep = read_sweep(write(tmp_path / "t.csv", rows + default))
     assert list(sweep.measured_s()) == [1.0]
     assert len(sweep.summary()) == 2
-
-
-def test_a_sweep_without_common_caps_is_refused(path: Path) -> None:
-    with pytest.raises(UserError, match="no cap"):
-        evaluate(read_sweep(path), {25.0: 1.0})
+    with pytest.raises(UserError, match="no cap was both predicted and measured"):
+        read_sweep(write(tmp_path / "t.csv", default)).accuracy_of(lambda cap: 1.0)
 
 
 @pytest.mark.parametrize(

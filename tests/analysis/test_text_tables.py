@@ -118,7 +118,7 @@ def test_the_readers_runs_say_first_whether_they_are_comparable(tmp_path: Path) 
     assert (row["comparable"], row["speedup"]) == ("yes", f"{20.2 / 12.1:.2f}")
     speedups = [row["speedup"] for row in by_title(show(study.all_local, LOCAL))]
     assert speedups == ["base", f"{20.2 / 12.1:.2f}x"]
-    assert not study.problems
+    assert (study.problems, study.left_out, study.recorded, study.warmup) == ((), "", False, 1)
 
     write_text_run(tmp_path / "bad" / "one", 1)
     write_text_run(tmp_path / "bad" / "two", 2, (14.0, 12.0, 12.0), passes=2)

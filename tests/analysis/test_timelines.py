@@ -22,7 +22,6 @@ from common.analysis.buckets.timelines import (
     GAPS,
     REST,
     WAIT,
-    effect_by_term,
     gaps,
     largest_gaps,
     read_timelines,
@@ -125,7 +124,7 @@ def test_two_in_flight_gain_what_they_start_early_and_lose_what_they_take_longer
         BucketEvent(1, (), MIB, 0.020, 0.020, 0.070, 0.070),
     )
     table = gaps(predicted, BackwardTimeline(0.070, 0.020, 0.0, events))
-    by_term = effect_by_term(table)
+    by_term = table.groupby("term")["effect_ms"].sum()
     # The first all-reduce, 20 longer, moves the end from 70 to 90. The second starting at 20
     # would make that 60, the end of the first; being 20 longer as well it ends at 70.
     assert by_term[WAIT] == pytest.approx(-30)
@@ -142,7 +141,6 @@ def test_the_effects_of_all_terms_add_up_to_the_difference(predicted, measured):
     table = gaps(predicted, measured)
     difference_ms = (measured.total_s - predicted.total_s) * 1e3
     assert table["effect_ms"].sum() == pytest.approx(difference_ms, abs=1e-9)
-    assert effect_by_term(table).sum() == pytest.approx(difference_ms, abs=1e-9)
     np.testing.assert_allclose(table["gap_ms"], table["measured_ms"] - table["predicted_ms"])
 
 
@@ -153,7 +151,7 @@ def test_a_pass_has_no_gaps_to_itself(timeline):
 
 def test_the_largest_gaps_come_first_with_bucket_size_term_and_both_times():
     table = gaps(COMMUNICATION_BOUND, serial([10, 10, 10], [33, 42, 30], [1, 1, 1]))
-    first, second = largest_gaps(table, 2).itertuples(index=False)
+    first, second, *_ = largest_gaps(table).itertuples(index=False)
     assert tuple(first) == pytest.approx((2, 1.0, ALL_REDUCE, 30, 42, 12, 12))
     assert tuple(second)[:3] == (1, 1.0, ALL_REDUCE)
     # the wait of the second bucket is longer, too, and that is no effect of its own
@@ -269,8 +267,8 @@ def test_the_figure_has_both_passes_on_one_clock():
     assert upper.get_xlim() == lower.get_xlim()
     assert "108.0" in upper.get_title("left")
     assert "117.0" in lower.get_title("left")
-    shown = show(largest_gaps(gaps(COMPUTE_BOUND, slower), count=1), GAPS)
-    assert shown.cells == [["1", "1.00", "computation", "30.0", "33.0", "+3.0", "+3.0"]]
+    shown = show(largest_gaps(gaps(COMPUTE_BOUND, slower)), GAPS)
+    assert shown.cells[:1] == [["1", "1.00", "computation", "30.0", "33.0", "+3.0", "+3.0"]]
 
 
 def traced_pass(offset_us: float = 0.0) -> list[Event]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import ROOT, answered
-from trace_support import FLOATS, STEPS, device_trace, trace, write
+from command_line import answered
+from trace_support import FLOATS, SHARED, STEPS, device_trace, trace, write
 
 from common.analysis.replay.caps import at_caps, best_cap, checked_system
 from common.analysis.replay.job import read_job
@@ -23,7 +23,6 @@ from common.perfmodel.replay.gate import gate_of
 from common.traces.rank_trace import read_rank_trace
 from common.traces.step_overlap import read_step_overlap
 
-SHARED = ROOT.parent / "shared" / "measured" / "traces" / "ddp-2-gpus-rank0.json.gz"
 NODE = "autograd::engine::evaluate_function: "
 ON_HOST = ("cpu_op", "user_annotation")
 

@@ -23,12 +23,8 @@ from micro_batch_support import mode_times, write_comparison
 from test_judged import pages, upper_limit
 
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies
-from common.analysis.data_parallel.strategy_times import (
-    StrategyTimes,
-    exchange_cost,
-    open_strategies,
-    over_fastest,
-)
+from common.analysis.data_parallel.strategies import StrategyTimes, open_strategies
+from common.analysis.data_parallel.strategy_times import exchange_cost, over_fastest
 from common.analysis.findings import training
 from common.analysis.findings.finding import Answer
 from common.analysis.micro_batches.lab import open_assignment3

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from command_line import ROOT
+
+SHARED = ROOT.parent / "shared" / "measured" / "traces" / "ddp-2-gpus-rank0.json.gz"
+"""A recorded trace that is not part of the project."""
 FLOATS = 2**18
 """Elements of a gradient of 1 MiB."""
 STEPS = 5

@@ -1,14 +1,11 @@
-"""One rank whose backward passes are watched: ``bucket_timeline_worker.py FOLDER``.
+"""One rank whose backward passes are watched: replays, whose gradients are ready at known times.
 
-The passes are replays, so that it is known when each gradient is ready. ``FOLDER/rank<r>.json``
-has for each arm the rows of one watched pass, and when each gradient was handed over in it.
+Prints for each arm the rows of one watched pass, and when each gradient was handed over in it.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,7 +34,8 @@ OPTIONS = {
 class ReplayedStep:
     """The part of a benchmark's step that watching needs."""
 
-    def __init__(self, ready_s: tuple[float, ...], size_bytes: int) -> None:
+    def __init__(self, worker: Worker, ready_s: tuple[float, ...], size_bytes: int) -> None:
+        self.worker, self.device = worker, worker.device
         count = len(ready_s)
         self.model = ReplayModel(
             BackwardProfile(
@@ -63,28 +61,28 @@ def watched(
     worker: Worker, ready_s: tuple[float, ...], size: int, latency_ms: float = 0, **options
 ):
     """Returns the rows of one pass, and when each gradient was handed over in it, in ms."""
-    step = ReplayedStep(ready_s, size)
+    step = ReplayedStep(worker, ready_s, size)
     ddp = DistributedDataParallel(step.model, bucket_cap_mb=CAP_MIB, **options)
     with added_latency(latency_ms, worker.device) as hook:
-        rows = watch(ddp, ddp, step, worker, passes=1, warmup_steps=3, hook=hook)
+        rows = watch(ddp, ddp, step, passes=1, warmup_steps=3, hook=hook)
     return {"rows": rows, "handed_ms": [1e3 * seconds for seconds in step.model.handed_s]}
 
 
 def marked(worker: Worker) -> dict:
     """Watches the same by the marks of a hook, as on a GPU."""
-    step = ReplayedStep(APART_S, SMALL)
+    step = ReplayedStep(worker, APART_S, SMALL)
     ddp = DistributedDataParallel(step.model, bucket_cap_mb=CAP_MIB)
     marks = BucketMarks(ddp, worker)
     marks.register_comm_hook(None, marks.average)
     for _ in range(4):
-        rows = marked_pass(marks, ddp, step, worker)
+        rows = marked_pass(marks, ddp, step)
     averages = [float(parameter.grad[0]) for parameter in step.model.parameters()]
     handed_ms = [1e3 * seconds for seconds in step.model.handed_s]
     return {"rows": rows, "handed_ms": handed_ms, "gradients": averages}
 
 
-def main(folder: Path) -> None:
-    """Watches every arm and writes what was seen."""
+def main() -> None:
+    """Watches every arm and prints what was seen."""
     torch.set_num_threads(1)
     with process_group("cpu") as worker:
         result = {
@@ -96,8 +94,8 @@ def main(folder: Path) -> None:
         }
         for name, options in OPTIONS.items():
             result[name] = watched(worker, QUICK_S, SMALL, **options)
-        (folder / f"rank{worker.rank}.json").write_text(json.dumps(result))
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from common.benchmarks.buckets.ddp_record import bucket_sizes
 from common.benchmarks.buckets.latency_hook import LatencyHook, added_latency
 from common.runtime.group.process_group import Worker, process_group
 
@@ -60,9 +61,7 @@ def train(rank: int, latency_ms: float, **arguments) -> dict:
             loss.backward()
             times_s.append(time.perf_counter() - start_s)
             gradients.append([parameter.grad.tolist() for parameter in ddp.parameters()])
-            record = ddp._get_ddp_logging_data()
-            sizes = record.get("rebuilt_bucket_sizes") or record["bucket_sizes"]
-            buckets.append(len(sizes.split(",")))
+            buckets.append(len(bucket_sizes(ddp._get_ddp_logging_data())))
     return {"gradients": gradients, "backward_s": times_s, "buckets": buckets}
 
 

@@ -3,7 +3,6 @@ known times, and the table that ddp_benchmark.py writes of a GPT-2."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -28,11 +27,10 @@ LATE_MS = 15
 
 
 @pytest.fixture(scope="module")
-def ranks(rank_server, tmp_path_factory) -> list[dict]:
-    folder = tmp_path_factory.mktemp("watched")
-    done = rank_server.run(WORKER, folder, ranks=2)
+def ranks(rank_server) -> list[dict]:
+    done = rank_server.run(WORKER, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return [*done.lines(0), *done.lines(1)]
 
 
 @pytest.mark.alone  # the tests below say how late a bucket may be in what is watched here
@@ -168,7 +166,6 @@ def test_copies_and_launches_are_timed_where_the_profiler_watches(ranks):
 CAPS = ("0.05", "0.5", "None")
 
 
-@pytest.mark.two_ranks
 def test_the_benchmark_watches_every_cap_after_its_rounds(ddp_run):
     table = pd.read_csv(
         ddp_run / "bucket-timeline.csv", dtype={"bucket_cap_mib": str}, keep_default_na=False
@@ -189,7 +186,6 @@ def test_the_benchmark_watches_every_cap_after_its_rounds(ddp_run):
     assert tuple(dict.fromkeys(table["bucket_cap_mib"])) == CAPS
 
 
-@pytest.mark.two_ranks
 def test_the_table_of_the_benchmark_can_be_read(ddp_run):
     watched = read_timelines(ddp_run / "bucket-timeline.csv")
     assert watched.caps() == [0.05, 0.5, None]

@@ -77,14 +77,14 @@ GRADIENTS = ["mark", "mark"]  # of a weight and a bias
     ],
 )
 def test_ranks_begin_together_the_pass_that_was_asked_for(calls, step, before, order):
-    watched = passes_without_ddp(step, ALONE, warmup=1, passes=2, barrier_before=before)
+    watched = passes_without_ddp(step, warmup=1, passes=2, barrier_before=before)
     found = list(watched)
     assert calls == order * 3
     assert [iteration for iteration, _ in found] == [-1, 0, 1]
 
 
 def test_a_watched_pass_tells_its_two_times_and_when_each_gradient_was_ready(step):
-    watched = passes_without_ddp(step, ALONE, warmup=0, passes=1, barrier_before="backward")
+    watched = passes_without_ddp(step, warmup=0, passes=1, barrier_before="backward")
     ((_, one),) = watched
     assert (one.forward_s, one.backward_s) == (1, 3)
     assert sorted(one.ready_s) == ["bias", "weight"]
@@ -95,13 +95,13 @@ def test_a_watched_pass_tells_its_two_times_and_when_each_gradient_was_ready(ste
 
 
 def test_no_hook_is_left_on_a_model_whose_passes_were_watched(calls, step):
-    list(passes_without_ddp(step, ALONE, warmup=0, passes=1, barrier_before="forward"))
+    list(passes_without_ddp(step, warmup=0, passes=1, barrier_before="forward"))
     calls.clear()
     step.forward().backward()
     assert calls == ["forward"]
 
 
 def test_forward_passes_under_ddp_leave_warm_up_out(calls, step):
-    found = list(forward_passes(step.model, step, ALONE, warmup=2, passes=3))
+    found = list(forward_passes(step.model, step, warmup=2, passes=3))
     assert calls == ["barrier", "mark", "forward", "mark", "wait"] * 5
     assert found == [(0, 1), (1, 1), (2, 1)]

@@ -117,7 +117,7 @@ def test_a_gpu_is_held_equally_long_in_all_arms_but_those_that_count_buckets(
     with process_group("cpu") as worker:
         model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)])
         step = FixedBatchStep(model, lambda module: module(torch.ones(1, 8)).sum(), worker)
-        lab = OverlapLab(step, worker)
+        lab = OverlapLab(step)
         lab.clock.runs_ahead = runs_ahead
         arms = lab.plan([100])
         for arm in arms:

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 from latency_worker import ARMS, LATENCY_MS, STEPS
-from rank_support import ASSIGNMENT2
-from refusal_support import refused_line
 
 from common.benchmarks.buckets.latency_hook import LatencyHook, added_latency, latency_note
 from common.errors import UserError
@@ -82,18 +80,11 @@ def test_without_a_latency_there_is_no_hook_at_all():
     assert latency_note(0.0) == ""
 
 
-def test_captions_say_how_much_was_added_and_how():
-    assert latency_note(5.0) == "5 ms added to each bucket by a comm hook"
-    assert latency_note(0.25) == "0.25 ms added to each bucket by a comm hook"
+@pytest.mark.parametrize(("added_ms", "said"), [(5.0, "5 ms"), (0.25, "0.25 ms")])
+def test_captions_say_how_much_was_added_and_how(added_ms, said):
+    assert latency_note(added_ms) == f"{said} added to each bucket by a comm hook"
 
 
 def test_a_latency_on_a_gpu_is_refused():
     with pytest.raises(UserError, match="added_latency_ms on cuda"):
         LatencyHook(5.0, torch.device("cuda"))
-
-
-@pytest.mark.parametrize("value", ["-1", "nan", "inf", "much"])
-def test_an_unusable_latency_is_refused_in_one_line_before_anything_is_written(tmp_path, value):
-    flags = ["--model", "nano", "--added_latency_ms", value, "--output_dir", tmp_path / "out"]
-    assert value in refused_line(ASSIGNMENT2 / "ddp_benchmark.py", *flags, "--device", "cpu")
-    assert not (tmp_path / "out").exists()

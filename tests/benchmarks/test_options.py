@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pretended_gpu import pretend_gpu
 from students_interval import students_interval
 
-from common.analysis.one_device.options import (
-    in_company,
-    judged_ratios,
-    open_options,
-    option_ratios,
-    ratios_text,
-)
+from common.analysis.one_device.options import OptionsRun, open_options, ratios_text
 from common.benchmarks.one_device import options
 from common.benchmarks.one_device.option_arms import Arm, plan_arms
 from common.benchmarks.one_device.options import Bench, OptionsBenchmark, main, visiting_order
@@ -92,9 +88,15 @@ def test_what_has_no_effect_here_is_in_the_table_and_not_measured(finished: Path
     assert table.loc["baseline", "ratio"] == 1
 
 
-def made_up_times(ratios: dict[str, tuple[float, ...]]) -> pd.DataFrame:
+class MadeUp(OptionsRun):
+    """A run of which four rounds are enough."""
+
+    conditions: ClassVar[dict] = {}
+
+
+def made_up(ratios: dict[str, tuple[float, ...]]) -> MadeUp:
     """Makes two steps per visit; the machine is 1, 2, 4 … times slower from round to round."""
-    return pd.DataFrame(
+    times = pd.DataFrame(
         {
             "arm": arm,
             "round": round_,
@@ -106,6 +108,8 @@ def made_up_times(ratios: dict[str, tuple[float, ...]]) -> pd.DataFrame:
         for round_, ratio in enumerate(by_round)
         for iteration in (0, 1)
     )
+    about = {"measured": True, "reason": "", "first_step_s": 1.0, "peak_allocated_mib": np.nan}
+    return MadeUp(opened=None, times=times, arms=pd.DataFrame({"arm": [*ratios]}).assign(**about))
 
 
 RATIOS = {
@@ -117,13 +121,11 @@ RATIOS = {
     "all": (3.0, 2.0, 3.0, 3.0),
     "all-but-fast": (1.5, 1.6, 2.0, 1.8),
 }
-ARMS = pd.DataFrame({"arm": list(RATIOS), "measured": True, "reason": ""})
 
 
 def test_ratios_are_taken_within_rounds() -> None:
     # The machine's own drift, by a factor of eight, is in none of them.
-    times = made_up_times(RATIOS)
-    table = option_ratios(times, ARMS, judged_ratios(times)).set_index("arm")
+    table = made_up(RATIOS).table.set_index("arm")
     for arm, by_round in RATIOS.items():
         if arm == "baseline":
             continue
@@ -134,7 +136,7 @@ def test_ratios_are_taken_within_rounds() -> None:
 
 
 def test_what_an_option_adds_to_the_others_is_all_over_all_but_it() -> None:
-    table = in_company(made_up_times(RATIOS))
+    table = made_up(RATIOS).company
     assert table.index.tolist() == ["fast"]
     ratios = np.divide(RATIOS["all"], RATIOS["all-but-fast"])
     measured = table.loc["fast", ["ratio", "ratio_low", "ratio_high"]].tolist()
@@ -142,21 +144,17 @@ def test_what_an_option_adds_to_the_others_is_all_over_all_but_it() -> None:
 
 
 def test_a_ratio_on_one_side_in_every_round_may_be_noise() -> None:
-    times = made_up_times(RATIOS)
-    ratios = judged_ratios(times)
-    settled = {arm for arm, ratio in ratios.items() if ratio.is_settled}
+    run = made_up(RATIOS)
+    settled = {arm for arm, ratio in run.ratios.items() if ratio.is_settled}
     assert settled == {"fast", "slow", "all", "all-but-fast"}
-    printed = ratios_text(
-        option_ratios(times, ARMS.assign(first_step_s=1.0, peak_allocated_mib=np.nan), ratios),
-        ratios,
-    )
+    printed = ratios_text(run)
     rows = {line.split()[0]: line for line in printed.splitlines()[2:-2]}
-    for arm in ratios:
+    for arm in run.ratios:
         verdict = "settled" if arm in settled else "hidden by noise"
         assert rows[arm].endswith(verdict), arm
     assert printed.endswith("hidden by noise.")  # the control, in the last line
-    of_one_round = judged_ratios(times[times["round"] == 0])
-    assert not any(ratio.is_settled for ratio in of_one_round.values())
+    of_one_round = replace(run, times=run.times[run.times["round"] == 0])
+    assert not any(ratio.is_settled for ratio in of_one_round.ratios.values())
 
 
 def names(arms: list[Arm]) -> set[str]:
@@ -180,14 +178,6 @@ def test_arms_on_a_cpu() -> None:
     assert together.optimizer_implementation == "fused"
     # All but one differs from all in that one only.
     assert arms["all-but-sdpa"].workload == replace(together, attention="eager")
-
-
-def pretend_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], bf16: bool) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: bf16)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretend GPU")
-    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
-    monkeypatch.setattr(options, "available_memory_bytes", lambda: 2**40)
 
 
 def test_arms_on_an_old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,10 +255,6 @@ def test_arms_that_cannot_fit_together_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": 0}, "rounds is 0"),
-        ({"num_steps": 0}, "num_steps is 0"),
-        ({"warmup_steps": -1}, "warmup_steps is -1"),
-        ({"seq_len": 1000}, "gpt2-pico has 256 positions"),
         ({"arms": ("sdpq",)}, "unknown arm 'sdpq'; did you mean 'sdpa'"),
         ({"device": "tpu"}, "device 'tpu': legal are cpu and cuda"),
     ],

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from pretended_gpu import pretend_gpu
 
 from common.benchmarks.one_device import options
 from common.benchmarks.one_device.option_arms import plan_arms
@@ -32,16 +32,6 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SMALL = GPT2Config(vocab_size=211, n_positions=16, n_layer=1, n_head=2, n_embd=32)
 
 
-def pretend_gpu(monkeypatch: pytest.MonkeyPatch, gpu_bytes: float, host_bytes: float) -> None:
-    properties = SimpleNamespace(total_memory=int(gpu_bytes))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretend GPU")
-    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
-    monkeypatch.setattr(options, "available_memory_bytes", lambda: int(host_bytes))
-
-
 def check(settings: OptionsBenchmark) -> int:
     """Looks at the memory of all arms that the settings have on a GPU; returns their number."""
     arms = [arm for arm in plan_arms(settings.baseline(), GPU) if not arm.reason]
@@ -50,14 +40,14 @@ def check(settings: OptionsBenchmark) -> int:
 
 
 def test_the_defaults_fit_a_gpu_of_40_gb(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpu(monkeypatch, 40e9, 100e9)
+    pretend_gpu(monkeypatch, gpu_bytes=40e9, host_bytes=100e9)
     assert check(OptionsBenchmark()) >= 19
 
 
 def test_a_gpu_that_is_too_small_for_one_arm_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pretend_gpu(monkeypatch, 40e9, 1e12)
+    pretend_gpu(monkeypatch, gpu_bytes=40e9)
     with pytest.raises(UserError, match=r"arm \S+ of gpt2-xl takes [\d.]+ GiB, .* GPU") as caught:
         check(OptionsBenchmark(model="gpt2-xl"))
     assert "\n" not in str(caught.value)
@@ -67,7 +57,7 @@ def test_a_host_that_is_too_small_for_all_arms_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # GPT-2 and AdamW's states are 124 million × 12 bytes an arm: 19 of them are 28 GB.
-    pretend_gpu(monkeypatch, 40e9, 20e9)
+    pretend_gpu(monkeypatch, gpu_bytes=40e9, host_bytes=20e9)
     with pytest.raises(UserError, match=r"arms of gpt2 keep .* on the host.* --arms") as caught:
         check(OptionsBenchmark())
     assert "\n" not in str(caught.value)

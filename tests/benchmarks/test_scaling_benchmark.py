@@ -12,7 +12,6 @@ import torch
 from refusal_support import refused_line
 
 from common.benchmarks.scaling.scaling import ScalingBenchmark
-from common.benchmarks.scaling.verify_changes import VerifyChanges
 from common.benchmarks.scaling.workloads import MlpSizes, global_batch, mlp_workload, text_workload
 from common.diagnose.changes import open_changes
 from common.errors import UserError
@@ -125,14 +124,6 @@ def test_a_sweep_with_accumulation_begins_with_an_exchange(run):
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     arms = pd.read_csv(folder / "arms.csv")
     assert (arms["global_batch"] == arms["world_size"] * 2 * arms["batch_per_rank"]).all()
-
-
-@pytest.mark.parametrize(
-    ("kinds", "said"), [(("bucket_cap",), "did you mean 'bucket_cap_mb'"), ((), "kinds is empty")]
-)
-def test_kinds_of_changes_are_known_ones(kinds, said):
-    with pytest.raises(UserError, match=said):
-        VerifyChanges(kinds=kinds)
 
 
 @pytest.mark.parametrize(

@@ -113,23 +113,6 @@ def test_every_plan_that_was_timed_is_in_the_table(run: Path) -> None:
     assert (times["time_ms"] > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"world_sizes": ()}, "world_sizes is empty"),
-        ({"world_sizes": (8, 0)}, "world_sizes: 0; each is at least 1"),
-        ({"draws": 0}, "draws is 0"),
-        ({"max_length": 0}, "max_length is 0"),
-        ({"c1_s": -1.0}, "c1_s is -1.0"),
-        ({"planning_batches": (20,)}, "1 values and planning_world_sizes 2"),
-        ({"planning_batches": (20, 7)}, "7 samples for 8 ranks"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(wrong: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        replace(SMALL, **wrong)
-
-
 def test_a_data_set_without_recorded_lengths_is_refused_before_a_run_begins(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown data set 'sst3'"):
         main(replace(SMALL, datasets=("sst3",), output_dir=str(tmp_path)))

@@ -5,9 +5,11 @@ A new job file has an entry in ``EXPECTED``, as its README says, and one in ``CA
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from private_slurm import PrivateSlurm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,10 +48,7 @@ class Expected:
 
 
 MODEL = {"MODEL": ("gpt2-medium", "model", "gpt2-medium")}
-REDUCED = {
-    "DTYPE": ("bfloat16", "dtype", "bfloat16"),
-    "BACKEND": ("gloo", "backend", "gloo"),
-}
+REDUCED = {"DTYPE": ("bfloat16", "dtype", "bfloat16"), "BACKEND": ("gloo", "backend", "gloo")}
 TEXT_VARIABLES = {
     "DATASET": ("imdb", "dataset", "imdb"),
     "DATASET_DIR": ("my texts", "dataset_dir", "my texts"),
@@ -163,11 +162,7 @@ EXPECTED = {
         4, "train_text", 4, TEXT_FILES, experiment="ag_news_ddp_4gpu_20ep_optimized", epochs=20
     ),
     "launch-tune": Expected(
-        "common/tuning/job.py",
-        "outputs/tune",
-        nodes=2,
-        gpus=4,
-        reads=FUNCTIONS,
+        "common/tuning/job.py", "outputs/tune", nodes=2, gpus=4, reads=FUNCTIONS
     ),
     "launch-plan": Expected(
         "common/tuning/plans/job.py",
@@ -250,20 +245,16 @@ CASES = {
         **ONE_DEVICE,
     ),
     "launch-throughput": Case(
-        NANO | {"BATCH_SIZES": "1 2", "FLAGS": f"{SMALL} {SGD} --num_steps 2 --warmup_steps 1"},
+        NANO | {"BATCH_SIZES": "1 2", "FLAGS": f"{SMALL} {SGD} --num_steps 2 --warmup_steps 1"}
     ),
-    "launch-options": Case(
-        NANO | {"FLAGS": f"{SMALL} {SGD} --arms sdpa --rounds 2 --num_steps 1"},
-    ),
+    "launch-options": Case(NANO | {"FLAGS": f"{SMALL} {SGD} --arms sdpa --rounds 2 --num_steps 1"}),
     "launch-profile-training": Case(
         NANO
-        | {"FLAGS": f"{SMALL} {SGD} --wait_steps 0 --warmup_steps 1 --active_steps 1 --no-trace"},
+        | {"FLAGS": f"{SMALL} {SGD} --wait_steps 0 --warmup_steps 1 --active_steps 1 --no-trace"}
     ),
     "launch-train-baseline": Case({"MODEL": "gpt2-pico", "FLAGS": TRAIN}),
     "launch-train-ddp": Case({"MODEL": "gpt2-pico", "FLAGS": TRAIN}),  # in test_requeue.py
-    "launch-train-fsdp": Case(
-        {"MODEL": "gpt2-pico", "STRATEGY": "SHARD_GRAD_OP", "FLAGS": TRAIN},
-    ),
+    "launch-train-fsdp": Case({"MODEL": "gpt2-pico", "STRATEGY": "SHARD_GRAD_OP", "FLAGS": TRAIN}),
     "launch-micro-batches": Case(
         PER_NODE[2]
         | {"MODE": "dynamic", "DATASET": "synthetic", "MODEL_NAME": "small"}
@@ -275,7 +266,7 @@ CASES = {
     "launch-compare-modes": Case(
         PER_NODE[1]
         | {"DATASET": "synthetic", "MODEL_NAME": "small"}
-        | {"FLAGS": f"{TEXTS} --steps 2 --warmup 1 --slow_steps 0"},
+        | {"FLAGS": f"{TEXTS} --steps 2 --warmup 1 --slow_steps 0"}
     ),
     "launch-agnews-single-gpu-optimized": Case({"FLAGS": CLASSIFIER}),
     "launch-agnews-ddp-optimized": Case({"FLAGS": CLASSIFIER}),
@@ -285,7 +276,7 @@ CASES = {
         | {
             "FLAGS": "--epochs 1 --steps_per_epoch 3 --warmup_steps 1 --timed_steps 1 "
             "--input_dim 16 --hidden_dim 16 --num_layers 1 --output_dim 8"
-        },
+        }
     ),
     "launch-tune": Case({"FUNCTION": "tuned_models:make"}),
     "launch-plan": Case(
@@ -299,6 +290,13 @@ CASES = {
     "selftest": Case(),
     "launch-report": Case(says="report.pdf"),
 }
+
+REPORT = SBATCH / "launch-report.sbatch"
+RUNS_RANKS = [SBATCH / f"{name}.sbatch" for name in EXPECTED]
+each_that_runs_ranks = pytest.mark.parametrize("path", RUNS_RANKS, ids=lambda path: path.stem)
+only_linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="job files need the bash and find of Linux"
+)
 
 
 def job_files() -> list[Path]:

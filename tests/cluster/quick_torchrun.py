@@ -40,6 +40,22 @@ while any(process.poll() is None for process in processes):
 sys.exit(any(process.returncode for process in processes))
 """
 
+REFUSE = """
+from dataclasses import dataclass
+from common.errors import UserError
+from common.runtime.script import run_script
+
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = 1
+
+def main(settings):
+    raise UserError(f"rounds is {settings.rounds}; it must be above 0")
+
+run_script(main, Settings)
+"""
+"""A script whose ranks refuse their settings."""
+
 
 def write_quick_torchrun(folder: Path) -> dict[str, str]:
     """Writes it below the folder; returns the variables with which Python finds it, not torch's."""

@@ -10,20 +10,23 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from command_line import ddplab
-from job_files import CASES, EXPECTED, ROOT, SBATCH, job_files
+from job_files import (
+    CASES,
+    EXPECTED,
+    REPORT,
+    ROOT,
+    SBATCH,
+    each_that_runs_ranks,
+    job_files,
+    only_linux,
+)
 from stub_slurm import sbatch_flags
 
 from common.cli.run import Run
 from common.runtime import script
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="job files need the bash and find of Linux"
-)
-
-REPORT = SBATCH / "launch-report.sbatch"
-RUNS_RANKS = [SBATCH / f"{name}.sbatch" for name in EXPECTED]
+pytestmark = only_linux
 each_file = pytest.mark.parametrize("path", job_files(), ids=lambda path: path.stem)
-each_that_runs_ranks = pytest.mark.parametrize("path", RUNS_RANKS, ids=lambda path: path.stem)
 README = (SBATCH / "README.md").read_text()
 
 

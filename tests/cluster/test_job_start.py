@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from job_files import EXPECTED, SBATCH, job_files
+from job_files import (
+    EXPECTED,
+    REPORT,
+    RUNS_RANKS,
+    SBATCH,
+    each_that_runs_ranks,
+    job_files,
+    only_linux,
+)
 from stub_slurm import JOB_ID, EndedJob, run_job_file
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="job files need the bash and find of Linux"
-)
-
-REPORT = SBATCH / "launch-report.sbatch"
-RUNS_RANKS = [SBATCH / f"{name}.sbatch" for name in EXPECTED]
-each_that_runs_ranks = pytest.mark.parametrize("path", RUNS_RANKS, ids=lambda path: path.stem)
+pytestmark = only_linux
 TRAINING = [path for path in RUNS_RANKS if "/assignment1/" in EXPECTED[path.stem].script]
 each_training = pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
 

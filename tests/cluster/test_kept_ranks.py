@@ -7,20 +7,22 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
+from interruptible import living
 from quick_torchrun import write_quick_torchrun
 
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.kept_ranks import KeptRanks, Place
 from common.cluster.launch import MARK
 from common.errors import RunFailed
+from common.runtime.processes.process_identity import LAUNCHER
 
 pytestmark = pytest.mark.two_ranks
 
 SCRIPT = """
 import json, os, sys
 who = {"parent": os.getppid(), "rank": os.environ["RANK"], "host": os.environ.get("HOSTNAME", "")}
+who |= {"network": os.environ.get("DDPLAB_EMULATED_NETWORK"), "arguments": sys.argv[1:]}
 os.write(1, (json.dumps(who) + "\\n").encode())
 if sys.argv[1:] == ["fail"]:
     raise ValueError("seven")
@@ -54,15 +56,9 @@ def run(script: Path, tmp_path: Path) -> Callable[..., list[dict]]:
 
 def started() -> set[int]:
     """Returns the processes that a launcher of this process has started and that are alive."""
-    found = set()
-    for process in psutil.process_iter():
-        try:
-            own = str(os.getpid()) == process.environ().get("DDPLAB_LAUNCHER", "").split(":")[0]
-            if MARK in process.environ() and own and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-        except (psutil.Error, OSError):
-            continue
-    return found
+    launcher = f"{os.getpid()}:"
+    launched = living(lambda own: MARK in own and own.get(LAUNCHER, "").startswith(launcher))
+    return {process.pid for process in launched}
 
 
 def test_each_place_has_its_ranks_which_start_once_and_end_when_told(run) -> None:
@@ -110,7 +106,9 @@ def test_emulated_hosts_are_a_place_of_their_own(run) -> None:
         pytest.skip(reason)
     here, there = Place(ranks=2), Place(ranks=2, hosts=EmulatedCluster.of(2, ["1gbit"]))
     with KeptRanks() as kept:
-        assert [each["host"] for each in run(kept, there)] == ["host1", "host2"]
+        first = run(kept, there, "--flag")
+        assert [(each["rank"], each["host"]) for each in first] == [("0", "host1"), ("1", "host2")]
+        assert all(each["arguments"] == ["--flag"] for each in first)
         assert not any(each["host"].startswith("host1") for each in run(kept, here))
-        assert [each["host"] for each in run(kept, there)] == ["host1", "host2"]
+        assert run(kept, there, "--flag") == first  # the same ranks; links were probed once
     assert not started()

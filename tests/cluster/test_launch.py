@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from interruptible import start_interruptible
-from quick_torchrun import write_quick_torchrun
+from interruptible import living, start_interruptible
+from quick_torchrun import REFUSE, write_quick_torchrun
+from refusals import problem
 
 from common.cluster.launch import (
     MARK,
@@ -47,20 +48,6 @@ while not all((here / f"met-{rank}").exists() for rank in "01"):
     time.sleep(0.01)
 """
 """Ranks meet, as in every real script: what one prints then comes after the script before."""
-REFUSE = """
-from dataclasses import dataclass
-from common.errors import UserError
-from common.runtime.script import run_script
-
-@dataclass(frozen=True)
-class Settings:
-    rounds: int = 1
-
-def main(settings):
-    raise UserError(f"rounds is {settings.rounds}; it must be above 0")
-
-run_script(main, Settings)
-"""
 DIE = """
 import os, signal, time
 if os.environ["RANK"] == "1":
@@ -118,20 +105,9 @@ def alive(tmp_path, monkeypatch) -> Callable[[], int]:
 
     They are found in the system's process table by a variable that all of them inherit.
     """
-    monkeypatch.setenv("STARTED_BY_TEST", str(tmp_path))
-
-    def count() -> int:
-        found = 0
-        for process in psutil.process_iter():
-            try:
-                environment = process.environ()
-                launched = MARK in environment and process.status() != psutil.STATUS_ZOMBIE
-                found += launched and environment.get("STARTED_BY_TEST") == str(tmp_path)
-            except (psutil.Error, OSError):
-                continue
-        return found
-
-    return count
+    started_here = ("STARTED_BY_TEST", str(tmp_path))
+    monkeypatch.setenv(*started_here)
+    return lambda: len(living(lambda own: MARK in own and started_here in own.items()))
 
 
 def reports(folder: Path) -> list[dict]:
@@ -192,9 +168,8 @@ def test_a_launch_is_no_orphan_after_a_step_of_the_systems_clock(tmp_path, monke
 
 
 def test_a_ranks_refusal_arrives_with_its_own_message(tmp_path, write, quick_torchrun):
-    with pytest.raises(UserError) as raised:
-        launch(write(REFUSE), ["--rounds", "0"], 2, tmp_path / "log")
-    assert str(raised.value) == "rounds is 0; it must be above 0"
+    said = problem(launch, write(REFUSE), ["--rounds", "0"], 2, tmp_path / "log")
+    assert said == "rounds is 0; it must be above 0"
 
 
 def test_a_killed_rank_ends_the_launch_with_the_signals_name_and_nothing_is_left(
@@ -233,8 +208,7 @@ def test_output_that_is_no_text_does_not_end_the_launch(tmp_path, write, quick_t
 
 def test_a_log_that_cannot_be_written_is_the_users_error(tmp_path, write, alive):
     script = write("")
-    with pytest.raises(UserError, match="Not a directory"):
-        launch(script, [], 1, script / "log")
+    assert "Not a directory" in problem(launch, script, [], 1, script / "log")
     assert alive() == 0
 
 

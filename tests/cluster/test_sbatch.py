@@ -6,7 +6,6 @@ runs, and how it ends, is tested without a Slurm (test_job_files.py, test_job_st
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import json
@@ -16,7 +15,7 @@ import subprocess
 import pandas as pd
 import psutil
 import pytest
-from interruptible import wait_until
+from interruptible import living, wait_until
 from job_files import CASES, EXPECTED, ROOT, SBATCH, submit_job_file
 from private_slurm import Job, PrivateSlurm, private_slurm, why_not
 from quick_torchrun import write_quick_torchrun
@@ -114,14 +113,9 @@ def ended(slurm: PrivateSlurm, job_id: int) -> tuple[Job, str]:
     return job, job.log.read_text()
 
 
-def processes_of_job(job_id: int) -> list[str]:
-    """Lists the names of the living processes that have the job's id among their variables."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get("SLURM_JOB_ID") == str(job_id):
-                found.append(process.name())
-    return found
+def processes_of_job(job_id: int) -> list[psutil.Process]:
+    """Lists the living processes that have the job's id among their variables."""
+    return living(lambda own: own.get("SLURM_JOB_ID") == str(job_id))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,39 +30,24 @@ for when, long in zip(moments, durations, strict=True):
 return result
 """
 
-
-NOTEBOOK, FILE = "there/notebook.ipynb", "there/file"
-
-
-def in_docstring() -> str:
-    return f'"""Does something.\n{textwrap.indent(COPY, " " * 8)}"""\n'
-
-
-def in_comment() -> str:
-    return "x = 1\n" + textwrap.indent(COPY, "# ", lambda line: True)
-
-
-def in_notebook() -> str:
-    cell = {"cell_type": "markdown", "source": COPY.splitlines(keepends=True), "metadata": {}}
-    return json.dumps({"cells": [cell]}, indent=1)
+CELL = {"cell_type": "markdown", "source": COPY.splitlines(keepends=True), "metadata": {}}
+PASTED = {
+    "docstring.py": f'"""Does something.\n{textwrap.indent(COPY, " " * 8)}"""\n',
+    "comment.py": "x = 1\n" + textwrap.indent(COPY, "# ", lambda line: True),
+    "notebook.ipynb": json.dumps({"cells": [CELL]}, indent=1),
+    "test.py": f"def expected(moments, durations):{textwrap.indent(COPY, ' ' * 12)}",
+    "data.csv": "name,text\na," + json.dumps(COPY) + "\n",
+}
+"""File → its text, with a copy of the solution in it."""
 
 
-def in_test() -> str:
-    return f"def expected(moments, durations):{textwrap.indent(COPY, '            ')}"
-
-
-def in_data() -> str:
-    return "name,text\na," + json.dumps(COPY) + "\n"
-
-
-@pytest.mark.parametrize("pasted", [in_docstring, in_comment, in_notebook, in_test, in_data])
-def test_a_pasted_solution_is_found(tmp_path: Path, pasted: Callable[[], str]) -> None:
+@pytest.mark.parametrize("name", PASTED)
+def test_a_pasted_solution_is_found(tmp_path: Path, name: str) -> None:
     (tmp_path / "there").mkdir()
-    name = NOTEBOOK if pasted is in_notebook else FILE
-    (tmp_path / name).write_text(pasted())
+    (tmp_path / "there" / name).write_text(PASTED[name])
     (tmp_path / "other.py").write_text("def f(x):\n    return max(x)\n")
     leaks = find_leaks(tmp_path, Solutions([("A2.2", SOLUTION)]))
-    assert [(leak.path, leak.what) for leak in leaks] == [(name, "a piece of A2.2")]
+    assert [(leak.path, leak.what) for leak in leaks] == [(f"there/{name}", "a piece of A2.2")]
 
 
 def test_a_piece_in_the_middle_is_found_with_its_line(tmp_path: Path) -> None:

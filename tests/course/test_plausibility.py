@@ -20,7 +20,7 @@ from honest_variants import BUCKETS, RING
 from common.course.answers import TEXT, questions_path, read_questions
 from common.course.grading import plausibility
 from common.course.grading.checks import Exercises
-from common.course.grading.evidence import evidence, profile, shingles, sketch, stages_of
+from common.course.grading.evidence import evidence, shingles
 from common.course.grading.limited import lay_out
 from common.course.grading.plausibility import (
     CODE,
@@ -30,7 +30,10 @@ from common.course.grading.plausibility import (
     SAMPLES,
     TEXTS,
     Suspicion,
+    as_csv,
+    as_page,
     keep,
+    measured_of,
     of_code,
     of_samples,
     pages_of,
@@ -196,14 +199,8 @@ def test_runs_of_the_same_machine_are_not_the_same(
 
 def test_recorded_repetitions_of_a_training_are_not_the_same() -> None:
     # Real runs of the same settings on the same machine, one after another.
-    kept = {}
-    for folder in RECORDED.glob("study-trainer/runs/trainings/*"):
-        [stage] = stages_of(folder)
-        columns = dict(stage.measured())
-        kept[folder.name] = {
-            "samples": {name: sketch(column) for name, column in columns.items()},
-            "profiles": {name: profile(column) for name, column in columns.items()},
-        }
+    runs = RECORDED.glob("study-trainer/runs/trainings/*")
+    kept = {folder.name: measured_of(folder) for folder in runs}
     assert len(kept) == 30
     assert list(of_samples(kept)) == []
 
@@ -303,8 +300,6 @@ def test_words_of_a_hand_in_stay_words(tmp_path: Path) -> None:
     content = (RECORDED / "assignment1/compare_strategies/strategy-times.csv").read_bytes()
     problems = run_problems(tmp_path, **{table: content})
     suspicions = [Suspicion("a-a", "run", "", f"{p} \x1b[31m | <b>", "some") for p in problems]
-    from common.course.grading.plausibility import as_csv, as_page
-
     assert suspicions
     for text in (as_csv(suspicions), as_page(suspicions, 1)):
         assert "\x1b" not in text

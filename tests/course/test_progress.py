@@ -49,12 +49,16 @@ def test_public_tests_that_pass_earn_no_points() -> None:
     assert f"{task.points} of {task.points}" not in "\n".join([*table, last])
 
 
+def copy_course(folder: Path) -> None:
+    (folder / COURSE).parent.mkdir()
+    shutil.copy(project_root() / COURSE, folder / COURSE)
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Makes what of a student's tree progress looks at, with every task open."""
     folder = tmp_path_factory.mktemp("tree")
-    (folder / "assignments").mkdir()
-    shutil.copy(project_root() / COURSE, folder / COURSE)
+    copy_course(folder)
     shutil.copytree(project_root() / PUBLIC, folder / PUBLIC)
     (folder / EXERCISES).mkdir(parents=True)
     for path in (project_root() / EXERCISES).glob("*.py"):
@@ -103,9 +107,7 @@ UNWRITTEN = "common.errors.NotYetWritten: task A1.3 is not written yet"
 def test_a_file_that_cannot_be_imported_is_told_in_one_line(tmp_path: Path) -> None:
     public = tmp_path / "tests" / "exercises" / "public"
     public.mkdir(parents=True)
-    (tmp_path / "assignments").mkdir()
-    text = (project_root() / "assignments" / "course.yaml").read_text()
-    (tmp_path / "assignments" / "course.yaml").write_text(text)
+    copy_course(tmp_path)
     (public / "test_public_assignment2.py").write_text("from broken import nothing\n")
     (public / "test_public_assignment4.py").write_text("def test_a4_1_runs(): pass\n")
     for wanted in ("", "A2.1"):
@@ -173,8 +175,6 @@ def sleeps(pid: int) -> bool:
 def test_a_task_that_is_none_and_a_tree_without_tests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown task 'A2\.9'"):
         progress(project_root(), "A2.9")
-    (tmp_path / "assignments").mkdir()
-    text = (project_root() / "assignments" / "course.yaml").read_text()
-    (tmp_path / "assignments" / "course.yaml").write_text(text)
+    copy_course(tmp_path)
     with pytest.raises(UserError, match="there is no tests/exercises/public"):
         progress(tmp_path)

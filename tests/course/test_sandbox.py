@@ -209,6 +209,25 @@ ATTACKS = {
 }
 
 
+def lay(folder: Path, below: str, source: str | None = None, **probes: str) -> str:
+    """Lays out a part of a sandbox's folder; returns its name.
+
+    Args:
+        folder: the sandbox's folder.
+        below: name of the part.
+        source: text of loss_scale.py; by default the reference's.
+        probes: text of each module of the checks' own.
+    """
+    exercise = ROOT / EXERCISES / TARGET
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, text in probes.items():
+            Path(scratch, f"{name}.py").write_text(text)
+        lay_out_student(
+            folder, ROOT, below, Path(scratch), lambda path: source or path.read_text(), [exercise]
+        )
+    return below
+
+
 def strongest_first(kinds: list[str]) -> list:
     """Returns kinds of sandboxes, of which all but the first are marked ``grading``."""
     return [*kinds[:1], *(pytest.param(kind, marks=GRADING) for kind in kinds[1:])]
@@ -243,19 +262,14 @@ def sandbox(sandboxes: Callable[[str], Sandbox], kind: str) -> Sandbox:
 
 
 @pytest.fixture
-def part(sandbox: Sandbox, tmp_path: Path) -> Callable[[str], str]:
+def part(sandbox: Sandbox) -> Callable[[str], str]:
     """Returns ``part(source)``: lays out a part of the sandbox in which loss_scale.py is this."""
 
-    def lay(source: str) -> str:
-        below = f"part-{len(list(sandbox.folder.iterdir()))}"
-        probes = tmp_path / "probes"
-        probes.mkdir()
-        exercise = ROOT / "common" / "exercises" / TARGET
-        lay_out_student(sandbox.folder, ROOT, below, probes, lambda _: source, [exercise])
-        return below
+    def lay_one(source: str) -> str:
+        return lay(sandbox.folder, f"part-{len(list(sandbox.folder.iterdir()))}", source)
 
     sandbox.afresh()
-    return lay
+    return lay_one
 
 
 @pytest.fixture
@@ -296,19 +310,10 @@ def test_an_attack_ends_in_an_error(sandbox: Sandbox, part: Callable, kind: str,
         peer.module("exercise loss_scale").attack()
     sandbox.afresh()
     wait_until(lambda: len(sandbox.processes()) <= 1)
-    again = sandbox.start(part_again(sandbox, "def attack():\n    return 7"))
+    if not (sandbox.folder / "honest").exists():
+        lay(sandbox.folder, "honest", "def attack():\n    return 7")
+    again = sandbox.start("honest")
     assert again.module("exercise loss_scale").attack() == 7
-
-
-def part_again(sandbox: Sandbox, source: str) -> str:
-    """Lays out an honest part, once."""
-    below = "honest"
-    if not (sandbox.folder / below).exists():
-        exercise = ROOT / "common" / "exercises" / TARGET
-        empty = sandbox.folder / "no-probes"
-        empty.mkdir()
-        lay_out_student(sandbox.folder, ROOT, below, empty, lambda _: source, [exercise])
-    return below
 
 
 def test_what_crosses_is_data(sandbox: Sandbox, part: Callable) -> None:
@@ -393,15 +398,10 @@ def test_a_time_limit_is_not_given_to_the_student(sandbox: Sandbox, part: Callab
     assert len(calls) == 1
 
 
-def test_a_time_limit_ends_ranks_that_call_without_end(sandbox: Sandbox, tmp_path: Path) -> None:
-    probes = tmp_path / "probes"
-    probes.mkdir()
-    (probes / "on_ranks.py").write_text(
-        "def begin():\n    pass\n\ndef ask(function):\n    while True:\n        function()\n"
-    )
+def test_a_time_limit_ends_ranks_that_call_without_end(sandbox: Sandbox) -> None:
+    probe = "def begin():\n    pass\n\ndef ask(function):\n    while True:\n        function()\n"
     sandbox.afresh()
-    exercise = ROOT / "common" / "exercises" / TARGET
-    lay_out_student(sandbox.folder, ROOT, "ranks", probes, Path.read_text, [exercise])
+    lay(sandbox.folder, "ranks", on_ranks=probe)
     ranks = Student(sandbox, "ranks").over_gloo(2)
 
     def over(*_: object) -> None:
@@ -422,13 +422,9 @@ def test_a_time_limit_ends_ranks_that_call_without_end(sandbox: Sandbox, tmp_pat
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_memory_is_compared_with_has_ended(sandbox: Sandbox, tmp_path: Path) -> None:
-    probes = tmp_path / "probes"
-    probes.mkdir()
-    (probes / "models.py").write_text("kept = bytearray(2**28)\n")
+def test_what_memory_is_compared_with_has_ended(sandbox: Sandbox) -> None:
     sandbox.afresh()
-    exercise = ROOT / "common" / "exercises" / TARGET
-    lay_out_student(sandbox.folder, ROOT, "memory", probes, Path.read_text, [exercise])
+    lay(sandbox.folder, "memory", models="kept = bytearray(2**28)\n")
     student = Student(sandbox, "memory")
     student.probe("models")
     processes, nbytes = sandbox.processes(), sandbox.private_bytes()
@@ -525,10 +521,7 @@ def test_packages_are_shown_wherever_they_lie_and_nothing_beside_them(
         monkeypatch.setattr(own_root, "package_folders", lambda: known)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         lay_out(folder, ROOT)
-        probes = tmp_path / "probes"
-        probes.mkdir()
-        exercise = ROOT / "common" / "exercises" / TARGET
-        lay_out_student(folder, ROOT, "part", probes, lambda _: LOOKS_AT_PACKAGES, [exercise])
+        lay(folder, "part", LOOKS_AT_PACKAGES)
         with Sandbox(folder, kind) as sandbox:
             first = sandbox.process.pid
             for _ in range(2):
@@ -562,9 +555,7 @@ def test_a_sandbox_ends_with_an_owner_whose_group_is_killed(kind: str) -> None:
         folder = Path(scratch)
         folder.chmod(0o755)
         lay_out(folder, ROOT)
-        (folder / "none").mkdir()
-        exercise = ROOT / "common" / "exercises" / TARGET
-        lay_out_student(folder, ROOT, "part", folder / "none", lambda _: source, [exercise])
+        lay(folder, "part", source)
         owner = subprocess.Popen(
             [sys.executable, "-c", OWNER, str(folder), kind],
             stdout=subprocess.PIPE,
@@ -618,7 +609,7 @@ def attack(project):
 @pytest.mark.grading  # torch is compiled anew
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytecode_of_python_is_shown_and_of_checks_and_references_not(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
         # Bytecode below /tmp, too, where the sandbox has another folder.
@@ -635,11 +626,9 @@ def test_bytecode_of_python_is_shown_and_of_checks_and_references_not(
         names = {path.name.partition(".")[0] for path in Path(compiled).rglob("*.pyc")}
         assert {"test_models", "loss_scale", "grade"} <= names
         monkeypatch.setattr(sys, "pycache_prefix", compiled)
-        folder, probes = Path(scratch), tmp_path / "probes"
-        probes.mkdir()
+        folder = Path(scratch)
         lay_out(folder, ROOT)
-        exercise = ROOT / "common" / "exercises" / TARGET
-        lay_out_student(folder, ROOT, "part", probes, lambda _: LOOKS_FOR_BYTECODE, [exercise])
+        lay(folder, "part", LOOKS_FOR_BYTECODE)
         with Sandbox(folder, kind) as sandbox:
             peer = sandbox.start("part", timeout_s=ANSWER_S)
             found, is_pythons_shown = peer.module("exercise loss_scale").attack(str(ROOT))

@@ -8,13 +8,11 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.data.hashed_words import PAD_ID, hash_texts, hashed_words
 from common.data.text_sources import LabelledTexts
-from common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ["Hello, World 42!", "naïve_CAFÉ—東京", "  ", "it's x1 it's"]
@@ -62,12 +60,3 @@ def test_no_word_is_padding_and_case_and_punctuation_do_not_matter():
     same = hashed_words(["Spam, SPAM; spam_spam"], 20_000, 9)
     assert len(set(same[0])) == 1
     assert len(same[0]) == 4
-
-
-@pytest.mark.parametrize(
-    ("vocab_size", "max_length", "message"),
-    [(1, 8, "vocab_size 1: at least 2"), (20, 0, "max_length 0: at least 1")],
-)
-def test_sizes_without_room_are_refused(vocab_size, max_length, message):
-    with pytest.raises(UserError, match=message):
-        hash_texts(LabelledTexts(["a"], [0], 2, "", ""), vocab_size, max_length)

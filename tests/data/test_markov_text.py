@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import problem
 
 from common.data import markov_text
 from common.data.markov_text import MarkovSource, read_source, synthetic_shards
 from common.data.token_shards import TokenShards, write_shard
-from common.errors import UserError
 from common.training.checkpoints.resume import recorded_settings
 from common.training.config import TrainingConfig
 
@@ -122,12 +122,9 @@ def test_a_sample_is_decided_by_its_seed_and_has_the_length_asked_for() -> None:
 
 def test_settings_outside_their_range_are_refused() -> None:
     for settings in ({"symbols": 1}, {"symbols": 513}, {"seed": -1}):
-        with pytest.raises(UserError):
-            MarkovSource(**settings)
-    with pytest.raises(UserError, match="0 synthetic tokens: must be at least 1"):
-        SMALL.sample(0, 0)
-    with pytest.raises(UserError, match="seed -1"):
-        SMALL.sample(5, -1)
+        problem(MarkovSource, **settings)
+    assert "0 synthetic tokens: must be at least 1" in problem(SMALL.sample, 0, 0)
+    assert "seed -1" in problem(SMALL.sample, 5, -1)
 
 
 def test_synthetic_shards_are_made_once_and_again_where_damaged(
@@ -161,22 +158,20 @@ def test_synthetic_shards_are_made_once_and_again_where_damaged(
 def test_a_folder_without_a_record_has_no_known_entropy(tmp_path: Path) -> None:
     assert read_source(tmp_path) is None
     (tmp_path / "source.json").write_text("{broken")
-    with pytest.raises(UserError, match=r"source.json: expected JSON with entropy_nats"):
-        read_source(tmp_path)
+    assert "source.json: expected JSON with entropy_nats" in problem(read_source, tmp_path)
 
 
-def test_a_record_of_other_shards_gives_no_entropy(tmp_path: Path) -> None:
+def test_shards_of_a_source_have_its_entropy_and_others_beside_its_record_have_none(
+    tmp_path: Path,
+) -> None:
+    def recorded(path: Path) -> tuple[int, float | None]:
+        settings = recorded_settings(TrainingConfig(data=str(path)), TokenShards.open(path), None)
+        return settings["data_tokens"], settings["entropy_nats"]
+
     (tmp_path / "source.json").write_text('{"entropy_nats": 3.25, "num_tokens": 4}')
-    for tokens, entropy in (([1, 2, 1, 3], 3.25), ([1, 2, 3], None)):
-        write_shard(tmp_path / "tokens_000000.bin", tokens)
-        config, shards = TrainingConfig(data=str(tmp_path)), TokenShards.open(tmp_path)
-        assert recorded_settings(config, shards, None)["entropy_nats"] == entropy
-
-
-def test_one_shard_of_a_source_has_its_entropy(tmp_path: Path) -> None:
-    (tmp_path / "source.json").write_text('{"entropy_nats": 3.25, "num_tokens": 4}')
-    for number, tokens in enumerate(([1, 2, 1], [3])):
-        write_shard(tmp_path / f"tokens_{number:06d}.bin", tokens)
-    path = tmp_path / "tokens_000000.bin"
-    recorded = recorded_settings(TrainingConfig(data=str(path)), TokenShards.open(path), None)
-    assert (recorded["data_tokens"], recorded["entropy_nats"]) == (3, 3.25)
+    first = tmp_path / "tokens_000000.bin"
+    write_shard(first, [1, 2, 3])
+    assert recorded(tmp_path) == (3, None)
+    write_shard(tmp_path / "tokens_000001.bin", [3])
+    assert recorded(tmp_path) == (4, 3.25)
+    assert recorded(first) == (3, 3.25)  # one of the source's shards

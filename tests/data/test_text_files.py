@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from data_support import problem
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import problem
 
 from common.data import text_sources
 from common.data.text_files import read_file

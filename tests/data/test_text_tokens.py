@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_support import problem
+from refusals import problem
 
 from common.data.text_sources import LabelledTexts, load_texts
 from common.data.text_tokens import (

@@ -10,7 +10,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from common.diagnose.diagnosis import examine_case
+from common.diagnose.evidence.case import Case, Verdict
+from common.diagnose.evidence.evidence import open_evidence
+
 MIB = 2**20
+
+
+def every(**counts: int) -> pd.DataFrame:
+    """Returns a row for each combination of numbers from 0 on, the last changing first."""
+    ranges = [range(count) for count in counts.values()]
+    return pd.MultiIndex.from_product(ranges, names=counts).to_frame(index=False)
 
 
 @dataclass(frozen=True)
@@ -56,10 +66,6 @@ class MadeUp:
         folder.mkdir(parents=True, exist_ok=True)
         environment = {"status": "complete", "network": "TCP over loopback", "world_size": 2}
         (folder / "environment.json").write_text(json.dumps(environment))
-        self._tables(folder)
-        return folder
-
-    def _tables(self, folder: Path) -> None:
         tables = {
             "arms.csv": self._arms(),
             "steps.csv": self._steps(),
@@ -75,6 +81,7 @@ class MadeUp:
             tables["samples.csv"] = self._samples()
         for name, rows in tables.items():
             pd.DataFrame(rows).to_csv(folder / name, index=False)
+        return folder
 
     def _arms(self) -> list[dict]:
         return [
@@ -137,22 +144,10 @@ class MadeUp:
                 )
         return rows
 
-    def _buckets(self) -> list[dict]:
-        return [
-            {
-                "rank": rank,
-                "arm": 0,
-                "round": 0,
-                "step": step,
-                "bucket": index,
-                "size_bytes": size,
-                "ready_time_ms": 5.0,
-                "done_time_ms": 6.0,
-            }
-            for rank in range(self.ranks)
-            for step in range(3)
-            for index, size in enumerate(self.buckets)
-        ]
+    def _buckets(self) -> pd.DataFrame:
+        places = every(rank=self.ranks, step=3, bucket=len(self.buckets))
+        sizes = places["bucket"].map(dict(enumerate(self.buckets)))
+        return places.assign(arm=0, round=0, size_bytes=sizes, ready_time_ms=5.0, done_time_ms=6.0)
 
     def _placement(self) -> list[dict]:
         row = {"device": "cpu", "cores": 2, "core_list": "0 1", "threads": 1}
@@ -176,67 +171,53 @@ class MadeUp:
         }
         return [{"rank": r} | row | self.facts.get(r, {}) for r in range(self.ranks)]
 
-    def _probes(self) -> list[dict]:
+    def _probes(self) -> pd.DataFrame:
         random = np.random.default_rng(self.seed + 1)
-        rows = []
+        parts = []
         for batch, together in (
             (self.batch // 2, True),
             (self.batch, True),
             (self.batch * 2, True),
             (self.batch, False),
         ):
+            places = every(rank=self.ranks, repeat=5)
             share = self.fixed_share + (1 - self.fixed_share) * batch / self.batch
             share /= 1 if together else self.together
-            for rank in range(self.ranks):
-                for repeat in range(5):
-                    near = np.exp(self.noise * random.standard_normal())
-                    rows.append(
-                        {
-                            "rank": rank,
-                            "arm": 0,
-                            "batch_per_rank": batch,
-                            "together": together,
-                            "repeat": repeat,
-                            "forward_time_ms": self.forward_ms * share * near,
-                            "backward_time_ms": self.backward_ms * share * near,
-                            "optimizer_time_ms": self.optimizer_ms,
-                        }
-                    )
-        return rows
+            share = share * np.exp(self.noise * random.standard_normal(len(places)))
+            parts.append(
+                places.assign(
+                    arm=0,
+                    batch_per_rank=batch,
+                    together=together,
+                    forward_time_ms=self.forward_ms * share,
+                    backward_time_ms=self.backward_ms * share,
+                    optimizer_time_ms=self.optimizer_ms,
+                )
+            )
+        return pd.concat(parts)
 
-    def _ready(self) -> list[dict]:
-        return [
-            {
-                "rank": rank,
-                "iteration": iteration,
-                "ready_index": index,
-                "parameter": f"p{3 - index}",
-                "registration_index": 3 - index,
-                "dtype": "float32",
-                "size_bytes": MIB,
-                "ready_time_ms": self.backward_ms * (index + 1) / 4,
-            }
-            for rank in range(self.ranks)
-            for iteration in range(3)
-            for index in range(4)
-        ]
+    def _ready(self) -> pd.DataFrame:
+        places = every(rank=self.ranks, iteration=3, ready_index=4)
+        number = 3 - places["ready_index"]
+        return places.assign(
+            parameter="p" + number.astype(str),
+            registration_index=number,
+            dtype="float32",
+            size_bytes=MIB,
+            ready_time_ms=self.backward_ms * (places["ready_index"] + 1) / 4,
+        )
 
-    def _all_reduces(self) -> list[dict]:
-        return [
-            {
-                "mode": "sequential",
-                "total_elements": size // 4,
-                "total_bytes": size,
-                "in_flight": 1,
-                "round": round_,
-                "iteration": 0,
-                "rank": rank,
-                "time_ms": self.latency_ms + size / self.bandwidth,
-            }
-            for size in (4, MIB // 16, MIB, 4 * MIB)
-            for round_ in range(3)
-            for rank in range(self.ranks)
-        ]
+    def _all_reduces(self) -> pd.DataFrame:
+        places = every(size=4, round=3, rank=self.ranks)
+        sizes = places.pop("size").map(dict(enumerate((4, MIB // 16, MIB, 4 * MIB))))
+        return places.assign(
+            mode="sequential",
+            total_elements=sizes // 4,
+            total_bytes=sizes,
+            in_flight=1,
+            iteration=0,
+            time_ms=self.latency_ms + sizes / self.bandwidth,
+        )
 
     def _samples(self) -> list[dict]:
         row = {"arm": 0, "processed": 500, "distinct": 500, "shared": 0, "distinct_all_ranks": 1000}
@@ -246,3 +227,33 @@ class MadeUp:
             for epoch in range(2)
             for rank in range(self.ranks)
         ]
+
+
+def as_watched(folder: Path, **environment: object) -> Path:
+    """Lets a run be one of a watched script; returns its folder."""
+    path = folder / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"label": "watch"} | environment))
+    return folder
+
+
+def change_table(folder: Path, name: str = "steps.csv", **columns: object) -> Path:
+    """Replaces columns of a run's table, by numbers or functions of it; returns the folder."""
+    pd.read_csv(folder / name).assign(**columns).to_csv(folder / name, index=False)
+    return folder
+
+
+def case_of(folder: Path, baseline: Path | None = None) -> Case:
+    """Opens a run, and one on one rank beside it."""
+    return Case(open_evidence(folder), baseline and open_evidence(baseline))
+
+
+def verdicts_on(run: Path | Case) -> dict[str, Verdict]:
+    """Returns the verdicts on a run by cause, the main one first."""
+    case = run if isinstance(run, Case) else case_of(run)
+    return {verdict.cause: verdict for verdict in examine_case(case).verdicts}
+
+
+def made_verdict(cause: str, lost_share: float, confidence: str = "high") -> Verdict:
+    """Returns a verdict of few words."""
+    words = dict.fromkeys(("title", "reason", "change"), "")
+    return Verdict(cause=cause, evidence=(), lost_share=lost_share, confidence=confidence, **words)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from scaling_evidence import MadeUp
+from scaling_evidence import MadeUp, as_watched, case_of, change_table, verdicts_on
 
 from common.diagnose.diagnosis import Diagnosis, examine_case, lines_of
 from common.diagnose.evidence.bundle_tables import of_usual_batch
-from common.diagnose.evidence.case import Case
-from common.diagnose.evidence.evidence import open_evidence
 
 ONE_RANK_MS = 0.2 + 30 / 1.1 + 1
 """Of ``MadeUp``'s step: data, both passes alone, and the update."""
@@ -22,16 +19,12 @@ def written(folder: Path, run: MadeUp | None = None, watched: bool = True, **col
     """Writes a run without noise, as of a watched script; ``columns`` replace those of steps."""
     folder = (run or MadeUp(noise=0.0)).write(folder)
     if watched:
-        environment = json.loads((folder / "environment.json").read_text()) | {"label": "watch"}
-        (folder / "environment.json").write_text(json.dumps(environment))
-    steps = pd.read_csv(folder / "steps.csv")
-    steps.assign(**columns).to_csv(folder / "steps.csv", index=False)
-    return folder
+        as_watched(folder)
+    return change_table(folder, **columns)
 
 
 def examined(folder: Path, baseline: Path | None = None) -> Diagnosis:
-    one = None if baseline is None else open_evidence(baseline)
-    return examine_case(Case(open_evidence(folder), one))
+    return examine_case(case_of(folder, baseline))
 
 
 def test_passes_are_those_of_the_steps_mean_size() -> None:
@@ -67,8 +60,8 @@ def test_passes_are_those_of_the_steps_mean_size() -> None:
 def test_passes_of_an_earlier_watch_stay_as_they_are() -> None:
     probes = pd.DataFrame({"rank": [0], "batch_per_rank": [8], "forward_time_ms": [3.0]})
     steps = pd.DataFrame({"warmup": [False], "kind": ["plain"], "micro_batches": [1]})
-    found, _ = of_usual_batch(probes, pd.DataFrame(), steps, batch=16)
-    pd.testing.assert_frame_equal(found, probes)
+    unchanged, _ = of_usual_batch(probes, pd.DataFrame(), steps, batch=16)
+    pd.testing.assert_frame_equal(unchanged, probes)
 
 
 def test_one_rank_is_compared_over_the_same_mixture(tmp_path: Path) -> None:
@@ -80,7 +73,7 @@ def test_one_rank_is_compared_over_the_same_mixture(tmp_path: Path) -> None:
         steps[column] *= factor
     steps["step_time_ms"] += 30 * (factor - 1)
     steps[steps["step"] < 28].to_csv(folder / "steps.csv", index=False)
-    case = Case(open_evidence(folder))
+    case = case_of(folder)
     mean_ms = 33.2  # that of a step whose factor is 1, as the mean of the factors is
     assert case.run.throughput == pytest.approx(64 / mean_ms * 1e3)
     assert case.one_rank_throughput == pytest.approx(32 / ONE_RANK_MS * 1e3)
@@ -92,33 +85,33 @@ def test_time_that_nothing_accounts_for_is_said_and_is_not_healthy(tmp_path: Pat
     healthy = examined(written(tmp_path / "healthy", watched=False), one)
     assert healthy.healthy
     folder = written(tmp_path / "run", watched=False, step_time_ms=93.2, backward_time_ms=80.0)
-    found = examined(folder, one)
-    assert not found.verdicts
-    assert not found.healthy
-    assert found.as_json()["healthy"] is False
+    diagnosis = examined(folder, one)
+    assert not diagnosis.verdicts
+    assert not diagnosis.healthy
+    assert diagnosis.as_json()["healthy"] is False
     # Of 93.2 ms one rank takes 31.2, communication 2; passes together take 1.1 times as long.
     hindered = 90 / 93.2 * (1 - 1 / 1.1)
     left = 1 - 31.2 / 93.2 - 2 / 93.2 - hindered
-    assert found.unexplained.share == pytest.approx(left)
-    assert found.unexplained.low <= found.unexplained.share <= found.unexplained.high
-    told = " ".join(" ".join(lines_of(found)).split())
+    assert diagnosis.unexplained.share == pytest.approx(left)
+    assert diagnosis.unexplained.low <= diagnosis.unexplained.share <= diagnosis.unexplained.high
+    told = " ".join(" ".join(lines_of(diagnosis)).split())
     assert f"Not explained: {left * 100:.3g} % of the step" in told
-    assert "No limiting cause found" not in told
+    assert "No limiting cause diagnosis" not in told
 
 
 def test_what_causes_account_for_is_not_unexplained(tmp_path: Path) -> None:
     one = MadeUp(ranks=1, noise=0.0).write(tmp_path / "one")
     slow = MadeUp(noise=0.0, slow={1: 3.0})
-    found = examined(written(tmp_path / "slow", slow, watched=False), one)
-    assert found.verdicts[0].cause == "slow-rank"
+    diagnosis = examined(written(tmp_path / "slow", slow, watched=False), one)
+    assert diagnosis.verdicts[0].cause == "slow-rank"
     # Of the step's 93.2 ms rank 1 computes 60 more than rank 0, which waits: the mean of both is
     # half of that. So 60 ms are lost, and the mean rank waits for 30.
-    assert found.unexplained.exchanging == pytest.approx(32 / 93.2)
+    assert diagnosis.unexplained.exchanging == pytest.approx(32 / 93.2)
     collected = written(tmp_path / "run", step_time_ms=93.2, collecting_time_ms=60.0)
-    found = examined(collected)
-    assert [verdict.cause for verdict in found.verdicts] == ["garbage-collection"]
-    assert found.unexplained.caused == pytest.approx(60 / 93.2)
-    assert not found.much_unexplained
+    diagnosis = examined(collected)
+    assert [verdict.cause for verdict in diagnosis.verdicts] == ["garbage-collection"]
+    assert diagnosis.unexplained.caused == pytest.approx(60 / 93.2)
+    assert not diagnosis.much_unexplained
 
 
 def test_padding_costs_what_grows_with_the_batch(tmp_path: Path) -> None:
@@ -135,13 +128,15 @@ def test_padding_costs_what_grows_with_the_batch(tmp_path: Path) -> None:
 
 def test_ranks_of_unequal_means_have_not_drifted(tmp_path: Path) -> None:
     # Rank 1 has twice rank 0's elements. Forward passes take 0.2 and 0.8 per mean batch of 10 ms.
-    folder = written(tmp_path / "run")
-    steps = pd.read_csv(folder / "steps.csv")
-    share = (1 + steps["rank"]) / 1.5 * (1 + 0.5 * (-1.0) ** steps["step"])
-    steps["elements"] = 3000 * share
-    steps["forward_time_ms"] = 2 + 8 * share
-    steps.to_csv(folder / "steps.csv", index=False)
-    case = Case(open_evidence(folder))
+    def share(steps: pd.DataFrame) -> pd.Series:
+        return (1 + steps["rank"]) / 1.5 * (1 + 0.5 * (-1.0) ** steps["step"])
+
+    folder = written(
+        tmp_path / "run",
+        elements=lambda steps: 3000 * share(steps),
+        forward_time_ms=lambda steps: 2 + 8 * share(steps),
+    )
+    case = case_of(folder)
     assert case.one_rank_throughput == pytest.approx(32 / ONE_RANK_MS * 1e3)
 
 
@@ -156,4 +151,4 @@ def test_ranks_of_unequal_means_have_not_drifted(tmp_path: Path) -> None:
 )
 def test_other_batches_are_not_called_padded(tmp_path: Path, columns: dict, watched: bool) -> None:
     folder = written(tmp_path / "run", watched=watched, **columns)
-    assert "padding" not in [verdict.cause for verdict in examined(folder).verdicts]
+    assert "padding" not in verdicts_on(folder)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from scaling_evidence import MIB, MadeUp
+from scaling_evidence import MIB, MadeUp, change_table, verdicts_on
 
-from common.diagnose.diagnosis import examine_case
-from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import open_evidence
 
 SENT_MS = 4.0
@@ -33,30 +30,29 @@ def run_of(
     record = {"status": "complete", "network": "NCCL", "packages": {"torch": "2.15.0+cu132"}}
     (folder / "environment.json").write_text(json.dumps(record | environment))
     each_ms, sent_ms = 20.0 / buckets, SENT_MS * 4 / buckets
-    marks = pd.read_csv(folder / "buckets.csv")
     later_ms = each_ms + (sent_ms if waits else 0.0)
-    marks["ready_time_ms"] = each_ms + marks["bucket"] * later_ms
-    # The other rank is late by as much for each bucket, which is no communication.
-    marks["done_time_ms"] = marks["ready_time_ms"] + sent_ms
-    marks.to_csv(folder / "buckets.csv", index=False)
+    change_table(
+        folder,
+        "buckets.csv",
+        ready_time_ms=lambda marks: each_ms + marks["bucket"] * later_ms,
+        # The other rank is late by as much for each bucket, which is no communication.
+        done_time_ms=lambda marks: marks["ready_time_ms"] + sent_ms,
+    )
     if waits or taken != 1.0:
-        steps = pd.read_csv(folder / "steps.csv")
-        for column in ("step_time_ms", "backward_time_ms"):
-            steps[column] += taken * (buckets - 1) * sent_ms
-        steps.to_csv(folder / "steps.csv", index=False)
+        longer_ms = taken * (buckets - 1) * sent_ms
+        change_table(
+            folder,
+            step_time_ms=lambda steps: steps["step_time_ms"] + longer_ms,
+            backward_time_ms=lambda steps: steps["backward_time_ms"] + longer_ms,
+        )
     return folder
-
-
-def found_in(folder: Path) -> dict:
-    return {v.cause: v for v in examine_case(Case(open_evidence(folder))).verdicts}
 
 
 def test_passes_that_wait_for_each_bucket_are_named_with_their_group(tmp_path: Path) -> None:
     """10 ms forward, 20 backward, 12 of waits, 4 of the last bucket, 1.2 besides: 12 of 47 ms."""
     folder = run_of(tmp_path / "run", NCCL2)
-    found = found_in(folder)
-    verdict = found["no-overlap"]
-    assert list(found) == ["no-overlap"]
+    [verdict] = verdicts_on(folder).values()
+    assert verdict.cause == "no-overlap"
     assert verdict.lost_share == pytest.approx(12 / 47.2, abs=0.02)
     assert verdict.confidence == "high"
     assert "TORCH_DIST_USE_NCCL2=0" in verdict.change
@@ -73,7 +69,7 @@ def test_passes_that_wait_for_each_bucket_are_named_with_their_group(tmp_path: P
     ids=["another class", "earlier record"],
 )
 def test_without_a_class_known_to_wait_it_is_less_sure(tmp_path: Path, environment: dict) -> None:
-    verdict = found_in(run_of(tmp_path / "run", environment))["no-overlap"]
+    verdict = verdicts_on(run_of(tmp_path / "run", environment))["no-overlap"]
     assert verdict.confidence == "medium"
     assert "get_future" in verdict.reason
     assert ("TORCH_DIST_USE_NCCL2" in verdict.change) == ("backend" in environment)
@@ -82,17 +78,18 @@ def test_without_a_class_known_to_wait_it_is_less_sure(tmp_path: Path, environme
 def test_a_class_known_to_wait_needs_no_probes(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", NCCL2)
     (folder / "probes.csv").unlink()
-    assert "no-overlap" in found_in(folder)
+    assert "no-overlap" in verdicts_on(folder)
     (folder / "environment.json").write_text("{}")
-    assert "no-overlap" not in found_in(folder)
+    assert "no-overlap" not in verdicts_on(folder)
 
 
 def test_a_late_rank_is_waited_for_and_no_communication(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", NCCL2)
-    marks = pd.read_csv(folder / "buckets.csv")
-    early = marks["rank"] == 0
-    marks.loc[early, "ready_time_ms"] -= 3.0  # of each bucket, in a pass of 15 ms by itself
-    marks.to_csv(folder / "buckets.csv", index=False)
+    change_table(  # 3 ms of each bucket, in a pass of 15 ms by itself
+        folder,
+        "buckets.csv",
+        ready_time_ms=lambda marks: marks["ready_time_ms"] - 3.0 * (marks["rank"] == 0),
+    )
     by_rank = open_evidence(folder).parts.by_rank.set_index("rank")
     assert by_rank["communication_ms"].tolist() == pytest.approx([16, 16], rel=0.02)
     assert by_rank["waiting_ms"][0] - by_rank["waiting_ms"][1] == pytest.approx(9, abs=0.5)
@@ -116,14 +113,14 @@ def test_it_is_not_named_where_nothing_waits_or_something_else_does(
     tmp_path: Path, environment: dict, options: dict
 ) -> None:
     folder = run_of(tmp_path / "run", environment, **options)
-    assert "no-overlap" not in found_in(folder)
+    assert "no-overlap" not in verdicts_on(folder)
     assert open_evidence(folder).waits is None
 
 
 def test_a_cap_that_needs_overlap_says_so(tmp_path: Path) -> None:
     """One bucket of 16 ms after a pass of 20: smaller ones would hide, in a group that overlaps."""
-    changes = [
-        found_in(run_of(tmp_path / name, {"process_group": name}, buckets=1))["bucket-cap"].change
-        for name in ("ProcessGroupNCCL", "ProcessGroupNCCL2")
-    ]
+    changes = []
+    for name in ("ProcessGroupNCCL", "ProcessGroupNCCL2"):
+        folder = run_of(tmp_path / name, {"process_group": name}, buckets=1)
+        changes.append(verdicts_on(folder)["bucket-cap"].change)
     assert ["TORCH_DIST_USE_NCCL2" in change for change in changes] == [False, True]

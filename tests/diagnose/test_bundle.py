@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import gzip
-import json
 import tarfile
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from bundle_support import step_row, with_steps, with_surroundings, write_bundle
+from bundle_support import (
+    add_rows,
+    change_rows,
+    opened,
+    step_row,
+    with_surroundings,
+    with_values,
+    write_bundle,
+)
 
 from common.diagnose.causes.ranks import slow_rank, unequal_lengths
 from common.diagnose.causes.validity import mixed_configurations
 from common.diagnose.diagnosis import examine_case
 from common.diagnose.evidence.bundle import Bundle, is_bundle, read_bundle
-from common.diagnose.evidence.bundle_tables import tables_of, write_run
-from common.diagnose.evidence.case import Case
-from common.diagnose.evidence.evidence import NotJudged, open_evidence
+from common.diagnose.evidence.bundle_tables import tables_of
+from common.diagnose.evidence.evidence import NotJudged
 from common.errors import UserError
 
 
@@ -36,8 +42,7 @@ def test_the_exchange_is_divided_into_communication_and_waiting(tmp_path: Path) 
 
 
 def test_its_tables_open_as_a_run(tmp_path: Path) -> None:
-    folder = write_run(read_bundle(write_bundle(tmp_path / "b")), tmp_path / "tables")
-    evidence = open_evidence(folder)
+    evidence = opened(write_bundle(tmp_path / "b")).run
     assert evidence.watched
     assert evidence.world_size == 2
     assert evidence.batch_per_rank == 8
@@ -104,22 +109,19 @@ def test_a_resumed_job_is_judged_by_its_first_start_with_a_step(
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda b: [f.unlink() for f in b.iterdir()], "no bundle"),
-        (lambda b: [f.write_text("{") for f in b.iterdir()], "no rank says who it was"),
-        (lambda b: write_bundle(b / "new", format=2), "take a newer one"),
-        (
-            lambda b: [
-                f.write_text("\n".join(f.read_text().splitlines()[:2])) for f in b.iterdir()
-            ],
-            "no step was seen",
-        ),
+        (lambda text: None, "no bundle"),
+        (lambda text: "{", "no rank says who it was"),
+        (lambda text: text.replace('"format": 1', '"format": 2'), "take a newer one"),
+        (lambda text: "\n".join(text.splitlines()[:2]), "no step was seen"),
     ],
 )
 def test_what_is_none_is_refused_in_a_line(tmp_path: Path, spoil, said: str) -> None:
     folder = write_bundle(tmp_path / "b")
-    spoil(folder)
-    if (folder / "new").is_dir():
-        folder = folder / "new"
+    for file in folder.iterdir():
+        text = spoil(file.read_text())
+        file.unlink()
+        if text is not None:
+            file.write_text(text)
     with pytest.raises(UserError, match=said) as raised:
         read_bundle(folder)
     assert len(str(raised.value).splitlines()) == 1
@@ -138,20 +140,14 @@ def test_other_files_named_after_ranks_are_left_alone(tmp_path: Path) -> None:
         read_bundle(folder)
 
 
-def test_a_packed_bundle_that_was_cut_off_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "b.tar.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
-    with pytest.raises(UserError, match="cannot be unpacked"):
-        read_bundle(tmp_path / "b.tar.gz")
-
-
 @pytest.mark.parametrize(("update_ms", "waited_ms"), [(41.0, 37.0), (11.0, 10.0), (1.0, 0.0)])
 def test_waiting_for_a_late_update_is_no_time_for_data(
     tmp_path: Path, update_ms: float, waited_ms: float
 ) -> None:
     bundle = write_bundle(tmp_path / "b")
     # A collective after the fetch lets rank 1 wait as far as rank 0 is late; the rest is its own.
-    with_steps(bundle, 0, fetch_time_ms=0.5, optimizer_time_ms=update_ms)
-    with_steps(bundle, 1, fetch_time_ms=0.5, data_time_ms=38.0)
+    with_values(bundle, "steps", (0,), fetch_time_ms=0.5, optimizer_time_ms=update_ms)
+    with_values(bundle, "steps", (1,), fetch_time_ms=0.5, data_time_ms=38.0)
     steps = tables_of(read_bundle(bundle))["steps.csv"].set_index(["rank", "step"])
     assert steps["data_time_ms"].to_dict() == {
         (0, 0): 1.0,
@@ -164,33 +160,17 @@ def test_waiting_for_a_late_update_is_no_time_for_data(
 
 def test_buckets_are_those_of_the_last_backward_pass(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "b")
-    for rank in (0, 1):
-        rows = [
-            {
-                "table": "buckets",
-                "step": step,
-                "bucket": index,
-                "size_bytes": 1000 * (index % 2 + 1),
-            }
-            | {"ready_time_ms": 10.0 * index - 20.0, "done_time_ms": 10.0 * index - 15.0}
-            for step in (0, 1)
-            for index in range(4)  # two micro-batches, of two buckets each
-        ]
-        with (bundle / f"rank{rank}.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    rows = [
+        {"table": "buckets", "step": step, "bucket": index, "size_bytes": 1000 * (index % 2 + 1)}
+        | {"ready_time_ms": 10.0 * index - 20.0, "done_time_ms": 10.0 * index - 15.0}
+        for step in (0, 1)
+        for index in range(4)  # two micro-batches, of two buckets each
+    ]
+    add_rows(bundle, *rows)
     buckets = tables_of(read_bundle(bundle))["buckets.csv"]
     found = buckets.groupby(["rank", "step"])[["bucket", "size_bytes"]].agg(list)
     assert found["bucket"].tolist() == [[0, 1]] * 4
     assert found["size_bytes"].tolist() == [[1000, 2000]] * 4
-
-
-def changed_rows(folder: Path, table: str, change: dict, ranks: tuple[int, ...] = (0, 1)) -> None:
-    """Changes the rows of a table in a bundle."""
-    for rank in ranks:
-        path = folder / f"rank{rank}.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [row | change if row["table"] == table else row for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.mark.parametrize(
@@ -207,9 +187,9 @@ def changed_rows(folder: Path, table: str, change: dict, ranks: tuple[int, ...] 
 )
 def test_other_work_on_the_ranks_cores_leaves_hints(tmp_path: Path, changed, state: str) -> None:
     folder = write_bundle(tmp_path / "b")
-    changed_rows(folder, "steps", {"data_time_ms": 6.0})
+    with_values(folder, "steps", data_time_ms=6.0)
     with_surroundings(folder, **changed)
-    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
+    case = opened(folder)
     assert case.run.opened.machine_state == state
     diagnosis = examine_case(case)
     assert ("hint" in diagnosis.summary) == (state == "disturbed")
@@ -231,21 +211,19 @@ def test_a_stall_is_over_if_a_later_step_came_or_the_script_ended_by_itself(
 ) -> None:
     # A stall after step 8; a rank may have gone on after an earlier one, which says nothing of it.
     folder = write_bundle(tmp_path / "b")
-    changed_rows(folder, "end", {"status": status})
+    with_values(folder, "end", status=status)
     rows = [{"table": "stalled", "step": 8, "seconds": 60.0, "phase": "data", "stack": ["a"]}]
     if resumed_at is not None:
         rows.append({"table": "resumed", "step": resumed_at, "seconds": 61.0})
-    with (folder / "rank1.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    add_rows(folder, *rows, ranks=(1,))
     assert tables_of(read_bundle(folder))["stalls.csv"]["resumed"].tolist() == [goes_on]
 
 
 def test_steps_whose_samples_are_not_known_name_no_rank(tmp_path: Path) -> None:
     # A model that is called with an object of its own kind: samples are 0.
     folder = write_bundle(tmp_path / "b")
-    counts = dict.fromkeys(("samples", "tokens", "padded_tokens"), 0)
-    changed_rows(folder, "steps", counts)
-    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
+    with_values(folder, "steps", samples=0, tokens=0, padded_tokens=0)
+    case = opened(folder)
     for cause in (slow_rank, unequal_lengths):
         with pytest.raises(NotJudged, match="samples"):
             cause(case)
@@ -258,16 +236,30 @@ def test_batches_of_no_fixed_number_are_not_compared(
 ) -> None:
     # Rank 0 takes 8 samples in both steps. Rank 1 takes fewer, or what a budget of tokens makes.
     folder = write_bundle(tmp_path / "b")
-    path = folder / "rank1.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
-        if row["table"] == "steps":
-            row["samples"] = of_rank_1[row["step"]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = mixed_configurations(
-        Case(open_evidence(write_run(read_bundle(folder), tmp_path / "r")))
-    )
+
+    def other(row: dict) -> dict:
+        return row | {"samples": of_rank_1[row["step"]]} if row["table"] == "steps" else row
+
+    change_rows(folder, other, ranks=(1,))
+    found = mixed_configurations(opened(folder))
     assert bool(found and "samples of a step" in str(found.evidence)) == differs
+
+
+def slow_bundle(tmp_path: Path, waits_ms: float, sending_ms: float | None) -> Path:
+    """Writes a bundle whose rank 1 sleeps 20 ms in a pass that takes 8 ms by itself.
+
+    Passes that send their gradients take ``sending_ms``; None where they were not measured.
+    """
+    folder = write_bundle(tmp_path / "b")
+    with_values(folder, "steps", step_time_ms=40.0)
+    with_values(folder, "steps", (1,), forward_time_ms=23.0, exchange_time_ms=waits_ms)
+    passed = {"repeat": 0, "forward_time_ms": 3.0, "backward_time_ms": 5.0}
+    probe = {"table": "probes", "batch_per_rank": 8} | passed
+    add_rows(folder, probe | {"together": True}, probe | {"together": False})
+    if sending_ms is not None:
+        sent = {"table": "passes-exchanging", "iteration": 0}
+        add_rows(folder, passed | sent | {"exchange_time_ms": sending_ms - 8.0})
+    return folder
 
 
 @pytest.mark.parametrize("waits_ms", [0.0, 15.0])
@@ -277,41 +269,17 @@ def test_equal_ranks_send_while_all_of_them_compute(
 ) -> None:
     # Rank 1 sleeps 20 ms in a pass of 8 ms; its exchange is hidden, as the other's core is free.
     # Where all compute, a pass that sends its gradients takes longer than one that does not.
-    folder = write_bundle(tmp_path / "b")
-    changed_rows(folder, "steps", {"step_time_ms": 40.0})
-    slow = {"forward_time_ms": 23.0, "exchange_time_ms": waits_ms}
-    changed_rows(folder, "steps", slow, ranks=(1,))
+    folder = slow_bundle(tmp_path, waits_ms, sending_ms)
     if waits_ms:  # for another reason: it is no time that the rank itself would save
         then_ms = 8.0
-    for rank in (0, 1):
-        passed = {"repeat": 0, "forward_time_ms": 3.0, "backward_time_ms": 5.0}
-        probe = {"table": "probes", "batch_per_rank": 8} | passed
-        rows = [probe | {"together": True}, probe | {"together": False}]
-        if sending_ms is not None:
-            sent = {"table": "passes-exchanging", "iteration": 0}
-            rows.append(passed | sent | {"exchange_time_ms": sending_ms - 8.0})
-        with (folder / f"rank{rank}.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
-    found = slow_rank(case)
+    found = slow_rank(opened(folder))
     assert found.title == "rank 1's forward pass is slow"
     assert found.lost_share == pytest.approx((28.0 - then_ms) / 40.0)
     assert ("Once no rank is late" in str(found.evidence)) == (then_ms > 8.0)
 
 
 def test_a_rank_is_not_slow_if_all_are_as_slow_once_nobody_waits(tmp_path: Path) -> None:
-    folder = write_bundle(tmp_path / "b")
-    changed_rows(folder, "steps", {"step_time_ms": 40.0})
-    changed_rows(folder, "steps", {"forward_time_ms": 23.0, "exchange_time_ms": 0.0}, ranks=(1,))
-    passed = {"repeat": 0, "forward_time_ms": 3.0, "backward_time_ms": 5.0}
-    probe = {"table": "probes", "batch_per_rank": 8} | passed
-    sent = passed | {"table": "passes-exchanging", "iteration": 0, "exchange_time_ms": 19.5}
-    for rank in (0, 1):
-        rows = [probe | {"together": True}, probe | {"together": False}, sent]
-        with (folder / f"rank{rank}.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    run = write_run(read_bundle(folder), tmp_path / "run")
-    assert slow_rank(Case(open_evidence(run))) is None
+    assert slow_rank(opened(slow_bundle(tmp_path, waits_ms=0.0, sending_ms=27.5))) is None
 
 
 @pytest.mark.parametrize(("plain_ms", "is_slow"), [(40.0, True), (20.0, False)])
@@ -321,18 +289,23 @@ def test_what_slows_the_watched_steps_alone_is_no_slow_rank(
     # Rank 1 takes 20 ms longer in the steps whose buckets are watched; plain steps show whether it
     # always does.
     folder = write_bundle(tmp_path / "b")
-    changed_rows(folder, "steps", {"step_time_ms": 40.0})
-    changed_rows(folder, "steps", {"forward_time_ms": 23.0}, ranks=(1,))
+    with_values(folder, "steps", step_time_ms=40.0)
+    with_values(folder, "steps", (1,), forward_time_ms=23.0)
     plain = {"kind": "plain", "exchange_time_ms": None, "step_time_ms": plain_ms}
     for rank in (0, 1):
         rows = [step_row(rank, 0) | plain | {"step": step} for step in (2, 3)]
-        with (folder / f"rank{rank}.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
-    assert bool(slow_rank(case)) == is_slow
+        add_rows(folder, *rows, ranks=(rank,))
+    assert bool(slow_rank(opened(folder))) == is_slow
 
 
-@pytest.mark.parametrize("content", [b"", gzip.compress(b"x" * 9999, mtime=0)[:10] + b"\xff" * 99])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x1f\x8b\x08\x00broken",
+        gzip.compress(b"x" * 9999, mtime=0)[:10] + b"\xff" * 99,
+    ],
+)
 def test_what_is_no_archive_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.tar.gz").write_bytes(content)
     with pytest.raises(UserError, match="cannot be unpacked") as told:

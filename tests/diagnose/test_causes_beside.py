@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -10,12 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from scaling_evidence import MIB, MadeUp
+from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table, verdicts_on
 
 from common.diagnose.causes.over_steps import growing_memory, reserved_memory, unequal_memory
-from common.diagnose.diagnosis import examine_case
-from common.diagnose.evidence.case import Case, Verdict
-from common.diagnose.evidence.evidence import open_evidence
+from common.diagnose.evidence.case import Case
 from common.diagnose.frameworks import ACCELERATE, TRAINER
 from common.tables import STACK_COLUMNS
 
@@ -36,23 +33,20 @@ def watched(
         costs: cost, bytes and ms.
         columns: column of ``steps.csv`` → a number, or a function of that table.
     """
-    run.write(folder)
-    path = folder / "environment.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"label": "watch"}))
-    steps = pd.read_csv(folder / "steps.csv")
-    steps = steps.assign(fetch_time_ms=steps["data_time_ms"], evaluation_time_ms=0.0)
-    exchange_ms = steps["communication_time_ms"] + steps["waiting_time_ms"]
-    steps = steps.assign(whole_backward_time_ms=steps["backward_time_ms"] + exchange_ms)
-    steps.assign(**columns).to_csv(folder / "steps.csv", index=False)
+    as_watched(run.write(folder))
+    backward = ["backward_time_ms", "communication_time_ms", "waiting_time_ms"]
+    change_table(
+        folder,
+        fetch_time_ms=lambda steps: steps["data_time_ms"],
+        evaluation_time_ms=0.0,
+        whole_backward_time_ms=lambda steps: steps[backward].sum(axis=1),
+    )
+    change_table(folder, **columns)
     rows = [(rank, *look) for look in looks for rank in range(run.ranks)]
     pd.DataFrame(rows, columns=STACK_COLUMNS).to_csv(folder / "stacks.csv", index=False)
     table = pd.DataFrame(costs, columns=["cost", "size_bytes", "time_ms"])
     table.assign(rank=0, repeat=0).to_csv(folder / "costs.csv", index=False)
-    return Case(open_evidence(folder))
-
-
-def found(case: Case) -> dict[str, Verdict]:
-    return {verdict.cause: verdict for verdict in examine_case(case).verdicts}
+    return case_of(folder)
 
 
 def with_facts(**facts: object) -> dict[int, Mapping[str, object]]:
@@ -77,7 +71,7 @@ def test_a_scripts_own_exchange_is_named_with_its_line(tmp_path, run, call, titl
         ("optimizer", "/my/train.py:31 step", f"torch.distributed.{call}", 75),
         ("optimizer", "/my/train.py:40 main", "torch.optim.sgd.step", 25),
     )
-    verdict = found(watched(tmp_path / "run", run, looks))["own-exchange"]
+    verdict = verdicts_on(watched(tmp_path / "run", run, looks))["own-exchange"]
     assert title in verdict.title
     assert "(train.py:31)" in verdict.title
     assert change in verdict.change
@@ -94,14 +88,14 @@ def test_an_exchange_after_a_fetch_is_no_loading(tmp_path) -> None:
         ("copy", "/my/train.py:32 main", "", 10),
     )
     times = {"data_time_ms": 12.2, "fetch_time_ms": 0.2, "step_time_ms": 45.2}
-    causes = found(watched(tmp_path / "run", looks=looks, **times))
+    causes = verdicts_on(watched(tmp_path / "run", looks=looks, **times))
     assert causes["own-exchange"].lost_share == pytest.approx(0.9 * 12 / 45.5, rel=0.01)
     assert "data-loading" not in causes
 
 
 def test_a_loader_that_starts_between_steps_is_no_other_work(tmp_path) -> None:
     looks = (("between", "/my/train.py:31 main", "torch.utils.data.dataloader.__iter__", 100),)
-    assert not found(watched(tmp_path / "run", looks=looks, between_time_ms=10.0))
+    assert not verdicts_on(watched(tmp_path / "run", looks=looks, between_time_ms=10.0))
 
 
 @pytest.mark.parametrize(("optimizer_ms", "is_named"), [(3.0, True), (1.5, False)])
@@ -110,7 +104,7 @@ def test_work_of_a_scripts_own_before_its_update_is_named_from_a_twentieth_on(
 ) -> None:
     looks = (("optimizer", "/my/train.py:31 average", "", 100),)
     case = watched(tmp_path / "run", MadeUp(noise=0.001, optimizer_ms=optimizer_ms), looks)
-    assert ("heavy-update" in found(case)) == is_named
+    assert ("heavy-update" in verdicts_on(case)) == is_named
 
 
 @pytest.mark.parametrize(
@@ -131,9 +125,9 @@ def test_an_update_that_all_ranks_take_long_for_is_named(
         facts=with_facts(**{"optimizer": "AdamW", "is_fused": False} | facts),
     )
     looks = (("optimizer", "/my/train.py:31 step", call, 100),)
-    verdict = found(watched(tmp_path / "run", run, looks, costs=(("copy", 4 * MIB, 1.0),))).get(
-        "heavy-update"
-    )
+    verdict = verdicts_on(
+        watched(tmp_path / "run", run, looks, costs=(("copy", 4 * MIB, 1.0),))
+    ).get("heavy-update")
     assert (verdict is None) == (not title)
     if title:
         assert title in verdict.title
@@ -158,7 +152,7 @@ def test_a_pass_that_is_longer_in_the_training_is_named(tmp_path, longer_ms, spe
         whole_backward_time_ms=lambda steps: speed * steps["backward_time_ms"] + 2,
         step_time_ms=lambda steps: speed * 30 + 3.2 + longer_ms,
     )
-    verdict = found(case).get("beside-the-model")
+    verdict = verdicts_on(case).get("beside-the-model")
     assert (verdict is None) == (not longer_ms)
     if verdict:
         assert "forward passes take 14 ms longer" in verdict.title
@@ -177,7 +171,7 @@ def test_what_comes_once_an_epoch_is_named_with_its_period(tmp_path, late_ms, wo
         data_time_ms=lambda steps: 0.2 + late_ms * (steps["step"] % 10 == 0),
         step_time_ms=lambda steps: 33.2 + late_ms * (steps["step"] % 10 == 0),
     )
-    verdict = found(case).get("epoch-start")
+    verdict = verdicts_on(case).get("epoch-start")
     assert (verdict is None) == (late_ms < 100)
     if verdict:
         assert "every 10 steps an epoch begins" in verdict.title
@@ -222,7 +216,7 @@ def test_a_change_names_arguments_that_the_framework_has() -> None:
 def test_a_change_is_said_in_the_words_of_who_trains(tmp_path, framework: str) -> None:
     facts = with_facts(framework=framework, buffers_bytes=MIB)
     case = watched(tmp_path / "run", MadeUp(noise=0.001, facts=facts), buffers_time_ms=5.0)
-    change = found(case)["sent-buffers"].change
+    change = verdicts_on(case)["sent-buffers"].change
     words = {
         "Trainer": "TrainingArguments(ddp_broadcast_buffers=False)",
         "accelerate": "DistributedDataParallelKwargs(broadcast_buffers=False)",

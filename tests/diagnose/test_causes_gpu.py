@@ -7,25 +7,24 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from scaling_evidence import MadeUp
-from test_causes_machine import GPU, HEALTHY, network
+from scaling_evidence import MadeUp, as_watched, case_of
+from test_causes_machine import GPU, HEALTHY, ON_GPU
 
+from common.diagnose.causes.all_causes import GPU_CAUSES
 from common.diagnose.causes.settings import NOT_ON_A_GPU
-from common.diagnose.diagnosis import GPU_CAUSES, diagnose_folder
-from common.diagnose.evidence.case import MINOR, Case, Verdict
-from common.diagnose.evidence.evidence import SURROUNDING_COLUMNS, NotJudged, open_evidence
-
-ON_GPU = MadeUp(placement={"device": "cuda:0"})
+from common.diagnose.diagnosis import diagnose_folder
+from common.diagnose.evidence.case import MINOR, Verdict
+from common.diagnose.evidence.evidence import SURROUNDING_COLUMNS, NotJudged
 
 
 def write(folder: Path, run: MadeUp = ON_GPU, **facts: object) -> Path:
     """Writes a made-up run of a watched script, with further facts of all ranks."""
     every = dict.fromkeys(range(run.ranks), facts)
-    return network(replace(run, facts=every).write(folder), "NCCL within one host")
+    return as_watched(replace(run, facts=every).write(folder), network="NCCL within one host")
 
 
 def judge(cause: str, folder: Path) -> Verdict | None:
-    return GPU_CAUSES[cause](Case(open_evidence(folder)))
+    return GPU_CAUSES[cause](case_of(folder))
 
 
 def named(cause: str, folder: Path) -> Verdict:
@@ -78,22 +77,6 @@ def test_norms_are_told_by_their_number_where_no_all_reduce_was_measured(tmp_pat
     assert len(verdict.evidence) == 1
 
 
-@pytest.mark.parametrize(("norms", "latency_ms"), [(0, 0.2), (20, 0.001)])
-def test_no_norms_or_a_quick_network_are_no_cause(norms, latency_ms, tmp_path):
-    run = replace(ON_GPU, latency_ms=latency_ms)
-    assert judge("synchronised-norms", write(tmp_path, run, synchronised_norms=norms)) is None
-
-
-def test_norms_of_one_rank_exchange_nothing(tmp_path):
-    folder = write(tmp_path, replace(ON_GPU, ranks=1), synchronised_norms=20)
-    assert judge("synchronised-norms", folder) is None
-
-
-def test_norms_that_nobody_counted_are_not_judged(tmp_path):
-    with pytest.raises(NotJudged, match="no synchronised_norms"):
-        judge("synchronised-norms", write(tmp_path))
-
-
 def test_norms_are_ranked_by_what_they_cost_after_what_is_measured(tmp_path):
     run = replace(ON_GPU, data_ms=12.0)
     folder = write(tmp_path, run, synchronised_norms=60)
@@ -129,20 +112,6 @@ def test_a_gpu_without_bfloat16_is_told_float16_and_a_scaler(tmp_path):
     assert "torch.float16" in verdict.change
     assert "GradScaler" in verdict.change
     assert "TF32" not in verdict.evidence[0]
-
-
-@pytest.mark.parametrize(
-    ("run", "facts"),
-    [
-        (ON_GPU, WIDE | {"compute_dtype": "bfloat16"}),
-        (ON_GPU, WIDE | {"gradient_dtype": "bfloat16"}),
-        (ON_GPU, WIDE | {"gpu_capability": "6.1"}),
-        (replace(ON_GPU, data_ms=60.0), WIDE),  # passes are less than half of the step
-        (MadeUp(), WIDE),
-    ],
-)
-def test_where_16_bits_are_there_or_would_not_pay_nothing_is_said(run, facts, tmp_path):
-    assert judge("no-mixed-precision", write(tmp_path, run, **facts)) is None
 
 
 # Waits of the host.
@@ -198,12 +167,6 @@ def test_waits_that_are_needed_or_rare_are_no_cause(waits, a_step, tmp_path):
     assert judge("host-waits", folder) is None
 
 
-def test_where_nobody_looked_waits_are_not_judged_but_on_a_cpu_there_are_none(tmp_path):
-    with pytest.raises(NotJudged, match="no host_waits"):
-        judge("host-waits", write(tmp_path / "gpu"))
-    assert judge("host-waits", write(tmp_path / "cpu", MadeUp())) is None
-
-
 # Copies of batches.
 
 COPY = (0, "copy", "train.py:12 main", "", 2.0)
@@ -226,20 +189,46 @@ def test_copies_that_the_host_waits_for_are_named(pinned, waits, level, said, tm
     assert ("pin_memory=True" in verdict.change) != pinned
 
 
-@pytest.mark.parametrize(
-    ("run", "facts"),
-    [
-        (ON_GPU, {"pin_memory": True, "batches_on_host": True}),
-        (ON_GPU, {"pin_memory": False, "batches_on_host": False}),
-        (MadeUp(), {"pin_memory": False, "batches_on_host": True}),
-    ],
-)
-def test_copies_that_nobody_waits_for_are_no_cause(run, facts, tmp_path):
-    assert judge("unpinned-copies", with_waits(write(tmp_path, run, **facts))) is None
-
-
-def test_without_a_loader_copies_are_not_judged_and_without_counts_by_pinning_alone(tmp_path):
-    with pytest.raises(NotJudged, match="no DataLoader"):
-        judge("unpinned-copies", write(tmp_path / "none"))
+def test_copies_that_nobody_counted_are_judged_by_pinning_alone(tmp_path):
     folder = write(tmp_path / "uncounted", pin_memory=False, batches_on_host=True)
     assert named("unpinned-copies", folder).confidence == "low"
+
+
+# No cause.
+
+NORMS, COPIES = {"synchronised_norms": 20}, {"pin_memory": False, "batches_on_host": True}
+
+
+@pytest.mark.parametrize(
+    ("cause", "run", "facts"),
+    [
+        ("synchronised-norms", ON_GPU, {"synchronised_norms": 0}),
+        ("synchronised-norms", replace(ON_GPU, latency_ms=0.001), NORMS),
+        ("synchronised-norms", replace(ON_GPU, ranks=1), NORMS),
+        ("no-mixed-precision", ON_GPU, WIDE | {"compute_dtype": "bfloat16"}),
+        ("no-mixed-precision", ON_GPU, WIDE | {"gradient_dtype": "bfloat16"}),
+        ("no-mixed-precision", ON_GPU, WIDE | {"gpu_capability": "6.1"}),
+        # Passes are less than half of the step.
+        ("no-mixed-precision", replace(ON_GPU, data_ms=60.0), WIDE),
+        ("no-mixed-precision", MadeUp(), WIDE),
+        ("host-waits", MadeUp(), {}),
+        ("unpinned-copies", ON_GPU, COPIES | {"pin_memory": True}),
+        ("unpinned-copies", ON_GPU, COPIES | {"batches_on_host": False}),
+        ("unpinned-copies", MadeUp(), COPIES),
+    ],
+)
+def test_what_is_right_or_would_not_pay_is_no_cause(cause, run, facts, tmp_path):
+    assert judge(cause, with_waits(write(tmp_path, run, **facts))) is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("synchronised-norms", "no synchronised_norms"),
+        ("host-waits", "no host_waits"),
+        ("unpinned-copies", "no DataLoader"),
+    ],
+)
+def test_what_nobody_looked_at_is_not_judged(cause, said, tmp_path):
+    with pytest.raises(NotJudged, match=said):
+        judge(cause, write(tmp_path))

@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from bundle_support import write_bundle
+from bundle_support import add_rows, opened, with_values, write_bundle
 from command_line import ddplab
-
-from common.diagnose.diagnosis import examine_case
-from common.diagnose.evidence.bundle import read_bundle
-from common.diagnose.evidence.bundle_tables import write_run
-from common.diagnose.evidence.case import Case, Verdict
-from common.diagnose.evidence.evidence import open_evidence
+from scaling_evidence import verdicts_on
 
 SCRIPT = """
 import torch
@@ -56,25 +51,18 @@ for _ in range(50):
 """
 
 
-def verdicts_of(folder: Path, tmp_path: Path) -> dict[str, Verdict]:
-    run = open_evidence(write_run(read_bundle(folder), tmp_path / "run"))
-    return {verdict.cause: verdict for verdict in examine_case(Case(run)).verdicts}
-
-
 def bundle_with(tmp_path: Path, without: str, lean_ms: float, **noted: float) -> Path:
     """Writes a bundle of which passes of 8 ms take ``lean_ms`` without something."""
     folder = write_bundle(tmp_path / "b")
-    for rank in (0, 1):
-        rows = [
-            {"table": "lean-passes", "without": without, "unused_bytes": 0}
-            | {"lean": lean, "repeat": repeat, "forward_time_ms": 1.0}
-            | {"backward_time_ms": (lean_ms if lean else 8.0) - 1 + 0.01 * repeat}
-            | noted
-            for repeat in range(5)
-            for lean in (False, True)
-        ]
-        with (folder / f"rank{rank}.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    rows = [
+        {"table": "lean-passes", "without": without, "unused_bytes": 0}
+        | {"lean": lean, "repeat": repeat, "forward_time_ms": 1.0}
+        | {"backward_time_ms": (lean_ms if lean else 8.0) - 1 + 0.01 * repeat}
+        | noted
+        for repeat in range(5)
+        for lean in (False, True)
+    ]
+    add_rows(folder, *rows)
     return folder
 
 
@@ -101,7 +89,7 @@ def test_needless_work_costs_what_passes_take_longer(
     tmp_path: Path, lean_ms: float, without: str, noted: dict, cause: str, title: str, beside_ms
 ) -> None:
     """Passes of 8 ms of steps of 10 ms and an exchange (mean 3, the shorter 1.5), update 1 ms."""
-    verdict = verdicts_of(bundle_with(tmp_path, without, lean_ms, **noted), tmp_path).get(cause)
+    verdict = verdicts_on(opened(bundle_with(tmp_path, without, lean_ms, **noted))).get(cause)
     if lean_ms == 8.0 and not beside_ms:
         assert verdict is None
         return
@@ -113,20 +101,17 @@ def test_needless_work_costs_what_passes_take_longer(
 def test_activations_that_do_not_fit_are_rightly_computed_twice(tmp_path: Path) -> None:
     """Two ranks of one machine would each take 3 of 4 GiB."""
     folder = bundle_with(tmp_path, "activation checkpointing", 2.0, **KEPT | {"needed_bytes": 3e9})
-    assert "needless-recomputation" not in verdicts_of(folder, tmp_path)
+    assert "needless-recomputation" not in verdicts_on(opened(folder))
 
 
 def test_buffers_sent_before_each_pass_are_a_cause(tmp_path: Path) -> None:
     """Rank 1 comes 2 ms later and waits for nobody: 4 ms of 16 are the sending."""
     folder = write_bundle(tmp_path / "b")
+    with_values(folder, "facts", broadcast_buffers=True, buffers_bytes=1 << 20)
     for rank in (0, 1):
-        path = folder / f"rank{rank}.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        extra = {"steps": {"buffers_time_ms": 6.0 - 2 * rank, "step_time_ms": 16.0}}
-        extra["facts"] = {"broadcast_buffers": True, "buffers_bytes": 1 << 20}
-        rows = [row | extra.get(row["table"], {}) for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    verdict = verdicts_of(folder, tmp_path)["sent-buffers"]
+        times_ms = {"buffers_time_ms": 6.0 - 2 * rank, "step_time_ms": 16.0}
+        with_values(folder, "steps", (rank,), **times_ms)
+    verdict = verdicts_on(opened(folder))["sent-buffers"]
     assert "1 MiB of buffers" in verdict.title
     assert verdict.lost_share == pytest.approx(0.25)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -11,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from bundle_support import with_steps, write_bundle
-from scaling_evidence import MadeUp
-from test_causes_machine import network
-from test_postmortem import STEP_US, span, trace
+from bundle_support import with_values, write_bundle
+from scaling_evidence import MadeUp, as_watched
+from test_postmortem import span, trace, write_trace
 
 from common.diagnose.diagnosis import diagnose_folder
 from common.diagnose.opened import Opened, open_diagnosis, open_postmortem
@@ -27,8 +24,7 @@ def opened(folder: Path, *passes: tuple[int, int], steps: int = 3, gpu: bool = T
     """Diagnoses a bundle of a model under FSDP whose ranks compute and exchange for so many µs."""
     folder.mkdir(exist_ok=True)
     bundle = write_bundle(folder / "b")
-    for rank in (0, 1):
-        with_steps(bundle, rank, kind="plain", exchange_time_ms=None)
+    with_values(bundle, "steps", kind="plain", exchange_time_ms=None)
     for rank, (compute_us, exchange_us) in enumerate(passes):
         made = trace(bundle, rank, compute_us, exchange_us, steps=steps - 1, gpu=gpu)
         made.rename(bundle / f"rank{rank}-trace.json.gz")
@@ -75,7 +71,7 @@ def test_a_trace_that_was_cut_off_is_noted(tmp_path: Path) -> None:
 
 
 def test_steps_as_they_were_are_believed_before_profiled_ones(tmp_path: Path) -> None:
-    folder = network(MadeUp().write(tmp_path / "run"), "TCP over loopback")
+    folder = as_watched(MadeUp().write(tmp_path / "run"))
     rows = [
         {"rank": rank, "step": step, "step_ms": 100.0, "computation_ms": 40.0 + 50 * rank}
         | {"communication_ms": 60.0 - 50 * rank, "overlap_ms": 0.0, "idle_ms": 0.0, "copy_ms": 0.0}
@@ -94,40 +90,15 @@ def test_steps_as_they_were_are_believed_before_profiled_ones(tmp_path: Path) ->
 
 def sharded_trace(folder: Path, *, gpu: bool, gather_us: int, scatter_us: int) -> None:
     """Writes traces whose steps gather, compute beside half of a second gather, and scatter."""
+    middle = 2 * gather_us - gather_us // 2
+    parts = [
+        ("gather", 0, gather_us),
+        ("gather", gather_us, gather_us),
+        ("compute", middle, 30_000),
+        ("scatter", middle + 30_000, scatter_us),
+    ]
     for rank in (0, 1):
-        records, number = [], 0
-        for step in range(12):
-            at = step * STEP_US
-            records.append(span("user_annotation", f"ProfilerStep#{step}", at, STEP_US, 1))
-            middle = 2 * gather_us - gather_us // 2
-            parts = [
-                ("gather", 0, gather_us),
-                ("gather", gather_us, gather_us),
-                ("compute", middle, 30_000),
-                ("scatter", middle + 30_000, scatter_us),
-            ]
-            for what, start, length in parts:
-                number += 1
-                if gpu:
-                    name = {
-                        "gather": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)",
-                        "scatter": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(nccl)",
-                        "compute": "gemm",
-                    }[what]
-                    launch = span("cuda_runtime", "cudaLaunchKernel", at + number % 9, 1, 1)
-                    records.append(launch | {"args": {"correlation": number}})
-                    stream = 7 if what == "compute" else 9
-                    kernel = span("kernel", name, at + start, length, stream)
-                    records.append(kernel | {"args": {"correlation": number}})
-                elif what == "compute":
-                    records.append(span("cpu_op", "aten::mm", at + start, length, 1))
-                else:
-                    asked = {"gather": "_allgather_base_", "scatter": "_reduce_scatter_base_"}[what]
-                    records.append(span("cpu_op", f"c10d::{asked}", at + start, 1, 1))
-                    name = {"gather": "gloo:all_gather", "scatter": "gloo:all_reduce"}[what]
-                    records.append(span("user_annotation", name, at + start, length, 5))
-        text = json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": records})
-        (folder / f"{rank}.json.gz").write_bytes(gzip.compress(text.encode()))
+        write_trace(folder / f"{rank}.json.gz", rank, parts, steps=12, gpu=gpu)
 
 
 @pytest.mark.parametrize("gpu", [True, False])

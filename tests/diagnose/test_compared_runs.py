@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from bundle_support import step_row, with_surroundings, write_bundle
+from bundle_support import add_rows, change_rows, step_row, with_surroundings, write_bundle
 from command_line import ddplab, refused
 from ddplab_watch.change_points import Change
 
@@ -37,19 +37,16 @@ def bundle(
     ``change`` returns another row for each of the steps and facts, or None for none.
     """
     write_bundle(folder, **about)
+    change_rows(folder, lambda row: None if row["table"] == "steps" else row)
     noise = np.random.default_rng(seed).normal(1, 0.01, steps)
+    times = {"step_time_ms": 100, "forward_time_ms": 30, "backward_time_ms": 60}
     for rank in (0, 1):
-        path = folder / f"rank{rank}.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [row for row in rows if row["table"] != "steps"]
         for step in range(steps):
             row = step_row(rank, 0) | {"step": step, "kind": "plain", "exchange_time_ms": None}
-            row["elements"] = 8 * 128
-            times = {"step_time_ms": 100, "forward_time_ms": 30, "backward_time_ms": 60}
+            row |= {"elements": 8 * 128, "between_time_ms": 1.0, "buffers_time_ms": 0.0}
             row |= {name: ms * slower * noise[step] for name, ms in times.items()}
-            rows.append(row | {"between_time_ms": 1.0, "buffers_time_ms": 0.0})
-        rows = [change(row) for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows if row))
+            add_rows(folder, row, ranks=(rank,))
+    change_rows(folder, change)
     return folder
 
 
@@ -83,12 +80,8 @@ def test_a_gate_has_a_status_for_each_outcome(
 
 
 def test_what_too_few_steps_have_shown_is_told_by_no_number(tmp_path: Path) -> None:
-    def brief(row: dict) -> dict | None:
-        return None if row.get("step", 0) >= 15 else row  # three blocks
-
-    before, after = (
-        bundle(tmp_path / name, slower, change=brief) for name, slower in (("a", 1), ("b", 1.2))
-    )
+    before = bundle(tmp_path / "a", change=brief(15))  # three blocks
+    after = bundle(tmp_path / "b", 1.2, change=brief(15))
     result = tmp_path / "out.json"
     compared = ddplab("diagnose", "--compare", before, after, "--json", result)
     assert compared.stdout.startswith("No difference is settled, ")
@@ -103,8 +96,7 @@ def test_what_too_few_steps_have_shown_is_told_by_no_number(tmp_path: Path) -> N
 def test_a_run_that_became_slower_while_it_went_on_does_not_pass(tmp_path: Path) -> None:
     before, after = bundle(tmp_path / "a"), bundle(tmp_path / "b")
     noticed = Change(198, 0.0, 213, 1, "forward", 0.85, 11.0, 101.0)
-    with (after / "rank0.jsonl").open("a") as file:
-        file.write(json.dumps({"table": "changes"} | asdict(noticed)) + "\n")
+    add_rows(after, {"table": "changes"} | asdict(noticed), ranks=(0,))
     result = tmp_path / "out.json"
     gate = ddplab("diagnose", "--compare", before, after, "--fail-above", 5, "--json", result)
     assert gate.status == 3
@@ -161,12 +153,12 @@ def test_four_runs_on_each_side_are_the_rounds(tmp_path: Path) -> None:
     assert one.status == 1
 
 
-def larger_batch(row: dict) -> dict:
-    return row | {"samples": 16} if row.get("step", 0) >= 15 else row
+def from_step(first: int, **values: object) -> Row:
+    """Returns a change of steps from one on."""
+    return lambda row: row | values if row.get("step", -1) >= first else row
 
 
-def smaller_batch(row: dict) -> dict:
-    return row | {"samples": 4} if row["table"] == "steps" else row
+LONGER, LONGER_LATER = from_step(0, elements=8 * 512), from_step(15, elements=8 * 512)
 
 
 def other_model(row: dict) -> dict:
@@ -177,29 +169,22 @@ def jumped(row: dict) -> dict:
     return row | {"step_time_ms": -3e6} if row.get("step") == 12 else row
 
 
-def fewer_steps(row: dict) -> dict | None:
-    return None if row.get("step", 0) >= 20 else row
-
-
-def longer_texts(row: dict) -> dict:
-    return row | {"elements": 8 * 512} if row["table"] == "steps" else row
-
-
-def longer_texts_later(row: dict) -> dict:
-    return longer_texts(row) if row.get("step", 0) >= 15 else row
+def brief(steps: int) -> Row:
+    """Returns a change after which there are so many steps."""
+    return lambda row: None if row.get("step", 0) >= steps else row
 
 
 @pytest.mark.parametrize(
     ("change", "about", "said"),
     [
-        (longer_texts, {}, "the number of elements in a batch differs (1024 and 4096)"),
-        (longer_texts_later, {}, "its batch changes at step 15, from 2048 to 8192 elements"),
+        (LONGER, {}, "the number of elements in a batch differs (1024 and 4096)"),
+        (LONGER_LATER, {}, "its batch changes at step 15, from 2048 to 8192 elements"),
         (dict, {"world_size": 4}, "the job's world_size differs (2 and 4)"),
         (other_model, {}, "parameters differs (1000 and 7)"),
-        (smaller_batch, {}, "batch_per_rank differs (8 and 4)"),
-        (larger_batch, {}, "its batch changes at step 15, from 16 to 32 samples"),
+        (from_step(0, samples=4), {}, "batch_per_rank differs (8 and 4)"),
+        (from_step(15, samples=16), {}, "its batch changes at step 15, from 16 to 32 samples"),
         (jumped, {}, "its clock has jumped"),
-        (fewer_steps, {}, "steps differs (0 to 29 and 0 to 19)"),
+        (brief(20), {}, "steps differs (0 to 29 and 0 to 19)"),
         (dict, {"device_name": "other"}, "device differs"),
     ],
 )

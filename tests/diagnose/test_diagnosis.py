@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from scaling_evidence import MIB, MadeUp
+from scaling_evidence import (
+    MIB,
+    MadeUp,
+    as_watched,
+    case_of,
+    change_table,
+    made_verdict,
+    verdicts_on,
+)
 
 from common.diagnose.changes import Changes, changes_facts, told_apart
 from common.diagnose.diagnosis import (
     WIDTH,
     diagnose_folder,
     diagnosis_lines,
-    examine,
     in_order,
     lines_of,
 )
-from common.diagnose.evidence.case import Verdict
 from common.diagnose.evidence.evidence import open_evidence
 from common.diagnose.evidence.measured_step import latency_share, model_from_evidence
 from common.errors import UserError
@@ -83,13 +87,13 @@ def test_a_planted_cause_is_named_first(name, tmp_path):
 def test_noise_alone_is_no_cause(seed, tmp_path):
     # A tenth of jitter, a rank 8 % slower, ranks that take 30 % longer together: a shared machine.
     run = MadeUp(seed=seed, noise=0.1, slow={1: 1.08}, together=1.3, samples={})
-    found = diagnose_folder(run.write(tmp_path / "run"))
-    assert not found.verdicts, [verdict.cause for verdict in found.verdicts]
-    assert "efficiency" in found.summary
-    # Two ranks are 1.34 times as fast as one: then nothing found does not mean nothing wrong.
-    assert not found.healthy
+    diagnosis = diagnose_folder(run.write(tmp_path / "run"))
+    assert not diagnosis.verdicts, [verdict.cause for verdict in diagnosis.verdicts]
+    assert "efficiency" in diagnosis.summary
+    # Two ranks are 1.34 times as fast as one: then nothing diagnosis does not mean nothing wrong.
+    assert not diagnosis.healthy
     told = "\n".join(diagnosis_lines(tmp_path / "run"))
-    assert "No limiting cause found" not in told
+    assert "No limiting cause diagnosis" not in told
     assert "spends most on communication" in told
 
 
@@ -105,8 +109,7 @@ def test_only_messages_that_wait_for_a_processor_take_many_times_as_long_in_a_st
         forward_ms=5.0, backward_ms=10.0, communication_ms=5.5, latency_ms=latency_ms,
         bandwidth=bandwidth, buckets=(4 * MIB,), noise=0.0,
     )  # fmt: skip
-    verdicts = diagnose_folder(run.write(tmp_path / "run")).verdicts
-    assert [verdict.cause for verdict in verdicts] == causes
+    assert [*verdicts_on(run.write(tmp_path / "run"))] == causes
 
 
 def test_latency_is_told_by_calls_that_nothing_disturbed(tmp_path):
@@ -126,8 +129,8 @@ def test_latency_is_told_by_calls_that_nothing_disturbed(tmp_path):
         for rank in (0, 1)
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(folder / "allreduce-samples.csv", index=False)
-    found = latency_share(open_evidence(folder), "float32", bucket_bytes=40_000)
-    assert found == pytest.approx(0.3 / 0.34)
+    share = latency_share(open_evidence(folder), "float32", bucket_bytes=40_000)
+    assert share == pytest.approx(0.3 / 0.34)
 
 
 # Of which a larger share was measured to be exposed than the model predicts.
@@ -139,8 +142,7 @@ BEYOND_MODEL = (
 @pytest.mark.parametrize("run", [MadeUp(**SLOW_LINK), MadeUp(**SLOW_LINK, batch=5), BEYOND_MODEL])
 def test_the_smallest_batch_and_accumulation_that_hide_an_exchange_are_named(run, tmp_path):
     folder = run.write(tmp_path / "run") if isinstance(run, MadeUp) else run
-    verdicts = diagnose_folder(folder).verdicts
-    verdict = next(each for each in verdicts if each.cause == "batch-too-small")
+    verdict = verdicts_on(folder)["batch-too-small"]
     model = model_from_evidence(open_evidence(folder))
     predicted = 1 - predict(model).exchange_efficiency
     # What was measured has to come down, not what is predicted.
@@ -168,8 +170,7 @@ def test_the_smallest_batch_and_accumulation_that_hide_an_exchange_are_named(run
 def test_where_only_accumulation_hides_an_exchange_only_that_is_named(tmp_path):
     # A pass takes as long whatever its batch: a larger one hides no more.
     run = MadeUp(**SLOW_LINK, fixed_share=1.0)
-    verdicts = diagnose_folder(run.write(tmp_path / "run")).verdicts
-    verdict = next(each for each in verdicts if each.cause == "batch-too-small")
+    verdict = verdicts_on(run.write(tmp_path / "run"))["batch-too-small"]
     assert verdict.change.startswith("--accumulation ")
     assert "--batch-size" not in verdict.change
     assert "micro-batches a step in place of 1" in verdict.evidence[-1]
@@ -184,30 +185,23 @@ def test_one_hiccup_is_no_warm_up(tmp_path):
 @pytest.mark.parametrize(("label", "first"), [("watch", "slow-rank"), ("", "warm-up-counted")])
 def test_a_watch_chose_its_own_window_so_its_first_step_comes_last(tmp_path, label, first):
     folder = MadeUp(early={0: 12.0, 1: 4.0}, slow={1: 1.5}).write(tmp_path / "run")
-    environment = json.loads((folder / "environment.json").read_text())
-    (folder / "environment.json").write_text(json.dumps(environment | {"label": label}))
-    causes = [each.cause for each in diagnose_folder(folder).verdicts]
+    causes = [*verdicts_on(as_watched(folder, label=label))]
     assert causes[0] == first
     assert "warm-up-counted" in causes
 
 
 def test_a_window_after_a_change_has_no_warm_up(tmp_path):
-    folder = MadeUp(early={0: 12.0, 1: 4.0}).write(tmp_path / "run")
-    environment = json.loads((folder / "environment.json").read_text())
-    (folder / "environment.json").write_text(json.dumps(environment | {"label": "watch"}))
-    causes = []
-    for began_at in (0, 500):
-        steps = pd.read_csv(folder / "steps.csv")
-        steps.assign(step=steps["step"] + began_at).to_csv(folder / "steps.csv", index=False)
-        causes.append([verdict.cause for verdict in diagnose_folder(folder).verdicts])
-    assert causes == [["warm-up-counted"], []]
+    folder = as_watched(MadeUp(early={0: 12.0, 1: 4.0}).write(tmp_path / "run"))
+    assert [*verdicts_on(folder)] == ["warm-up-counted"]
+    change_table(folder, step=lambda steps: steps["step"] + 500)
+    assert not verdicts_on(folder)
 
 
 def test_speedup_and_its_prediction_follow_from_the_baseline(tmp_path):
     # One rank: 0.2 + 10 + 20 + 1 = 31.2 ms for 32 samples; two with a rank 1.5 times as slow.
-    base = open_evidence(MadeUp(ranks=1, noise=0.0).write(tmp_path / "one"))
-    run = open_evidence(MadeUp(slow={1: 1.5}, noise=0.0).write(tmp_path / "two"))
-    [verdict] = examine(run, base).verdicts
+    base = MadeUp(ranks=1, noise=0.0).write(tmp_path / "one")
+    run = MadeUp(slow={1: 1.5}, noise=0.0).write(tmp_path / "two")
+    [verdict] = diagnose_folder(run, base).verdicts
     slow_ms = 0.2 + 45 + 2 + 1
     assert verdict.speedup_now == pytest.approx(2 * 31.2 / slow_ms)
     assert verdict.predicted_speedup == pytest.approx(2 * 31.2 / (slow_ms - 15))
@@ -225,10 +219,10 @@ def test_speedup_and_its_prediction_follow_from_the_baseline(tmp_path):
 )
 def test_a_baseline_of_something_else_makes_the_comparison_void(baseline, differs, tmp_path):
     run = MadeUp(slow={1: 2.0}).write(tmp_path / "run")
-    found = diagnose_folder(run, baseline.write(tmp_path / "one"))
-    assert [verdict.cause for verdict in found.verdicts] == ["mixed-configurations", "slow-rank"]
-    assert differs in " ".join(found.verdicts[0].evidence)
-    assert found.verdicts[0].lost_share is None
+    verdicts = verdicts_on(case_of(run, baseline.write(tmp_path / "one")))
+    assert [*verdicts] == ["mixed-configurations", "slow-rank"]
+    assert differs in " ".join(verdicts["mixed-configurations"].evidence)
+    assert verdicts["mixed-configurations"].lost_share is None
 
 
 @pytest.mark.parametrize("batch", [32, 64])
@@ -241,9 +235,9 @@ def test_without_a_table_its_causes_are_listed_as_not_judged(tmp_path):
     folder = MadeUp(slow={1: 1.5}).write(tmp_path / "run")
     for name in ("probes.csv", "buckets.csv", "facts.csv"):
         (folder / name).unlink()
-    found = diagnose_folder(folder)
-    assert [verdict.cause for verdict in found.verdicts] == ["slow-rank"]
-    reasons = dict(found.not_judged)
+    diagnosis = diagnose_folder(folder)
+    assert [verdict.cause for verdict in diagnosis.verdicts] == ["slow-rank"]
+    reasons = dict(diagnosis.not_judged)
     assert "no samples.csv" in reasons["wrong-sampler"]
     assert "no probes.csv" in reasons["oversubscribed-cores"]
     assert "no buckets.csv" in reasons["bucket-cap"]
@@ -253,13 +247,9 @@ def test_without_a_table_its_causes_are_listed_as_not_judged(tmp_path):
 
 def test_validity_comes_before_speed_and_then_what_costs_most(tmp_path):
     run = MadeUp(data_ms=8.0, slow={0: 1.6}, samples={"shared": 250, "distinct_all_ranks": 750})
-    found = diagnose_folder(run.write(tmp_path / "run"))
-    assert [verdict.cause for verdict in found.verdicts] == [
-        "wrong-sampler",
-        "slow-rank",
-        "data-loading",
-    ]
-    lines = "\n".join(diagnosis_lines(tmp_path / "run"))
+    folder = run.write(tmp_path / "run")
+    assert [*verdicts_on(folder)] == ["wrong-sampler", "slow-rank", "data-loading"]
+    lines = "\n".join(diagnosis_lines(folder))
     assert lines.index("1. wrong sampler") < lines.index("2. rank 0") < lines.index("3. the step")
 
 
@@ -274,33 +264,33 @@ def test_validity_comes_before_speed_and_then_what_costs_most(tmp_path):
     ],
 )
 def test_what_lengthens_an_exchange_comes_before_its_limit(cause, share, level, is_first):
-    limit = Verdict("network-too-slow", "", (), 0.4, "high", "", "")
-    mistake = Verdict(cause, "", (), share, level, "", "")
+    limit = made_verdict("network-too-slow", 0.4)
+    mistake = made_verdict(cause, share, level)
     assert in_order([limit, mistake])[0] == (mistake if is_first else limit)
 
 
 def test_a_loader_that_is_slow_on_one_rank_can_be_as_quick_as_the_others(tmp_path):
     folder = MadeUp(data_ms=4.0).write(tmp_path / "run")
-    steps = pd.read_csv(folder / "steps.csv")
-    is_slow = steps["rank"] == 1
-    steps.loc[is_slow, "data_time_ms"] += 20.0
-    steps.loc[~is_slow, "waiting_time_ms"] += 20.0
-    steps["step_time_ms"] += 20.0
-    steps.to_csv(folder / "steps.csv", index=False)
-    verdict = next(v for v in diagnose_folder(folder).verdicts if v.cause == "data-loading")
+    change_table(
+        folder,
+        data_time_ms=lambda steps: steps["data_time_ms"] + 20.0 * steps["rank"],
+        waiting_time_ms=lambda steps: steps["waiting_time_ms"] + 20.0 * (1 - steps["rank"]),
+        step_time_ms=lambda steps: steps["step_time_ms"] + 20.0,
+    )
+    verdict, steps = verdicts_on(folder)["data-loading"], pd.read_csv(folder / "steps.csv")
     slowest = steps[~steps["warmup"]].groupby(["round", "epoch", "step"])["step_time_ms"].max()
     assert verdict.lost_share == pytest.approx(20.0 / slowest.mean(), rel=0.02)
 
 
 def test_no_line_is_longer_than_a_report_is_wide(tmp_path):
-    found = diagnose_folder(MadeUp(data_ms=8.0, slow={0: 1.6}).write(tmp_path / "run"))
+    diagnosis = diagnose_folder(MadeUp(data_ms=8.0, slow={0: 1.6}).write(tmp_path / "run"))
     long = "rank 0 is slower than the others, and one word after another makes its title longer"
-    verdicts = tuple(replace(verdict, title=f"{long}, as here") for verdict in found.verdicts)
-    lines = lines_of(replace(found, verdicts=verdicts))
+    verdicts = tuple(replace(verdict, title=f"{long}, as here") for verdict in diagnosis.verdicts)
+    lines = lines_of(replace(diagnosis, verdicts=verdicts))
     assert max(map(len, lines)) <= WIDTH
     place = next(n for n, line in enumerate(lines) if line.startswith("1. "))
     # It goes on below its first word, and all of it is there.
-    title = f"1. {long}, as here ({found.verdicts[0].cause}; takes "
+    title = f"1. {long}, as here ({diagnosis.verdicts[0].cause}; takes "
     assert lines[place + 1].startswith("   ")
     assert " ".join(line.strip() for line in lines[place : place + 2]).startswith(title)
 
@@ -329,19 +319,12 @@ def test_an_arm_is_picked_and_its_baseline_found(tmp_path):
     single = arms.assign(arm=0, world_size=1, global_batch=32)
     pd.concat([single, arms]).to_csv(folder / "arms.csv", index=False)
     pd.concat([one, two.assign(arm=1)]).to_csv(folder / "steps.csv", index=False)
-    found = diagnose_folder(folder)
-    assert "(measured)" in found.summary
-    assert "2 ranks are" in found.summary
+    diagnosis = diagnose_folder(folder)
+    assert "(measured)" in diagnosis.summary
+    assert "2 ranks are" in diagnosis.summary
     assert "no scaling to explain" in diagnose_folder(folder, arm=0).summary
     with pytest.raises(UserError, match=r"no arm 7; arms\.csv has 0, 1"):
         diagnose_folder(folder, arm=7)
-
-
-def spoil(folder: Path, name: str, text: str | None) -> None:
-    """Replaces a table, or removes it."""
-    (folder / name).unlink()
-    if text is not None:
-        (folder / name).write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -355,34 +338,29 @@ def spoil(folder: Path, name: str, text: str | None) -> None:
 )
 def test_a_broken_run_gets_one_line(name, text, message, tmp_path):
     folder = MadeUp().write(tmp_path / "run")
-    spoil(folder, name, text)
+    (folder / name).unlink()
+    if text is not None:
+        (folder / name).write_text(text)
     with pytest.raises(UserError, match=message) as refused:
         diagnose_folder(folder)
     assert "\n" not in str(refused.value)
 
 
-def test_a_folder_that_is_not_there_gets_one_line(tmp_path):
+def test_a_run_of_warm_up_only_and_one_that_is_not_there_get_one_line(tmp_path):
+    folder = MadeUp().write(tmp_path / "run")
+    change_table(folder, warmup=True)
+    with pytest.raises(UserError, match="no step after its warm-up"):
+        diagnose_folder(folder)
     with pytest.raises(UserError, match="no such run directory"):
         diagnose_folder(tmp_path / "nowhere")
 
 
-def test_a_run_of_warm_up_only_gets_one_line(tmp_path):
-    folder = MadeUp().write(tmp_path / "run")
-    pd.read_csv(folder / "steps.csv").assign(warmup=True).to_csv(folder / "steps.csv", index=False)
-    with pytest.raises(UserError, match="no step after its warm-up"):
-        diagnose_folder(folder)
-
-
 def test_emulated_hosts_share_the_cores_of_one_machine(tmp_path):
     run = MadeUp(together=1.4, placement={"threads": 2})
-    folder = run.write(tmp_path / "run")
-    placement = pd.read_csv(folder / "placement.csv")
-    placement["host"] = ["host0", "host1"]
-    placement.to_csv(folder / "placement.csv", index=False)
-    assert not diagnose_folder(folder).verdicts  # two machines of two cores each
-    environment = {"status": "complete", "network": "2 emulated hosts at 1 Gbit/s"}
-    (folder / "environment.json").write_text(json.dumps(environment))
-    assert diagnose_folder(folder).verdicts[0].cause == "oversubscribed-cores"
+    folder = change_table(run.write(tmp_path / "run"), "placement.csv", host=["host0", "host1"])
+    assert not verdicts_on(folder)  # two machines of two cores each
+    as_watched(folder, label="", network="2 emulated hosts at 1 Gbit/s")
+    assert next(iter(verdicts_on(folder))) == "oversubscribed-cores"
 
 
 def test_right_predictions_and_changes_that_suffice_are_counted():

@@ -16,12 +16,11 @@ from xml.etree.ElementTree import Element, TreeBuilder
 import pandas as pd
 import pytest
 from browser_support import axe_violations, open_page
-from scaling_evidence import MIB, MadeUp
+from scaling_evidence import MIB, MadeUp, case_of, change_table
 
 from common.analysis.step_parts import PARTS
-from common.diagnose.diagnosis import Diagnosis, examine
+from common.diagnose.diagnosis import Diagnosis, examine_case
 from common.diagnose.evidence.case import Case
-from common.diagnose.evidence.evidence import open_evidence
 from common.diagnose.pages.bars import number
 from common.diagnose.pages.page import diagnosis_page
 from common.runtime.paths import project_root
@@ -95,13 +94,8 @@ def axis_end(element: Element) -> float:
 
 
 def page_of(run: Path, baseline: Path | None = None, notes: tuple[str, ...] = ()) -> str:
-    case = Case(open_evidence(run), None if baseline is None else open_evidence(baseline))
-    return diagnosis_page(examine(case.run, case.baseline), case, "A diagnosis", notes)
-
-
-def found_and_case(folder: Path) -> tuple[Diagnosis, Case]:
-    run = open_evidence(folder)
-    return examine(run), Case(run)
+    case = case_of(run, baseline)
+    return diagnosis_page(examine_case(case), case, "A diagnosis", notes)
 
 
 def timed_steps(folder: Path) -> pd.DataFrame:
@@ -113,7 +107,8 @@ def timed_steps(folder: Path) -> pd.DataFrame:
 def several(tmp_path_factory) -> tuple[Diagnosis, Case]:
     """A run with three causes, one of which makes its comparison void."""
     made_up = MadeUp(data_ms=8.0, slow={0: 1.6}, samples={"shared": 250, "distinct_all_ranks": 750})
-    return found_and_case(made_up.write(tmp_path_factory.mktemp("several") / "run"))
+    case = case_of(made_up.write(tmp_path_factory.mktemp("several") / "run"))
+    return examine_case(case), case
 
 
 @pytest.mark.parametrize(
@@ -334,10 +329,8 @@ def test_a_run_without_buckets_says_so(tmp_path):
 
 
 def test_a_run_whose_steps_nobody_watched_says_so(tmp_path):
-    folder = MadeUp().write(tmp_path / "run")
-    steps = pd.read_csv(folder / "steps.csv")
-    parts = [*PARTS.values(), "between_time_ms"]
-    steps.assign(kind="plain", **dict.fromkeys(parts)).to_csv(folder / "steps.csv", index=False)
+    parts = dict.fromkeys([*PARTS.values(), "between_time_ms"])
+    folder = change_table(MadeUp().write(tmp_path / "run"), kind="plain", **parts)
     tree = parsed(page_of(folder))
     for heading in ("A step by rank", "Steps in time"):
         assert "no steps measured in parts" in text_of(section(tree, heading))
@@ -378,9 +371,10 @@ def test_a_change_without_a_prediction_is_left_out_of_the_gains(tmp_path):
 def test_text_of_data_is_text_on_the_page(tmp_path):
     wicked = '<script>alert("1")</script>'
     folder = MadeUp(slow={1: 1.5}, hosts=(wicked, "b & c")).write(tmp_path / "run")
-    found, case = found_and_case(folder)
-    verdict = replace(found.verdicts[0], title=wicked, evidence=(wicked,), change=wicked)
-    found = replace(found, verdicts=(verdict,), not_judged=((wicked, wicked),))
+    case = case_of(folder)
+    [verdict] = examine_case(case).verdicts
+    verdict = replace(verdict, title=wicked, evidence=(wicked,), change=wicked)
+    found = replace(examine_case(case), verdicts=(verdict,), not_judged=((wicked, wicked),))
     page = diagnosis_page(found, case, wicked, [wicked])
     tree = parsed(page)
     assert wicked not in page

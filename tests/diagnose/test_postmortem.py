@@ -6,25 +6,26 @@ import gzip
 import json
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
 from command_line import ddplab, refused
 
+from common.diagnose.evidence.case import Verdict
 from common.diagnose.opened import open_postmortem
 
 STEP_US = 100_000
 HERE = Path(__file__).parent
 
 
-def names(folder: Path) -> list[str]:
-    return [verdict.cause for verdict in open_postmortem(folder).diagnosis.verdicts]
+def verdicts(folder: Path) -> dict[str, Verdict]:
+    return {verdict.cause: verdict for verdict in open_postmortem(folder).diagnosis.verdicts}
 
 
-def verdict(folder: Path, cause: str):
-    found = open_postmortem(folder).diagnosis.verdicts
-    return next(each for each in found if each.cause == cause)
+def verdict(folder: Path, cause: str) -> Verdict:
+    return verdicts(folder)[cause]
 
 
 def not_judged(folder: Path) -> set[str]:
@@ -122,7 +123,7 @@ def test_ranks_that_ended_everything_do_not_hang(tmp_path: Path) -> None:
     # The recorder keeps the last calls only, and rank 1 was read out a call later.
     dump(tmp_path, 0, entry(1), entry(2), entry(3))
     dump(tmp_path, 1, entry(2), entry(3))
-    assert names(tmp_path) == []
+    assert not verdicts(tmp_path)
 
 
 def test_a_dump_with_code_in_it_is_not_run(tmp_path: Path) -> None:
@@ -141,41 +142,64 @@ def test_a_dump_with_code_in_it_is_not_run(tmp_path: Path) -> None:
 # Traces -------------------------------------------------------------------------------------------
 
 
-def trace(
-    folder: Path,
-    rank: int,
-    compute_us: int,
-    reduce_us: int,
-    *,
-    steps: int = 12,
-    gpu: bool = True,
-    world: int = 0,
+OPERATIONS = {
+    "compute": ("gemm", "aten::mm", ""),
+    "reduce": ("ncclDevKernel_AllReduce", "gloo:all_reduce", ""),
+    "gather": (
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)",
+        "gloo:all_gather",
+        "c10d::_allgather_base_",
+    ),
+    "scatter": (
+        "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(nccl)",
+        "gloo:all_reduce",
+        "c10d::_reduce_scatter_base_",
+    ),
+}
+"""What a step does: the kernel's name, what gloo or a CPU calls it, and the call it comes from."""
+
+
+def write_trace(
+    path: Path, rank: int, parts: Sequence[tuple[str, int, int]], steps: int, gpu: bool, **ranks
 ) -> Path:
-    """Writes a trace whose steps compute, then communicate, and are idle for the rest."""
-    records, at = [], 0
-    for step in range(steps + 1):
-        records.append(span("user_annotation", f"ProfilerStep#{step}", at, STEP_US, 1))
-        kernels = [
-            ("gemm", 0, compute_us, 7),
-            ("ncclDevKernel_AllReduce", compute_us, reduce_us, 9),
-        ]
-        for index, (name, start, length, stream) in enumerate(kernels):
-            number = 2 * step + index + 1
-            if gpu:
-                launch = span("cuda_runtime", "cudaLaunchKernel", at + 1 + index, 1, 1)
-                records.append(launch | {"args": {"correlation": number}})
-                kernel = span("kernel", name, at + start, length, stream)
-                records.append(kernel | {"args": {"correlation": number}})
-            else:
-                name = "aten::mm" if index == 0 else "gloo:all_reduce"
-                category = "cpu_op" if index == 0 else "user_annotation"
-                records.append(span(category, name, at + start, length, 1 + 4 * index))
-        at += STEP_US
-    heading = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank}}
-    heading["distributedInfo"] |= {"world_size": world} if world else {}
-    path = folder / f"worker{7 - rank}.pt.trace.json.gz"  # the name does not tell the rank
+    """Writes a trace of which each step has parts: (operation, its start and length in µs)."""
+    records = []
+    for step, index in product(range(steps), range(len(parts))):
+        (what, start, length), at = parts[index], step * STEP_US
+        kernel, name, call = OPERATIONS[what]
+        number = len(parts) * step + index + 1
+        if index == 0:
+            records.append(span("user_annotation", f"ProfilerStep#{step}", at, STEP_US, 1))
+        if gpu:
+            launch = span("cuda_runtime", "cudaLaunchKernel", at + 1 + index, 1, 1)
+            ran = span("kernel", kernel, at + start, length, 7 if what == "compute" else 9)
+            records += [each | {"args": {"correlation": number}} for each in (launch, ran)]
+        elif what == "compute":
+            records.append(span("cpu_op", name, at + start, length, 1))
+        else:
+            records += [span("cpu_op", call, at + start, 1, 1)] * bool(call)
+            records.append(span("user_annotation", name, at + start, length, 5))
+    heading = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank} | ranks}
     path.write_bytes(gzip.compress(json.dumps(heading | {"traceEvents": records}).encode()))
     return path
+
+
+def trace(
+    folder: Path, rank: int, compute_us: int, reduce_us: int, *, steps: int = 12, gpu=True, **ranks
+) -> Path:
+    """Writes a trace whose steps compute, then communicate, and are idle for the rest."""
+    path = folder / f"worker{7 - rank}.pt.trace.json.gz"  # the name does not tell the rank
+    parts = [("compute", 0, compute_us), ("reduce", compute_us, reduce_us)]
+    return write_trace(path, rank, parts, steps + 1, gpu, **ranks)
+
+
+def traces(folder: Path, *passes_us: tuple[int, int], **options) -> list[Path]:
+    """Writes a trace of each rank, which computes and communicates for so many µs."""
+    return [trace(folder, rank, *passes, **options) for rank, passes in enumerate(passes_us)]
+
+
+SLOW_SECOND = ((40_000, 60_000), (90_000, 10_000))
+"""Passes of two ranks, of which the second keeps the other waiting."""
 
 
 def span(category: str, name: str, start: int, length: int, thread: int) -> dict:
@@ -184,27 +208,24 @@ def span(category: str, name: str, start: int, length: int, thread: int) -> dict
 
 
 def test_the_rank_that_communicates_least_keeps_the_others_waiting(tmp_path: Path) -> None:
-    trace(tmp_path, 0, compute_us=40_000, reduce_us=60_000)
-    trace(tmp_path, 1, compute_us=90_000, reduce_us=10_000)
+    traces(tmp_path, *SLOW_SECOND)
     found = verdict(tmp_path, "slow-rank")
     assert found.title == "rank 1 keeps the others waiting"
     assert found.lost_share == pytest.approx(0.5)
     assert "2.25 times as long" in found.evidence[0]
     assert found.evidence[1].startswith("It is computation: 50 ms more")
     assert found.confidence == "high"
-    assert names(tmp_path) == ["slow-rank"]  # a tenth of communication is not much
+    assert [*verdicts(tmp_path)] == ["slow-rank"]  # a tenth of communication is not much
 
 
 def test_a_rank_that_idles_is_told_from_one_that_computes(tmp_path: Path) -> None:
-    trace(tmp_path, 0, compute_us=40_000, reduce_us=60_000)
-    trace(tmp_path, 1, compute_us=40_000, reduce_us=10_000)
+    traces(tmp_path, (40_000, 60_000), (40_000, 10_000))
     assert verdict(tmp_path, "slow-rank").evidence[1].startswith("It is idle: 50 ms more")
 
 
 @pytest.mark.parametrize("gpu", [True, False])
 def test_exposed_communication_is_that_of_the_rank_that_waits_for_nobody(tmp_path, gpu) -> None:
-    trace(tmp_path, 0, compute_us=50_000, reduce_us=50_000, gpu=gpu)
-    trace(tmp_path, 1, compute_us=60_000, reduce_us=40_000, gpu=gpu)
+    traces(tmp_path, (50_000, 50_000), (60_000, 40_000), gpu=gpu)
     found = verdict(tmp_path, "exposed-communication")
     assert found.lost_share == pytest.approx(0.4, rel=0.05)
 
@@ -213,8 +234,7 @@ def test_idle_time_counts_on_a_gpu_only(tmp_path: Path) -> None:
     for gpu in (True, False):
         folder = tmp_path / str(gpu)
         folder.mkdir()
-        for rank in (0, 1):
-            trace(folder, rank, compute_us=50_000, reduce_us=5_000, gpu=gpu)
+        traces(folder, (50_000, 5_000), (50_000, 5_000), gpu=gpu)
     assert verdict(tmp_path / "True", "idle-device").lost_share == pytest.approx(0.45, rel=0.05)
     assert "idle-device" in not_judged(tmp_path / "False")
 
@@ -222,12 +242,11 @@ def test_idle_time_counts_on_a_gpu_only(tmp_path: Path) -> None:
 def test_one_ranks_trace_has_no_other_to_compare_with(tmp_path: Path) -> None:
     trace(tmp_path, 0, compute_us=95_000, reduce_us=5_000)
     assert {"slow-rank", "hang", "nccl-connections"} <= not_judged(tmp_path)
-    assert names(tmp_path) == []
+    assert not verdicts(tmp_path)
 
 
 def test_a_trace_that_names_its_process_groups_is_no_dump(tmp_path: Path) -> None:
-    for rank, compute_us in ((0, 40_000), (1, 90_000)):
-        packed = trace(tmp_path, rank, compute_us=compute_us, reduce_us=100_000 - compute_us)
+    for rank, packed in enumerate(traces(tmp_path, *SLOW_SECOND)):
         content = json.loads(gzip.decompress(packed.read_bytes()))
         group = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}
         content["distributedInfo"] |= {"world_size": 2, "pg_count": 1, "pg_config": [group]}
@@ -238,8 +257,7 @@ def test_a_trace_that_names_its_process_groups_is_no_dump(tmp_path: Path) -> Non
 
 
 def test_a_rank_may_have_a_trace_for_each_cycle_of_its_schedule(tmp_path: Path) -> None:
-    for rank, compute_us in ((0, 40_000), (1, 90_000)):
-        packed = trace(tmp_path, rank, compute_us=compute_us, reduce_us=100_000 - compute_us)
+    for rank, packed in enumerate(traces(tmp_path, *SLOW_SECOND)):
         text = gzip.decompress(packed.read_bytes()).decode()
         for step in reversed(range(10)):  # the second cycle's steps have later numbers
             text = text.replace(f'ProfilerStep#{step}"', f'ProfilerStep#{step + 20}"')
@@ -249,13 +267,12 @@ def test_a_rank_may_have_a_trace_for_each_cycle_of_its_schedule(tmp_path: Path) 
 
 def test_ranks_that_left_no_trace_are_named(tmp_path: Path) -> None:
     for rank in (0, 2):
-        trace(tmp_path, rank, compute_us=95_000, reduce_us=5_000, world=4)
+        trace(tmp_path, rank, compute_us=95_000, reduce_us=5_000, world_size=4)
     assert open_postmortem(tmp_path).job.notes == ("profiler traces: ranks 1, 3 of 4 left none",)
 
 
 def test_ranks_without_a_step_in_common_are_not_compared(tmp_path: Path) -> None:
-    trace(tmp_path, 0, compute_us=40_000, reduce_us=60_000)
-    packed = trace(tmp_path, 1, compute_us=90_000, reduce_us=10_000)
+    _, packed = traces(tmp_path, *SLOW_SECOND)
     text = gzip.decompress(packed.read_bytes()).decode()
     packed.write_bytes(gzip.compress(text.replace("ProfilerStep#", "ProfilerStep#9").encode()))
     assert "slow-rank" in not_judged(tmp_path)
@@ -263,10 +280,7 @@ def test_ranks_without_a_step_in_common_are_not_compared(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_of_a_trace_that_breaks_off_the_steps_before_are_judged(tmp_path: Path, packed) -> None:
-    for rank, compute_us in ((0, 40_000), (1, 90_000)):
-        times_us = {"compute_us": compute_us, "reduce_us": 100_000 - compute_us}
-        trace(tmp_path, rank, **times_us, steps=400, gpu=False)
-    path = tmp_path / "worker7.pt.trace.json.gz"  # rank 0's
+    path, _ = traces(tmp_path, *SLOW_SECOND, steps=400, gpu=False)
     octets = path.read_bytes() if packed else gzip.decompress(path.read_bytes())
     if not packed:
         path.unlink()
@@ -282,8 +296,7 @@ def test_of_a_trace_that_breaks_off_the_steps_before_are_judged(tmp_path: Path, 
 
 
 def test_of_a_gpus_trace_that_breaks_off_nothing_is_judged(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        path = trace(tmp_path, rank, compute_us=40_000, reduce_us=60_000, steps=400)
+    _, path = traces(tmp_path, (40_000, 60_000), (40_000, 60_000), steps=400)
     path.write_bytes(path.read_bytes()[:-200])
     opened = open_postmortem(tmp_path)
     assert set(opened.job.steps["rank"]) == {0}
@@ -292,8 +305,7 @@ def test_of_a_gpus_trace_that_breaks_off_nothing_is_judged(tmp_path: Path) -> No
 
 
 def test_clocks_that_differ_by_minutes_do_not_matter(tmp_path: Path) -> None:
-    for rank, compute_us in ((0, 40_000), (1, 90_000)):
-        path = trace(tmp_path, rank, compute_us=compute_us, reduce_us=100_000 - compute_us)
+    for rank, path in enumerate(traces(tmp_path, *SLOW_SECOND)):
         content = json.loads(gzip.decompress(path.read_bytes()))
         for record in content["traceEvents"]:
             record["ts"] += rank * 300e6
@@ -382,20 +394,19 @@ def test_ranks_of_a_part_of_the_job_are_not_taken_for_the_jobs(tmp_path: Path) -
     lines += [line("a", 70, began(0, 2)), line("b", 70, began(1, 2))]
     lines += [line("a", 70, connected(0, 1, "NET/IB/0"))]
     (tmp_path / "job.out").write_text("\n".join(lines))
-    assert names(tmp_path) == []
+    assert not verdicts(tmp_path)
 
 
 def test_good_connections_are_no_cause(tmp_path: Path) -> None:
     log(tmp_path, ["a", "a"], connected(0, 1, "P2P/CUMEM"))
-    assert names(tmp_path) == []
+    assert not verdicts(tmp_path)
 
 
 # The command --------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_it_and_writes_json(tmp_path: Path) -> None:
-    trace(tmp_path, 0, compute_us=40_000, reduce_us=60_000)
-    trace(tmp_path, 1, compute_us=90_000, reduce_us=10_000)
+    traces(tmp_path, *SLOW_SECOND)
     (tmp_path / "broken.json").write_text("{")
     done = ddplab("diagnose", "--traces", tmp_path)
     assert done.status == 0, done.stderr

@@ -122,9 +122,8 @@ def test_stacks_show_the_rank_that_is_elsewhere(tmp_path: Path) -> None:
     # Rank 1's file has no number of a rank; its process is known from NCCL's log.
     waits = "all_reduce (torch/distributed/distributed_c10d.py:2501)"
     for rank in (0, 2):
-        (tmp_path / f"{rank}.txt").write_text(
-            texts.py_spy(70 + rank, rank, waits, "step (a.py:40)")
-        )
+        dump = texts.py_spy(70 + rank, rank, waits, "step (a.py:40)")
+        (tmp_path / f"{rank}.txt").write_text(dump)
     dump = texts.py_spy(71, 1, "save (a.py:9)", "main (a.py:80)").replace(" --local-rank=1", "")
     (tmp_path / "third.txt").write_text(dump)
     (tmp_path / "nccl.log").write_text(texts.nccl_start(HOSTS))
@@ -223,13 +222,9 @@ def test_parameters_without_a_gradient_are_named(tmp_path: Path) -> None:
 
 
 def test_ddps_own_times_show_what_is_exposed_and_who_is_slow(tmp_path: Path) -> None:
-    text = "\n".join(
-        [
-            texts.ddp_runtime(0, 10**7, 2 * 10**7, 3 * 10**7, 10**7),
-            texts.ddp_runtime(1, 10**7, 3 * 10**7, 2 * 10**7, 5 * 10**6),
-        ]
-    )
-    found = verdicts(text, tmp_path)
+    first = texts.ddp_runtime(0, 10**7, 2 * 10**7, 3 * 10**7, 10**7)
+    second = texts.ddp_runtime(1, 10**7, 3 * 10**7, 2 * 10**7, 5 * 10**6)
+    found = verdicts(f"{first}\n{second}", tmp_path)
     # Rank 1 waits least: 15 ms after 10 + 30 ms.
     assert found["exposed-communication"].lost_share == pytest.approx(15 / 55)
     assert found["slow-rank"].title == "rank 1 keeps the others waiting"
@@ -342,10 +337,9 @@ def test_what_the_machine_is_and_what_is_kept_from_a_job_are_told_apart(tmp_path
     (tmp_path / "nccl.log").write_text("\n".join(lines))
     found = {v.cause: v for v in open_postmortem(tmp_path).diagnosis.verdicts}
     assert found["nccl-connections"].confidence == level
-    assert ("though NVLink connects them (NV12)" in found["nccl-connections"].evidence[0]) == (
-        level == "high"
-    )
-    far = 4 if level == "high" else 6
+    is_linked = "though NVLink connects them (NV12)" in found["nccl-connections"].evidence[0]
+    assert is_linked == (level == "high")
+    far = 4 if is_linked else 6
     assert found["gpu-links"].evidence[0].startswith(f"{far} of 6 pairs of GPUs")
     assert found["gpu-links"].evidence[1].startswith("GPU0, GPU1: every network adapter")
 
@@ -363,20 +357,14 @@ def test_a_log_without_connections_is_not_judged_healthy(tmp_path: Path) -> None
 
 def test_the_state_of_gpus_is_read_whole_and_as_an_excerpt(tmp_path: Path) -> None:
     said = " ".join(verdicts(texts.QUERY, tmp_path)["gpu-surroundings"].evidence)
-    for part in (
-        "HW Thermal Slowdown",
-        "8 of 16 lanes",
-        "3 memory errors",
-        "300 W, below the 400 W",
-    ):
-        assert part in said
+    parts = ("HW Thermal Slowdown", "8 of 16 lanes", "3 memory errors", "300 W, below the 400 W")
+    assert all(part in said for part in parts)
     assert "65:00.0" not in said
     assert "9 memory errors" not in said
     part = texts.QUERY[texts.QUERY.index("    Clocks Event") : texts.QUERY.index("    ECC")]
     assert "GPU not said" in verdicts(part, tmp_path)["gpu-surroundings"].evidence[0]
-    said = " ".join(
-        verdicts(texts.dmon([1410, 1000], heat=1), tmp_path)["gpu-surroundings"].evidence
-    )
+    hot = texts.dmon([1410, 1000], heat=1)
+    said = " ".join(verdicts(hot, tmp_path)["gpu-surroundings"].evidence)
     assert "GPU 1 runs at 1000 MHz while it is busy, the others at 1410 MHz" in said
     assert "GPU 0: clocks are lowered for want of heat" in said
     assert "gpu-surroundings" not in verdicts(texts.dmon([1410, 1400]), tmp_path)
@@ -423,9 +411,8 @@ def test_a_log_is_read_however_it_was_written(tmp_path: Path, written) -> None:
 def test_of_a_large_log_beginning_and_end_are_read(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(text_lines, "MOST_BYTES", 8000)
     filling = "\n".join(f"step {i} loss 0.5" for i in range(2000))
-    (tmp_path / "job.err").write_text(
-        f"{texts.progress(1, 40, 40)}\n{filling}\n{texts.timeout(0, 41)}"
-    )
+    parts = (texts.progress(1, 40, 40), filling, texts.timeout(0, 41))
+    (tmp_path / "job.err").write_text("\n".join(parts))
     opened = open_postmortem(tmp_path)
     waiting, behind = opened.diagnosis.verdicts[0].evidence
     assert "[job.err, near its end]" in waiting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ import pandas as pd
 import pytest
 
 from common.diagnose.studies.script_cases import CASES, FOURTH, FRESH, HEALTHY, SIXTH, Case
+from common.diagnose.studies.style_cases import SEVENTH
 from common.diagnose.studies.watched_scripts import (
+    ALL_CASES,
     ScriptsStudy,
     copy_case,
     judge,
@@ -21,12 +24,15 @@ from common.diagnose.studies.watched_scripts import (
 from common.perfmodel.scaling.step_model import StepSettings
 from common.runtime.paths import project_root
 
+SLOW_LOADER = next(case for case in CASES if case.name == "data-loading-slow-loader-plain")
+SMALL_BATCH = next(case for case in CASES if case.cause == "batch-too-small")
+
 
 @pytest.mark.slow
 @pytest.mark.two_ranks
 def test_traceml_judges_a_script_that_it_times_from_outside(tmp_path: Path) -> None:
     pytest.importorskip("traceml_ai")
-    case = next(case for case in CASES if case.name == "data-loading-slow-loader-plain")
+    case = SLOW_LOADER
     assert traceml_verdict(case, tmp_path) == ""
     run_under_traceml(case, tmp_path, lambda line: None)
     # The fault delays the loader of one rank. On a busy machine TraceML sees that rank, but no
@@ -39,7 +45,7 @@ def test_traceml_judges_a_script_that_it_times_from_outside(tmp_path: Path) -> N
 
 
 def test_a_case_is_taken_over_with_all_its_rounds_and_logs(tmp_path: Path) -> None:
-    case = next(case for case in CASES if case.name == "data-loading-slow-loader-plain")
+    case = SLOW_LOADER
     earlier, folder = tmp_path / "earlier", tmp_path / "now"
     folder.mkdir()
     for number in range(3):
@@ -78,7 +84,7 @@ def test_a_later_set_can_be_run_by_itself(later: str) -> None:
     cases = ScriptsStudy(only=(later,)).cases()
     assert all(case.held_out for case in cases)
     assert {case.cause for case in cases} == {c.cause for c in CASES if c.later != SIXTH}
-    assert len({case.name for case in CASES}) == len(CASES)
+    assert len({case.name for case in ALL_CASES}) == len(ALL_CASES)
     assert not set(cases) & set(ScriptsStudy().cases())
 
 
@@ -90,9 +96,20 @@ def test_no_case_of_a_later_set_is_one_that_was_seen_before() -> None:
     assert known.isdisjoint(what(case) for case in CASES if case.later == FOURTH)
 
 
+def test_a_script_of_another_style_has_the_faults_of_its_cases() -> None:
+    cases = ScriptsStudy(only=(SEVENTH,)).cases()
+    assert sum(case.cause == HEALTHY for case in cases) == 10
+    assert sum(case.cause != HEALTHY for case in cases) == 30
+    for case in cases:
+        script, fault = case.folder / f"{case.script}.py", dict(case.flags)["fault"]
+        about = ast.get_docstring(ast.parse(script.read_text())) or ""
+        assert fault == "none" or f"{fault} (" in about
+        removed = case.words(removed=True)
+        assert removed[removed.index("--fault") + 1] == "none"
+
+
 def test_the_remedy_of_a_small_batch_is_the_one_that_is_proposed() -> None:
-    case = next(case for case in CASES if case.cause == "batch-too-small")
-    batch = dict(case.flags)["batch_size"]
+    case, batch = SMALL_BATCH, dict(SMALL_BATCH.flags)["batch_size"]
     remedied = case.with_proposal(StepSettings(batch_per_rank=7 * batch))
     before, after = remedied.words(removed=False), remedied.words(removed=True)
     assert [(one, other) for one, other in zip(before, after, strict=True) if one != other] == [
@@ -103,8 +120,7 @@ def test_the_remedy_of_a_small_batch_is_the_one_that_is_proposed() -> None:
 
 
 def test_without_another_batch_to_try_nothing_is_removed() -> None:
-    case = next(case for case in CASES if case.cause == "batch-too-small")
-    batch = dict(case.flags)["batch_size"]
+    case, batch = SMALL_BATCH, dict(SMALL_BATCH.flags)["batch_size"]
     for proposed in (None, StepSettings(batch_per_rank=batch, accumulation=16)):
         assert case.with_proposal(proposed).planted_or_not == (False,)
 

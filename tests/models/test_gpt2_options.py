@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gpt2_support import of_transformers
+from gpt2_support import check_gradients, of_transformers, randomised, transformers_model
 from torch import Tensor
-from transformers import GPT2Config as TheirConfig
-from transformers import GPT2LMHeadModel
 
 from common.models.chunked_loss import chunked_cross_entropy
 from common.models.gpt2 import GPT2, GPT2Config, fused_attention, written_out_attention
@@ -52,10 +50,7 @@ def check_same(one: GPT2, other: GPT2, tolerance: float) -> None:
 @pytest.fixture
 def model() -> GPT2:
     torch.manual_seed(0)
-    made = GPT2(SMALL)
-    for parameter in made.parameters():  # biases and norms too, which start at 0 and 1
-        torch.nn.init.normal_(parameter, parameter.mean().item(), 0.2)
-    return made
+    return randomised(GPT2(SMALL))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-11), ("float32", 2e-4)])
@@ -67,13 +62,7 @@ def test_attention_written_out_equals_the_fused_one(model, dtype, tolerance):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-11), ("float32", 2e-4)])
 @pytest.mark.parametrize("heads", [4, 5])  # of width 10 the scale is no power of two, nor of 8
 def test_attention_written_out_equals_that_of_transformers(dtype, tolerance, heads):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 50, "n_positions": 24, "n_embd": 40, "n_head": heads, "n_layer": 2}
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    theirs = GPT2LMHeadModel(TheirConfig(**sizes, **dropout, attn_implementation="eager"))
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, parameter.mean().item(), 0.2)
-    theirs = theirs.to(getattr(torch, dtype))
+    theirs = transformers_model(n_embd=40, n_head=heads).to(getattr(torch, dtype))
     ours = twin(of_transformers(theirs), attention="eager")
     tokens, _ = batch(50)
     expected = theirs(tokens, labels=tokens).loss
@@ -82,12 +71,7 @@ def test_attention_written_out_equals_that_of_transformers(dtype, tolerance, hea
     loss.backward()
     # transformers computes the loss in float32 whatever its weights are.
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    by_name = dict(theirs.named_parameters())
-    for name, parameter in ours.named_parameters():
-        other = by_name["transformer." + name.replace("blocks.", "h.")].grad
-        other = other.T if other.ndim == 2 and ".c_" in name else other
-        difference = (parameter.grad - other).norm()
-        assert difference <= max(tolerance, 1e-6) * other.norm(), name
+    check_gradients(ours, theirs, max(tolerance, 1e-6))
 
 
 def test_attention_written_out_hides_what_comes_later():

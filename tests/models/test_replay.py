@@ -3,7 +3,6 @@ and is an ordinary module to autograd and to DDP (two real gloo ranks, replay_wo
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,11 @@ from common.perfmodel.ddp.profile import BackwardProfile
 
 
 @pytest.fixture(scope="module")
-def ranks(rank_server, tmp_path_factory) -> list[dict]:
+def ranks(rank_server) -> list[dict]:
     """Returns what each of two ranks saw, by arm."""
-    folder = tmp_path_factory.mktemp("replay")
-    done = rank_server.run(Path(replay_worker.__file__), folder, ranks=2)
+    done = rank_server.run(Path(replay_worker.__file__), ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return [*done.lines(0), *done.lines(1)]
 
 
 def slow(count: int, seconds: float) -> BackwardProfile:
@@ -33,6 +31,14 @@ def slow(count: int, seconds: float) -> BackwardProfile:
     ready_s = np.arange(1, count + 1) * seconds / count
     names = tuple(f"p{index}" for index in range(count))
     return BackwardProfile(names, np.full(count, 4), ready_s, seconds)
+
+
+def timed_backward(model: ReplayModel) -> tuple[float, float]:
+    """Runs a backward pass; returns when it began and how long it took, in seconds."""
+    loss = model()
+    start_s = time.perf_counter()
+    loss.backward()
+    return start_s, time.perf_counter() - start_s
 
 
 def test_it_has_a_parameter_of_the_recorded_size_for_every_gradient_registered_as_recorded():
@@ -100,10 +106,7 @@ def test_a_backward_pass_lasts_as_long_as_recorded_and_gradients_wait_for_their_
     came_s: list[float] = []
     for parameter in reversed(list(model.parameters())):
         parameter.register_post_accumulate_grad_hook(lambda _: came_s.append(time.perf_counter()))
-    loss = model()
-    start_s = time.perf_counter()
-    loss.backward()
-    took_s = time.perf_counter() - start_s
+    start_s, took_s = timed_backward(model)
     assert took_s >= 0.9 * profile.backward_s
     assert (np.array(came_s) - start_s >= profile.ready_s - 0.1 * profile.backward_s).all()
     assert came_s == sorted(came_s)
@@ -112,10 +115,7 @@ def test_a_backward_pass_lasts_as_long_as_recorded_and_gradients_wait_for_their_
 def test_a_pass_says_when_its_gradients_came_and_how_late_the_latest_was():
     profile = slow(count=4, seconds=0.1)
     model = ReplayModel(profile)
-    loss = model()
-    start_s = time.perf_counter()
-    loss.backward()
-    took_s = time.perf_counter() - start_s
+    _, took_s = timed_backward(model)
     assert len(model.handed_s) == 4
     assert model.handed_s == sorted(model.handed_s)
     late_s = np.array([*model.handed_s, model.ended_s]) - [*profile.ready_s, profile.backward_s]
@@ -129,10 +129,7 @@ def test_a_pass_that_cannot_keep_up_says_so():
     """Half a thousand gradients in a microsecond: autograd alone takes longer."""
     profile = slow(count=500, seconds=1e-6)
     model = ReplayModel(profile)
-    loss = model()
-    start_s = time.perf_counter()
-    loss.backward()
-    took_s = time.perf_counter() - start_s
+    _, took_s = timed_backward(model)
     assert model.lateness_s > 0
     assert model.lateness_s > took_s / 10
 
@@ -185,8 +182,7 @@ def test_under_ddp_gradients_come_in_the_recorded_order_on_both_ranks(ranks, arm
 @pytest.mark.two_ranks
 @pytest.mark.parametrize("cap", CAPS_MIB)
 def test_ddp_forms_the_buckets_that_the_profile_gives(ranks, cap):
-    caps_bytes = DdpOptions(cap).caps_bytes()
-    buckets = assign_buckets(list(PROFILE.sizes_bytes), *caps_bytes)
+    buckets = assign_buckets(list(PROFILE.sizes_bytes), DdpOptions(cap).limits_bytes())
     sizes = [int(PROFILE.sizes_bytes[bucket].sum()) for bucket in buckets]
     assert [rank[f"cap {cap}"]["bucket_sizes"] for rank in ranks] == [
         ", ".join(map(str, sizes))

@@ -36,6 +36,8 @@ CONFIGS = {
         max_position_embeddings=24,
     ),
 }
+GPT2 = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=24)
+"""A configuration that names dropout and positions in a way of its own."""
 UNREACHABLE = "http://127.0.0.1:9"
 
 
@@ -128,21 +130,17 @@ def test_layers_do_not_begin_as_copies_of_each_other():
     assert not torch.equal(first.linear1.weight, second.linear1.weight)
 
 
-def test_dropout_is_drawn_in_training_only():
-    model = build_text_classifier("small", 2, 50, 24, dropout=0.5)
+@pytest.mark.parametrize("kind", ["small", *CONFIGS])
+def test_dropout_is_drawn_from_the_first_step_on_and_in_training_only(kind, tmp_path):
+    name, labels = kind, 2
+    if kind != "small":  # transformers hands out models of recorded weights ready for evaluation
+        AutoModelForSequenceClassification.from_config(CONFIGS[kind]).save_pretrained(tmp_path)
+        name, labels = str(tmp_path), CONFIGS[kind].num_labels
+    model = build_text_classifier(name, labels, 50, 24, dropout=0.5)
     batch = padded(texts_of(9, 4), 9)
     assert not torch.equal(model(*batch), model(*batch))
     model.eval()
     assert torch.equal(model(*batch), model(*batch))
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_dropout_is_drawn_from_the_first_step_on_with_weights_from_a_folder(kind, tmp_path):
-    # transformers hands out models of recorded weights ready for evaluation.
-    AutoModelForSequenceClassification.from_config(CONFIGS[kind]).save_pretrained(tmp_path)
-    model = build_text_classifier(str(tmp_path), CONFIGS[kind].num_labels, 50, 24, dropout=0.5)
-    batch = padded(texts_of(9, 4), 9)
-    assert not torch.equal(model(*batch), model(*batch))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -165,23 +163,15 @@ def test_a_folder_gives_the_logits_that_transformers_gives(kind, tmp_path, caplo
     ]
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_random_weights_are_said_and_dropout_is_set_everywhere(kind, tmp_path, caplog):
-    CONFIGS[kind].save_pretrained(tmp_path)
+@pytest.mark.parametrize("config", [*CONFIGS.values(), GPT2], ids=[*CONFIGS, "gpt2"])
+def test_random_weights_are_said_and_dropout_is_set_everywhere(config, tmp_path, caplog):
+    config.save_pretrained(tmp_path)
     model = build_text_classifier(str(tmp_path), 2, 50, 24, dropout=0.3)
     (message,) = caplog.messages
     assert "training starts from random weights" in message
     dropouts = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
     assert dropouts == {0.3}
     assert model_limit(str(tmp_path)) == 24
-
-
-def test_dropout_is_set_in_models_that_name_it_in_gpt2s_way(tmp_path):
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24}
-    transformers.GPT2Config(vocab_size=50, **sizes).save_pretrained(tmp_path)
-    model = build_text_classifier(str(tmp_path), 2, 50, 24, dropout=0.3)
-    dropouts = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
-    assert dropouts == {0.3}
 
 
 def test_a_folder_below_the_home_folder_is_found(tmp_path, monkeypatch):

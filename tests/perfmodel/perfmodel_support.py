@@ -1,11 +1,12 @@
-"""Helpers of the performance model's tests: refusals, GPT-2's gradients in order, and generated
-profiles, networks and caps."""
+"""Helpers of the performance model's tests: refusals, GPT-2's gradients in order, generated
+profiles, networks and caps, and a simulation in small steps of time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.ddp.recurrence import Traffic
 
 MIB = 2**20
+STEPS = 300  # at least, of a whole backward pass
+TINY = 1e-9
 
 
 @contextmanager
@@ -30,6 +34,12 @@ def refused(*expected: object) -> Iterator[None]:
     assert "np.float64" not in message  # a value is shown as the user wrote it
     for word in expected:
         assert str(word) in message
+
+
+def write_csv(path: Path, header: str, rows: Iterable[Sequence]) -> Path:
+    """Writes a table of these rows."""
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
 
 
 @cache
@@ -128,3 +138,53 @@ def greedy_groups(sizes: list[int], cap: int) -> list[list[int]]:
         if sum(sizes[i] for i in groups[-1]) >= cap and index + 1 < len(sizes):
             groups.append([])
     return groups
+
+
+def integrate(traffic: Traffic, in_flight: int, gain: np.ndarray) -> tuple[list, list, float]:
+    """Simulates starts, ends and the end of computation, as a description and no more.
+
+    At any moment the first buckets that are launched and not done are under way, up to the limit.
+    Each has its part of the link; what they take from computation is taken at the speed at which
+    they advance. A step is cut short where anything begins or ends.
+    """
+    count = len(traffic.alone_s)
+    done = [0.0] * count
+    starts: list = [None] * count
+    ends: list = [None] * count
+    now = work = 0.0
+    compute_end = None
+    dt = (traffic.total_work + traffic.beside_s.sum()) / STEPS
+    while None in ends or compute_end is None:
+        computing = traffic.total_work - work > TINY
+        if not computing and compute_end is None:
+            compute_end = now
+        active = [i for i in range(count) if starts[i] is not None and ends[i] is None]
+        for i in range(count):
+            before = all(start is not None for start in starts[:i])
+            launched = traffic.launched_work[i] - work < TINY
+            if starts[i] is None and before and launched and len(active) < in_flight:
+                starts[i] = now
+                active.append(i)
+        if None not in ends and not computing:
+            break
+        speed = {}
+        for i in active:
+            part = gain[i] / len(active) if len(active) > 1 else 1.0
+            speed[i] = part / (traffic.beside_s[i] if computing else traffic.alone_s[i])
+        taken = sum(speed[i] * (traffic.beside_s[i] - traffic.progress_s[i]) for i in active)
+        rate = max(0.0, 1.0 - taken) if computing else 0.0
+        step = dt
+        for i in active:
+            step = min(step, (1 - done[i]) / speed[i])
+        if rate > TINY:
+            upcoming = [i for i in range(count) if starts[i] is None][:1]
+            marks = [traffic.total_work, *(traffic.launched_work[i] for i in upcoming)]
+            ahead = [mark - work for mark in marks if mark - work > TINY]
+            step = min([step, *(gap / rate for gap in ahead)])
+        now += step
+        work += rate * step
+        for i in active:
+            done[i] += speed[i] * step
+            if done[i] > 1 - TINY:
+                ends[i] = now
+    return starts, ends, compute_end

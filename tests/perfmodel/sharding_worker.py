@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from common.benchmarks.one_device.memory_tracker import empty_batch
 from common.perfmodel.one_device.workload import Workload
+from common.runtime import private
 from common.runtime.group.process_group import process_group
 from common.training.config import TrainingConfig
 from common.training.parallel import block_precision
@@ -51,9 +52,7 @@ def highest_above(step: TrainingStep, tokens: torch.Tensor, targets: torch.Tenso
     """Measures the most bytes allocated at once in both passes, above those before them."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step.forward(tokens, targets).backward()
-    events = profiler.profiler.kineto_results.events()
-    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    return max(itertools.accumulate(event.nbytes() for event in memory))
+    return max(itertools.accumulate(private.memory_changes(profiler)))
 
 
 with process_group("cpu") as worker:

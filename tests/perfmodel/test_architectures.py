@@ -13,12 +13,15 @@ from common.errors import UserError
 from common.perfmodel.architectures.hugging_face import model_of, read_model
 from common.perfmodel.architectures.published_sizes import SIZES, architecture_of
 from common.perfmodel.one_device.architecture import CONFIGS
-from common.perfmodel.one_device.flops import forward_flops_per_token
+from common.perfmodel.one_device.flops import training_flops_per_token
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ROOT.parent / "shared" / "measured" / "public-gpus" / "training.csv"
 LENGTH = 32
 WIDTHS = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96}
+BLOCKS = {**WIDTHS, "intermediate_size": 80}
+OPT = {**WIDTHS, "ffn_dim": 80, "word_embed_proj_dim": 64}
+T5 = {"d_model": 64, "d_ff": 80, "num_heads": 4, "vocab_size": 96}
 LLAMA = {**WIDTHS, "num_key_value_heads": 2, "intermediate_size": 80, "pad_token_id": 0}
 WIDE = {**LLAMA, "head_dim": 24}
 SMALL = {
@@ -64,26 +67,18 @@ SMALL = {
         "q_lora_rank": None,
     },
     "GPT2LMHeadModel": {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 96},
-    "GPTNeoXForCausalLM": {**WIDTHS, "intermediate_size": 80},
-    "OPTForCausalLM": {**WIDTHS, "ffn_dim": 80, "word_embed_proj_dim": 64},
-    "OPTForCausalLM norms after": {
-        **WIDTHS,
-        "ffn_dim": 80,
-        "word_embed_proj_dim": 64,
-        "do_layer_norm_before": False,
-    },
+    "GPTNeoXForCausalLM": BLOCKS,
+    "OPTForCausalLM": OPT,
+    "OPTForCausalLM norms after": {**OPT, "do_layer_norm_before": False},
     "MptForCausalLM": {"d_model": 64, "n_layers": 3, "n_heads": 4, "vocab_size": 96},
-    "BertModel": {**WIDTHS, "intermediate_size": 80},
-    "BertForMaskedLM": {**WIDTHS, "intermediate_size": 80},
-    "BertForPreTraining": {**WIDTHS, "intermediate_size": 80},
-    "BertForQuestionAnswering": {**WIDTHS, "intermediate_size": 80},
-    "RobertaModel": {**WIDTHS, "intermediate_size": 80},
-    "RobertaForMaskedLM": {**WIDTHS, "intermediate_size": 80},
+    "BertModel": BLOCKS,
+    "BertForMaskedLM": BLOCKS,
+    "BertForPreTraining": BLOCKS,
+    "BertForQuestionAnswering": BLOCKS,
+    "RobertaModel": BLOCKS,
+    "RobertaForMaskedLM": BLOCKS,
     "ViTForImageClassification": {
-        "hidden_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 80,
+        **{key: value for key, value in BLOCKS.items() if key != "vocab_size"},
         "image_size": 32,
         "patch_size": 8,
         "num_labels": 7,
@@ -110,22 +105,11 @@ SMALL = {
         "downsample_in_bottleneck": True,
         "image_size": 30,
     },
-    "T5ForConditionalGeneration": {
-        "d_model": 64,
-        "d_kv": 24,
-        "d_ff": 80,
-        "num_layers": 3,
-        "num_decoder_layers": 2,
-        "num_heads": 4,
-        "vocab_size": 96,
-    },
+    "T5ForConditionalGeneration": {**T5, "d_kv": 24, "num_layers": 3, "num_decoder_layers": 2},
     "T5ForConditionalGeneration gated": {
-        "d_model": 64,
+        **T5,
         "d_kv": 16,
-        "d_ff": 80,
         "num_layers": 1,
-        "num_heads": 4,
-        "vocab_size": 96,
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
     },
@@ -288,8 +272,8 @@ def test_mpt_has_the_parameters_of_the_published_table():
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
 def test_gpt2_has_the_operations_of_its_own_formula(name):
     config = CONFIGS[name]
-    per_token = forward_flops_per_token(config, 1024)
-    assert config.architecture(1024).forward_flops == 1024 * per_token
+    per_token = training_flops_per_token(config, 1024)
+    assert 3 * config.architecture(1024).forward_flops == 1024 * per_token
     published = architecture_of(name, 1024)
     assert published.forward_flops == config.architecture(1024).forward_flops
     assert published.parameter_sizes() == config.parameter_sizes()
@@ -380,20 +364,19 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text, message):
         read_model(folder(tmp_path, text)).architecture(8)
 
 
-def test_a_missing_file_an_unknown_name_and_a_long_sequence_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*config.json: No such file"):
-        architecture_of(str(tmp_path), 8)
-    with pytest.raises(UserError, match=r"cannot read absent.json: No such file"):
-        architecture_of("absent.json", 8)
-    with pytest.raises(UserError, match=r"cannot read absent/model: No such file"):
-        architecture_of("absent/model", 8)
-    with pytest.raises(UserError, match="unknown model 'llama-3-9b'; did you mean 'llama-3-8b'"):
-        architecture_of("llama-3-9b", 8)
-    with pytest.raises(UserError, match="bert-base has 512 learned positions, fewer than 513"):
-        architecture_of("bert-base", 513)
-    with pytest.raises(UserError, match="sequence length is 0; it must be a whole number"):
-        architecture_of("llama-3-8b", 0)
-    with pytest.raises(UserError, match="sequence length is None; it must be a whole number"):
-        architecture_of("mpt-7b", None)
-    with pytest.raises(UserError, match="vit-base has 197 tokens an image, not 512"):
-        architecture_of("vit-base", 512)
+@pytest.mark.parametrize(
+    ("name", "length", "message"),
+    [
+        (str(ROOT), 8, "cannot read .*config.json: No such file"),
+        ("absent.json", 8, "cannot read absent.json: No such file"),
+        ("absent/model", 8, "cannot read absent/model: No such file"),
+        ("llama-3-9b", 8, "unknown model 'llama-3-9b'; did you mean 'llama-3-8b'"),
+        ("bert-base", 513, "bert-base has 512 learned positions, fewer than 513"),
+        ("llama-3-8b", 0, "sequence length is 0; it must be a whole number"),
+        ("mpt-7b", None, "sequence length is None; it must be a whole number"),
+        ("vit-base", 512, "vit-base has 197 tokens an image, not 512"),
+    ],
+)
+def test_a_missing_file_an_unknown_name_and_a_wrong_length_are_refused(name, length, message):
+    with pytest.raises(UserError, match=message):
+        architecture_of(name, length)

@@ -11,13 +11,12 @@ import torch.distributed as dist
 from perfmodel_support import MIB, make_profile, refused
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.bucketings import profile_buckets
-from common.perfmodel.ddp.comm_hooks import CastHook, PowerSgdHook
+from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.model import DdpModel
 
@@ -34,30 +33,27 @@ def group():
 
 
 class Net(nn.Module):
-    """Matrices that are worth compressing and some that are not, a convolution, vectors, and a
-    last layer of any dtype."""
+    """Matrices, a convolution, vectors, and a last layer of another dtype."""
 
-    def __init__(self, last: torch.dtype) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.wide = nn.Linear(64, 128)
         self.thin = nn.Linear(128, 3)
         self.convolution = nn.Conv1d(3, 40, 9)
-        self.last = nn.Linear(40, 50, dtype=last)
+        self.last = nn.Linear(40, 50, dtype=torch.float64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.thin(self.wide(x)).T[None]
         return self.last(self.convolution(x)[0].T.to(self.last.weight.dtype)).mean()
 
 
-def run_ddp(
-    hook=None, state=None, steps=1, cap_mib=CAP_MIB, last=torch.float64, **options
-) -> tuple[list, list[str], nn.Module]:
+def run_ddp(hook=None, **options) -> tuple[list, list[str], nn.Module]:
     """Returns bytes of each all-reduce of the last step, and names in the order they were ready."""
     torch.manual_seed(0)
-    model = Net(last)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mib, **options)
+    model = Net()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=CAP_MIB, **options)
     if hook:
-        ddp.register_comm_hook(state, hook)
+        ddp.register_comm_hook(None, hook)
     sent: list[int] = []
     ready: list[str] = []
     for name, parameter in model.named_parameters():
@@ -70,7 +66,7 @@ def run_ddp(
 
     dist.all_reduce = all_reduce
     try:
-        for _ in range(steps):
+        for _ in range(3):
             sent.clear()
             ready.clear()
             ddp.zero_grad()
@@ -96,34 +92,18 @@ def profile_of(model: nn.Module, ready: list[str]) -> BackwardProfile:
     [("fp16", default_hooks.fp16_compress_hook), ("bf16", default_hooks.bf16_compress_hook)],
 )
 def test_a_cast_sends_what_pytorchs_hook_sends(group, name, hook):
-    sent, ready, model = run_ddp(hook, steps=3)
+    sent, ready, model = run_ddp(hook)
     profile = profile_of(model, ready)
     buckets = profile_buckets(profile, DdpOptions(CAP_MIB))
     assert len(buckets) > 2  # and the double ones have a bucket of their own
-    assert CastHook(name).message_bytes(profile, buckets)[:, 0].tolist() == sent
-
-
-@pytest.mark.parametrize("rank", [1, 4])
-def test_power_sgd_sends_what_pytorchs_hook_sends(group, rank):
-    # All in one bucket: with several, callbacks that wait block both threads of gloo for good.
-    state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=3)
-    sent, ready, model = run_ddp(powerSGD_hook, state, 5, cap_mib=1, last=torch.float32)
-    profile = profile_of(model, ready)
-    one = profile_buckets(profile, DdpOptions(1))
-    several = profile_buckets(profile, DdpOptions(CAP_MIB))
-    assert len(one) == 1 < len(several)
-    shapes = dict(model.named_parameters())
-    hook = PowerSgdHook(tuple(tuple(shapes[name].shape) for name in ready), rank)
-    assert hook.message_bytes(profile, one).tolist() == [sent]
-    assert sum(sent) < 0.5 * profile.total_bytes
-    assert hook.message_bytes(profile, several).sum(axis=0).tolist() == sent
+    assert CastHook(name).message_bytes(profile, buckets).tolist() == sent
 
 
 @pytest.mark.parametrize("view", [False, True])
 def test_a_bucket_view_saves_the_copy_back_and_not_the_copy_in(group, view):
     # Gradients set to None are made anew outside of the buckets, and copied in with division.
     with torch.profiler.profile(record_shapes=True) as profiler:
-        run_ddp(steps=3, gradient_as_bucket_view=view)
+        run_ddp(gradient_as_bucket_view=view)
     names = [event.name for event in profiler.events()]
     copies_back = sum("copy_bucket_to_grad" in name for name in names)
     divisions = sum(name == "aten::mul" for name in names)
@@ -147,17 +127,6 @@ def test_half_the_bytes_take_half_the_time_and_the_casts_are_paid():
     assert [event.size_bytes for event in timeline.events] == [8, 8]
 
 
-def test_power_sgd_pays_a_latency_for_each_message_and_none_for_an_empty_one():
-    # A matrix of 4 by 5 as 4 + 5 numbers, then a vector of 6 that is sent whole.
-    profile = make_profile([4 * 20, 4 * 6], [1.0, 2.0])
-    hook = PowerSgdHook(((4, 5), (6,)))
-    network = AlphaBeta(1.0, 4.0)  # a second, and a second a number
-    timeline = DdpModel(profile, network).backward(DdpOptions(1 / MIB), hook=hook)
-    first, second = timeline.events
-    assert first.end_s - first.start_s == (1 + 4) + (1 + 5)
-    assert second.end_s - second.start_s == 1 + 6
-
-
 def test_contention_follows_the_bytes_on_the_wire():
     # Each all-reduce of 4 bytes beside computation takes 1 s of it; one of 8 bytes would take 3.
     profile = make_profile([8, 8], [1.0, 9.0], tail_s=10.0)
@@ -173,20 +142,12 @@ def test_contention_follows_the_bytes_on_the_wire():
     [
         (lambda: CastHook("fp17"), ["fp17", "fp16", "bf16"]),
         (lambda: CastHook("fp16", compress_s_per_byte=-1), ["less than no time"]),
-        (lambda: PowerSgdHook((), rank=0), ["rank 0", "at least 1"]),
-        (lambda: PowerSgdHook((), min_compression_rate=0), ["rate", "above 0"]),
+        (
+            lambda: CastHook("fp16").message_bytes(make_profile([4], [1.0], kinds=["int8"]), [[0]]),
+            ["dtype", "int8"],
+        ),
     ],
 )
-def test_an_impossible_hook_is_refused(make, words):
+def test_an_impossible_hook_or_dtype_is_refused(make, words):
     with refused(*words):
         make()
-
-
-def test_shapes_of_another_model_are_refused():
-    profile = make_profile([16, 8], [1.0, 2.0])
-    with refused("1 shapes", "2 gradients"):
-        PowerSgdHook(((4,),)).message_bytes(profile, [[0, 1]])
-    with refused("p1", "2 elements", "(3,)"):
-        PowerSgdHook(((4,), (3,))).message_bytes(profile, [[0, 1]])
-    with refused("dtype", "int8"):
-        CastHook("fp16").message_bytes(make_profile([4], [1.0], kinds=["int8"]), [[0]])

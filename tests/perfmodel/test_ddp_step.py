@@ -8,7 +8,16 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks, profiles, refused
+from perfmodel_support import (
+    CAPS_BYTES,
+    MIB,
+    make_profile,
+    multiples,
+    networks,
+    profiles,
+    refused,
+    write_csv,
+)
 
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AlphaBeta
@@ -95,24 +104,21 @@ def test_an_impossible_step_is_refused(make, words):
 
 
 def test_parts_are_medians_of_the_slowest_rank(tmp_path):
-    path = tmp_path / "local-step-times.csv"
     rows = [  # rank, iteration, forward, backward, optimizer: slowest 12, 11, 30 | 20, 25, 22 | …
         *((0, 0, 10, 20, 4), (1, 0, 12, 18, 5), (0, 1, 11, 25, 3), (1, 1, 10, 22, 4)),
         *((0, 2, 30, 20, 9), (1, 2, 9, 22, 1)),
     ]
     header = "rank,iteration,forward_time_ms,backward_time_ms,optimizer_time_ms"
-    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]))
-    parts = read_step_parts(path)
+    parts = read_step_parts(write_csv(tmp_path / "local-step-times.csv", header, rows))
     assert parts.forward_s == pytest.approx(0.012)
     assert parts.local_backward_s == pytest.approx(0.022)
     assert parts.update_s == pytest.approx(0.005)
 
 
 def test_what_of_a_step_is_neither_pass_counts_as_update(tmp_path):
-    path = tmp_path / "local-times.csv"
     header = "round,iteration,rank,forward_time_ms,backward_time_ms,step_time_ms"
     rows = [(0, 0, 0, 10, 20, 37), (0, 0, 1, 12, 18, 37), (1, 0, 0, 10, 20, 33), (1, 0, 1, 9, 9, 9)]
-    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]))
+    path = write_csv(tmp_path / "local-times.csv", header, rows)
     # 37 − 12 − 20 = 5 and 33 − 10 − 20 = 3.
     assert read_step_parts(path).update_s == pytest.approx(0.004)
 

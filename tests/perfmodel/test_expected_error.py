@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from perfmodel_support import MIB, make_profile, refused
+from perfmodel_support import MIB, make_profile, refused, write_csv
 
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.collectives import AlphaBeta
@@ -48,8 +48,7 @@ def write_study(folder, name: str, date: str, median: float) -> None:
     """Writes one study with one regime."""
     (folder / name).mkdir(parents=True)
     row = ("balanced", 20, 0.05, median, 0.07, 0.2, "a machine", date)
-    lines = [",".join(ERROR_COLUMNS), ",".join(map(str, row))]
-    (folder / name / ERRORS).write_text("\n".join(lines) + "\n")
+    write_csv(folder / name / ERRORS, ",".join(ERROR_COLUMNS), [row])
 
 
 def test_the_newest_study_counts(tmp_path):

@@ -20,6 +20,7 @@ from common.perfmodel.scaling.published_mlp import (
 
 DEFAULTS = (4096, 4096, 3, 2048)
 SMALL = (24, 40, 3, 16)
+ONE = fit_one_device(Mlp.of(*DEFAULTS), {256: 7.6e-3, 4096: 99.77e-3})
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +118,7 @@ def test_the_error_of_every_point_is_stated(published: Explanation) -> None:
 
 
 def test_a_bandwidth_comes_back_from_steps_made_with_it() -> None:
-    one = fit_one_device(Mlp.of(*DEFAULTS), {256: 7.6e-3, 4096: 99.77e-3})
-    model = TwoGpuModel(one)
+    model = TwoGpuModel(ONE)
     steps = {batch: model.step_s(batch, 3e9, 1.25) for batch in (256, 4096)}
     found = explain(model, steps, {})
     assert found.bandwidth_bytes_per_s == pytest.approx(3e9, rel=0.01)
@@ -127,15 +127,13 @@ def test_a_bandwidth_comes_back_from_steps_made_with_it() -> None:
 
 
 def test_two_steps_that_no_bandwidth_joins_keep_a_stated_error() -> None:
-    one = fit_one_device(Mlp.of(*DEFAULTS), {256: 7.6e-3, 4096: 99.77e-3})
-    found = explain(TwoGpuModel(one), {256: 41.4e-3, 4096: 300e-3}, {})
+    found = explain(TwoGpuModel(ONE), {256: 41.4e-3, 4096: 300e-3}, {})
     assert max(map(abs, found.errors.values())) > 0.2
     assert (found.low, found.high) == (found.bandwidth_bytes_per_s,) * 2
 
 
 def test_no_bandwidth_makes_a_step_shorter_than_its_computation() -> None:
-    one = fit_one_device(Mlp.of(*DEFAULTS), {256: 7.6e-3, 4096: 99.77e-3})
-    assert TwoGpuModel(one).bandwidth_for(256, 5e-3) is None
+    assert TwoGpuModel(ONE).bandwidth_for(256, 5e-3) is None
 
 
 @pytest.mark.parametrize(

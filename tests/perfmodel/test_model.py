@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
-from perfmodel_support import CAPS_BYTES, MIB, make_profile, networks, profiles
+from perfmodel_support import MIB, make_profile
 
-from common.perfmodel.buckets import assign_buckets
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.model import (
@@ -30,18 +28,6 @@ COSTS = DdpCosts(
     communication_slowdown=1.25,
     compute_slowdown=1.5,
 )
-
-
-@given(profiles(), networks(), CAPS_BYTES)
-def test_real_buckets_and_a_of_x_are_the_plain_recurrence(profile, network, cap):
-    assume(profile.backward_s > 0)
-    ladder = DdpModel(profile, network, COSTS).ladder()
-    end_s = 0.0
-    for bucket in assign_buckets(profile.sizes_bytes.tolist(), cap):
-        ready_s = max(profile.ready_s[index] for index in bucket)
-        size = sum(profile.sizes_bytes[index] for index in bucket)
-        end_s = max(end_s, ready_s) + network.time_s(float(size))
-    assert ladder[CURVE](cap / MIB) == pytest.approx(max(end_s, profile.backward_s))
 
 
 def test_every_rung_adds_the_term_that_it_is_named_after():

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from perfmodel_support import refused
 
 from common.perfmodel.cluster.clusters import load_cluster
-from common.perfmodel.cluster.measured_network import with_measured
-from common.perfmodel.cluster.nccl import NO_RAMP, RAMP, NcclAllReduce, NcclRing, soft_minimum
+from common.perfmodel.cluster.nccl import (
+    NO_RAMP,
+    RAMP,
+    NcclAllReduce,
+    NcclRing,
+    soft_minimum,
+    with_measured,
+)
 from common.perfmodel.collectives import MeasuredAllReduce, bus_bandwidth
 from common.perfmodel.tables import AllReduceTable
 
@@ -40,35 +46,32 @@ def test_a_measured_table_holds_on_its_ranks_and_scales_others() -> None:
         )
 
 
-def test_one_node_of_a100_by_hand() -> None:
-    # ring: 14 hops; LL is limited by the GPU, LL128 to 0.92 of 240 GB/s, bus bandwidth · 8 / 14
-    choices = by_name(NcclAllReduce(A100, 8))
-    expected = {
-        "Ring/LL": (6.6 + 14 * 0.6, 87.7 * 8 / 14),
-        "Ring/LL128": (14 + 14 * 1.9, 0.92 * 240 * 8 / 14),
-        "Ring/Simple": (8.4 + 14 * 3.4, 240 * 8 / 14),
-        "Tree/LL": (6.8 + 14 * 0.6, 0.92 * 240 / 3.8 / 2),
-        "Tree/LL128": (14 + 14 * 1.25, 0.92 * 240 * 7 / 9 / 2),
-        "Tree/Simple": (8.4 + 14 * 4.0, 0.92 * 240 / 2),
-    }
-    assert set(choices) == set(expected)
-    for name, (latency_us, gb_per_s) in expected.items():
-        assert choices[name].latency_s == pytest.approx(latency_us * 1e-6), name
-        assert choices[name].bandwidth_bytes_per_s == pytest.approx(gb_per_s * 1e9), name
+ONE_NODE = {
+    "Ring/LL": (6.6 + 14 * 0.6, 87.7 * 8 / 14),
+    "Ring/LL128": (14 + 14 * 1.9, 0.92 * 240 * 8 / 14),
+    "Ring/Simple": (8.4 + 14 * 3.4, 240 * 8 / 14),
+    "Tree/LL": (6.8 + 14 * 0.6, 0.92 * 240 / 3.8 / 2),
+    "Tree/LL128": (14 + 14 * 1.25, 0.92 * 240 * 7 / 9 / 2),
+    "Tree/Simple": (8.4 + 14 * 4.0, 0.92 * 240 / 2),
+}
+"""Ring: 14 hops; LL is limited by the GPU, LL128 to 0.92 of 240 GB/s, bus bandwidth · 8 / 14."""
+FOUR_NODES = {
+    "Ring/LL": (6.6 + 56 * 1.0 + 6 * 2.7, 20.4 * 32 / 62),
+    "Ring/LL128": (14 + 56 * 1.9 + 6 * 4.0, 0.92 * 360 * 32 / 62),
+    "Ring/Simple": (1.4 * (8.4 + 56 * 3.4 + 6 * 14), 360 * 32 / 62),
+    "Tree/LL": (6.8 + 2 * (7 * 0.6 + 2 * 5), 20.4 / 2),
+    "Tree/LL128": (14 + 2 * (7 * 1.25 + 2 * 8.5), 0.92 * 360 * 120 / 128 / 2),
+    "Tree/Simple": (8.4 + 2 * (7 * 4 + 2 * 14), 0.92 * 360 / 2),
+    "NVLSTree/Simple": (25 + 2 * 2 * 20.9, 45.5 * 8 * 32 / 62),
+}
+"""62 ring hops, 6 of them between nodes; two levels of tree. LL is Intel's 20.4 GB/s."""
 
 
-def test_four_nodes_of_h100_by_hand() -> None:
-    # 32 GPUs: 62 ring hops, 6 of them between nodes; two levels of tree. LL is Intel's 20.4 GB/s.
-    choices = by_name(NcclAllReduce(H100, 32))
-    expected = {
-        "Ring/LL": (6.6 + 56 * 1.0 + 6 * 2.7, 20.4 * 32 / 62),
-        "Ring/LL128": (14 + 56 * 1.9 + 6 * 4.0, 0.92 * 360 * 32 / 62),
-        "Ring/Simple": (1.4 * (8.4 + 56 * 3.4 + 6 * 14), 360 * 32 / 62),
-        "Tree/LL": (6.8 + 2 * (7 * 0.6 + 2 * 5), 20.4 / 2),
-        "Tree/LL128": (14 + 2 * (7 * 1.25 + 2 * 8.5), 0.92 * 360 * 120 / 128 / 2),
-        "Tree/Simple": (8.4 + 2 * (7 * 4 + 2 * 14), 0.92 * 360 / 2),
-        "NVLSTree/Simple": (25 + 2 * 2 * 20.9, 45.5 * 8 * 32 / 62),
-    }
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "expected"), [(A100, 8, ONE_NODE), (H100, 32, FOUR_NODES)]
+)
+def test_latencies_and_bandwidths_are_those_by_hand(cluster, gpus, expected) -> None:
+    choices = by_name(NcclAllReduce(cluster, gpus))
     assert set(choices) == set(expected)
     for name, (latency_us, gb_per_s) in expected.items():
         assert choices[name].latency_s == pytest.approx(latency_us * 1e-6), name

@@ -101,18 +101,6 @@ def test_where_ddp_recorded_nothing_half_of_what_it_adds_is_copies_out():
     assert unknown.costs() == samples(3.0, 5.5, done=1).costs()
 
 
-def test_a_pass_that_is_no_slower_loses_nothing_and_copies_are_not_negative():
-    quick = replace(samples(1.9, 4.0, done=2), bookkeeping_s=np.full(3, -0.1))
-    assert quick.costs().lost_compute == ((10.0,), (0.0,))
-    assert quick.costs().copy_in_s_per_byte == 0
-
-
 def test_what_was_not_counted_is_told_by_time_alone():
     # As in the first test, where the count agrees with the time.
     assert samples(3.0, 5.5, done=float("nan")).costs() == samples(3.0, 5.5, done=1).costs()
-
-
-def test_without_messages_there_are_copies_and_no_contention():
-    costs = replace(samples(3.0, 5.5, done=1), beside={}).costs()
-    assert costs.copy_in_s_per_byte == pytest.approx(0.2 / 2 / 100)
-    assert (costs.lost_compute, costs.delays) == (None, None)

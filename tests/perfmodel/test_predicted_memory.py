@@ -36,28 +36,13 @@ OPTIONS = {
     "padded vocabulary": {"vocab_multiple": 1000},
 }
 
-
-OTHERS = {
-    "eager attention",
-    "both",
-    "bfloat16",
-    "bfloat16, eager",
-    "bfloat16 loss in pieces",
-    "pieces, eager",
-    "pieces, checkpointing",
-    "accumulation",
-    "small batch",
-    "small batch, sgd",
-    "small batch, loop",
-    "small batch, foreach",
-    "padded vocabulary",
-}
-"""Options that are also tracked one by one, hardly change what is held, or are held elsewhere."""
+QUICK = {"plain", "checkpointing", "loss in pieces"}
+"""All others are also tracked one by one, hardly change what is held, or are held elsewhere."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHERS)) for name in OPTIONS],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in OPTIONS],
 )
 def test_the_peak_is_the_trackers(name):
     workload = replace(NANO, **OPTIONS[name])

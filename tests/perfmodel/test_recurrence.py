@@ -8,16 +8,23 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks, profiles, refused
+from perfmodel_support import (
+    CAPS_BYTES,
+    MIB,
+    TINY,
+    integrate,
+    make_profile,
+    multiples,
+    networks,
+    profiles,
+    refused,
+)
 
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.ddp.recurrence import Traffic, advance, many_cases, without_contention
 from common.perfmodel.model import DdpModel
-
-STEPS = 300
-TINY = 1e-9
 
 
 @st.composite
@@ -37,56 +44,6 @@ def traffics(draw):
     share = draw(st.lists(st.sampled_from([0, 0.25, 0.5, 1]), min_size=count, max_size=count))
     total = float(launched[-1]) + draw(multiples(0, 2)) + 1 / 64
     return Traffic(launched, launched, alone, beside, beside * np.array(share), total)
-
-
-def integrate(traffic: Traffic, in_flight: int, gain: np.ndarray) -> tuple[list, list, float]:
-    """Simulates starts, ends and the end of computation, as a description and no more.
-
-    At any moment the first buckets that are launched and not done are under way, up to the limit.
-    Each has its part of the link; what they take from computation is taken at the speed at which
-    they advance. A step is cut short where anything begins or ends.
-    """
-    count = len(traffic.alone_s)
-    done = [0.0] * count
-    starts: list = [None] * count
-    ends: list = [None] * count
-    now = work = 0.0
-    compute_end = None
-    dt = (traffic.total_work + traffic.beside_s.sum()) / STEPS
-    while None in ends or compute_end is None:
-        computing = traffic.total_work - work > TINY
-        if not computing and compute_end is None:
-            compute_end = now
-        active = [i for i in range(count) if starts[i] is not None and ends[i] is None]
-        for i in range(count):
-            before = all(start is not None for start in starts[:i])
-            launched = traffic.launched_work[i] - work < TINY
-            if starts[i] is None and before and launched and len(active) < in_flight:
-                starts[i] = now
-                active.append(i)
-        if None not in ends and not computing:
-            break
-        speed = {}
-        for i in active:
-            part = gain[i] / len(active) if len(active) > 1 else 1.0
-            speed[i] = part / (traffic.beside_s[i] if computing else traffic.alone_s[i])
-        taken = sum(speed[i] * (traffic.beside_s[i] - traffic.progress_s[i]) for i in active)
-        rate = max(0.0, 1.0 - taken) if computing else 0.0
-        step = dt
-        for i in active:
-            step = min(step, (1 - done[i]) / speed[i])
-        if rate > TINY:
-            upcoming = [i for i in range(count) if starts[i] is None][:1]
-            marks = [traffic.total_work, *(traffic.launched_work[i] for i in upcoming)]
-            ahead = [mark - work for mark in marks if mark - work > TINY]
-            step = min([step, *(gap / rate for gap in ahead)])
-        now += step
-        work += rate * step
-        for i in active:
-            done[i] += speed[i] * step
-            if done[i] > 1 - TINY:
-                ends[i] = now
-    return starts, ends, compute_end
 
 
 @given(traffics(), st.sampled_from([1, 2, 3]), st.sampled_from([1.0, 1.25]))

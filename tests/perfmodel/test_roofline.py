@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from common.perfmodel.one_device.peaks import DevicePeak
-from common.perfmodel.one_device.roofline import Roof, place, roofline_table
+from common.perfmodel.one_device.roofline import Roof, placed, roofline_table
 
 ROOF = Roof(flops_per_s=100, memory_bytes_per_s=10)
 
@@ -38,18 +38,20 @@ def test_below_the_ridge_memory_limits_and_above_it_arithmetic():
 def test_a_placement_is_the_least_time_over_the_time_taken(
     flops, moved_bytes, time_s, share, bound
 ):
-    at = place(flops, moved_bytes, time_s, ROOF)
-    assert at.share_of_roof == pytest.approx(share)
-    assert at.bound == bound
-    assert at.achieved_flops_per_s == flops / time_s
-    assert at.achieved_bytes_per_s == moved_bytes / time_s
-    assert at.intensity == flops / moved_bytes
+    assert placed(flops, moved_bytes, time_s, ROOF) == {
+        "achieved_flops_per_s": flops / time_s,
+        "achieved_bytes_per_s": moved_bytes / time_s,
+        "intensity": flops / moved_bytes,
+        "ridge": 10,
+        "share_of_roof": pytest.approx(share),
+        "bound": bound,
+    }
 
 
 @pytest.mark.parametrize("work", [(0, 0, 1), (1, 1, 0), (-1, 1, 1)])
 def test_nonsense_is_refused(work):
     with pytest.raises(ValueError, match="operations and"):
-        place(*work, ROOF)
+        placed(*work, ROOF)
 
 
 def test_a_roof_takes_the_peak_of_its_precision_and_is_none_where_there_is_no_peak():

@@ -12,6 +12,7 @@ from perfmodel_support import MIB, gpt2_profile, make_profile, multiples, networ
 
 from common.perfmodel.buckets import assign_buckets
 from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.ddp.bucketings import choose_caps, distinct_caps
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.model import DdpModel
 
@@ -76,20 +77,13 @@ def test_candidates_are_all_bucketings_and_each_cap_is_in_one(profile, network, 
     assert len(best.candidates) == len(different)
 
 
-@given(
-    small_profiles(),
-    networks(),
-    st.sampled_from([DdpCosts(), COSTS]),
-    st.sampled_from([0.0, 0.01, 0.1]),
-)
-def test_near_intervals_are_the_caps_within_the_tolerance_and_no_others(
-    profile, network, costs, tolerance
-):
-    best = DdpModel(profile, network, costs=costs).best_cap(tolerance=tolerance)
+@cases
+def test_near_intervals_are_the_caps_within_one_per_cent_and_no_others(profile, network, costs):
+    best = DdpModel(profile, network, costs=costs).best_cap()
     times = every_cap(profile, network, costs)
     for cap, total in times.items():
         inside = any(low <= cap / MIB <= high for low, high in best.near_mib)
-        assert inside == (total <= best.total_s * (1 + tolerance))
+        assert inside == (total <= best.total_s * 1.01)
     # The intervals ascend and are maximal: between two of them lies a cap that is not near.
     for (_, high), (low, _) in pairwise(best.near_mib):
         assert any(high * MIB < cap < low * MIB for cap in times)
@@ -179,3 +173,32 @@ def test_every_cap_has_a_prediction_when_all_bucketings_were_searched(cap_bytes)
     network = AlphaBeta(0.1, 10)
     expected = DdpModel(profile, network).at_cap(cap_bytes / MIB).total_s
     assert DdpModel(profile, network).best_cap().predicted_s(cap_bytes / MIB) == expected
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12))
+def test_every_bucketing_that_any_cap_gives_is_there_once(sizes):
+    by_force = []
+    for cap in range(1, sum(sizes) + 1):
+        buckets = assign_buckets(sizes, cap)
+        if buckets not in by_force:
+            by_force.append(buckets)
+    found = list(distinct_caps(sizes))
+    assert [assign_buckets(sizes, int(cap.cap_mib * MIB)) for cap in found] == by_force
+    assert [cap.num_buckets for cap in found] == [len(buckets) for buckets in by_force]
+
+
+def test_few_are_spread_from_the_most_buckets_allowed_to_one():
+    chosen = choose_caps([1000] * 64, 5, 40)
+    assert [cap.num_buckets for cap in chosen] == sorted(
+        (cap.num_buckets for cap in chosen), reverse=True
+    )
+    assert len(chosen) == 5
+    assert chosen[0].num_buckets == 32  # 64 would be more than 40
+    assert chosen[-1].num_buckets == 1
+    assert len(choose_caps([1, 1], 5, 40)) == 2  # there are no more
+
+
+@pytest.mark.parametrize(("sizes", "count"), [([8], 3), ([8, 8], 1)])
+def test_fewer_than_two_are_refused(sizes, count):
+    with refused("at least 2 are needed"):
+        choose_caps(sizes, count, 10)

@@ -169,12 +169,6 @@ def test_an_impossible_profile_is_refused(changes, words):
         BackwardProfile(**good | changes)
 
 
-@pytest.mark.parametrize("cap_mib", [0, -25, float("nan"), float("inf")])
-def test_an_impossible_cap_is_refused(cap_mib):
-    with refused("cap"):
-        DdpModel(make_profile([4], [1.0]), AlphaBeta(0, 1)).at_cap(cap_mib)
-
-
 def test_unused_parameters_need_a_profile_that_knows_the_registration_order():
     profile = BackwardProfile(("a", "b"), np.array([4, 4]), np.array([1.0, 2.0]), 2.0)
     with refused("registration"):

@@ -13,6 +13,7 @@ from perfmodel_support import (
     CAPS_BYTES,
     MIB,
     greedy_groups,
+    integrate,
     make_profile,
     multiples,
     networks,
@@ -21,11 +22,9 @@ from perfmodel_support import (
 )
 
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.recurrence import Traffic
 from common.perfmodel.model import DdpModel
-
-STEPS = 300  # at least, of a whole backward pass
-TINY = 1e-10
 
 
 @st.composite
@@ -58,68 +57,34 @@ def lost_to(size: int, costs: DdpCosts) -> float:
     return lost[-1] * size / known[-1]
 
 
-def integrate(profile: BackwardProfile, network, groups: list[list[int]], costs: DdpCosts) -> dict:
-    """Simulates the same backward pass in small steps, as a description of it and no more.
-
-    Computation is a row of gradients, each followed by its copy into the bucket. At any moment at
-    most one all-reduce is active; while computation runs too, both are slowed. A step is cut short
-    where a bucket becomes ready or an all-reduce or computation ends.
-    """
-    copied_at, done, previous = [], 0.0, 0.0  # computation done when each gradient is copied in
-    for ready, size in zip(profile.ready_s, profile.sizes_bytes, strict=True):
-        done += (ready - previous) + size * costs.copy_in_s_per_byte
-        previous = ready
-        copied_at.append(done)
-    total_work = done + profile.backward_s - previous
-    sizes = [sum(int(profile.sizes_bytes[i]) for i in group) for group in groups]
-    needed = [max(copied_at[i] for i in group) for group in groups]
-    alone = [network.time_s(size) for size in sizes]
-    dt = (total_work + sum(alone)) / STEPS
-    now = work = reduced = 0.0
-    ends, compute_end = [], None
-    while len(ends) < len(groups) or compute_end is None:
-        computing = total_work - work > TINY
-        if not computing and compute_end is None:
-            compute_end = now
-            continue
-        bucket = len(ends)
-        sending = bucket < len(groups) and needed[bucket] - work < TINY
-        compute_rate, duration = 1.0, alone[bucket] if sending else 0.0
-        if sending and computing:
-            duration *= costs.communication_slowdown
-            compute_rate = 1 / costs.compute_slowdown
-            if costs.lost_compute:
-                lost = lost_to(sizes[bucket], costs)
-                duration = max(duration, lost)
-                compute_rate = 1 - lost / duration
-        step = dt
-        if sending:
-            step = min(step, (1 - reduced) * duration)
-        elif bucket < len(groups):
-            step = min(step, needed[bucket] - work)
-        if computing and compute_rate:
-            step = min(step, (total_work - work) / compute_rate)
-        now += step
-        work += step * compute_rate if computing else 0.0
-        if sending:
-            reduced += step / duration
-            if reduced > 1 - TINY:
-                ends.append(now)
-                reduced = 0.0
-    copied = compute_end
-    for size, end in zip(sizes, ends, strict=True):
-        copied = max(copied, end) + size * costs.copy_out_s_per_byte
-    return {"total": copied, "compute_end": compute_end, "ends": ends}
+def traffic_of(profile: BackwardProfile, network, groups: list[list[int]], costs: DdpCosts):
+    """Computes what buckets need: a gradient is computed, and then copied into its bucket."""
+    copied_in = profile.ready_s + costs.copy_in_s_per_byte * np.cumsum(profile.sizes_bytes)
+    sizes = [int(profile.sizes_bytes[group].sum()) for group in groups]
+    ready = np.array([copied_in[group].max() for group in groups])
+    alone = np.array([network.time_s(size) for size in sizes])
+    beside = alone * costs.communication_slowdown
+    progress = beside / costs.compute_slowdown
+    if costs.lost_compute:
+        lost = np.array([lost_to(size, costs) for size in sizes])
+        beside = np.maximum(beside, lost)
+        progress = beside - lost
+    total_work = profile.backward_s + copied_in[-1] - profile.ready_s[-1]
+    return Traffic(ready, ready, alone, beside, progress, total_work)
 
 
 @given(profiles(), networks(), CAPS_BYTES, COSTS)
 def test_with_costs_the_simulation_equals_integration_in_small_steps(profile, network, cap, costs):
     timeline = DdpModel(profile, network, costs=costs).at_cap(cap / MIB)
     groups = greedy_groups(profile.sizes_bytes.tolist(), cap)
-    expected = integrate(profile, network, groups, costs)
-    assert timeline.total_s == pytest.approx(expected["total"])
-    assert timeline.compute_end_s == pytest.approx(expected["compute_end"])
-    assert [event.end_s for event in timeline.events] == pytest.approx(expected["ends"])
+    traffic = traffic_of(profile, network, groups, costs)
+    _, ends, compute_end = integrate(traffic, in_flight=1, gain=np.ones(len(groups)))
+    assert timeline.compute_end_s == pytest.approx(compute_end)
+    assert [event.end_s for event in timeline.events] == pytest.approx(ends)
+    copied = compute_end
+    for group, end in zip(groups, ends, strict=True):
+        copied = max(copied, end) + profile.sizes_bytes[group].sum() * costs.copy_out_s_per_byte
+    assert timeline.total_s == pytest.approx(copied)
 
 
 @given(profiles(), networks(), CAPS_BYTES, COSTS)
@@ -164,13 +129,6 @@ def test_costs_never_make_a_pass_shorter_than_without_them(profile, network, cap
     assert costly.compute_end_s >= costly.compute_alone_s - 1e-9
 
 
-def test_costs_of_none_change_nothing():
-    profile = make_profile([10, 20, 30], [1.0, 2.0, 3.0])
-    network = AlphaBeta(0.3, 20)
-    bare = DdpModel(profile, network).at_cap(20 / MIB)
-    assert DdpModel(profile, network, costs=NO_COSTS).at_cap(20 / MIB) == bare
-
-
 def test_computation_is_slowed_only_while_a_bucket_is_reduced():
     # Ready after 1 s of 4; the all-reduce of 1 s runs beside computation, which does half as much
     # in it: the remaining 3 s of computation take 1 s for 0.5 and 2.5 s for the rest.
@@ -213,6 +171,7 @@ def test_only_the_last_copy_back_is_exposed_where_the_network_is_slow():
         ({"communication_slowdown": 0.0}, ["at least 1"]),
         ({"delays": ((1.0, 2.0), (1.5, -0.5))}, ["delay", "negative"]),
         ({"lost_compute": ((1.0,), (-0.1,))}, ["lost", "negative"]),
+        ({"launch_s": -1e-6}, ["launching", "negative"]),
     ],
 )
 def test_impossible_costs_are_refused(costs, words):

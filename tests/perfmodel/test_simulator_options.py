@@ -26,8 +26,6 @@ def test_caps_given_one_by_one_close_one_bucket_each_and_the_last_all_others():
     # count from the first registered parameter, whose bucket is reduced last.
     before = [[8, 9], [6, 7], [4, 5], [1, 2, 3], [0]]
     assert ddp_buckets(sizes, order, options, iteration=0) == before
-    # As DDP does, the largest of them stands for all where one number is asked for.
-    assert options.caps_bytes() == (3 * MIB, 3 * MIB)
     profile = make_profile(sizes, np.arange(1.0, 11.0))
     timeline = DdpModel(profile, AlphaBeta(0, 1e9)).backward(options)
     assert [len(event.members) for event in timeline.events] == [1, 3, 2, 2, 2]
@@ -131,11 +129,6 @@ def test_a_term_less_is_never_slower(profile, network, cap, term):
     full = DdpModel(profile, network, costs=costs).at_cap(cap / MIB)
     less = DdpModel(profile, network, costs=costs.without(term)).at_cap(cap / MIB)
     assert less.total_s <= full.total_s + 1e-9
-
-
-def test_a_negative_launch_is_refused():
-    with refused("launching", "negative"):
-        DdpCosts(launch_s=-1e-6)
 
 
 # --- searching once for many networks ------------------------------------------------------------

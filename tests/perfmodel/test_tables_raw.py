@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from perfmodel_support import refused
+from perfmodel_support import refused, write_csv
 
 from common.perfmodel.tables import (
     read_all_reduce,
@@ -13,14 +11,6 @@ from common.perfmodel.tables import (
     read_overlap_samples,
     read_ready_times,
 )
-
-
-def write(folder: Path, name: str, header: str, rows: list) -> Path:
-    """Writes a CSV of these rows."""
-    lines = [header, *(",".join(map(str, row)) for row in rows)]
-    (folder / name).write_text("\n".join(lines) + "\n")
-    return folder / name
-
 
 # --- gradient-ready-times.csv ----------------------------------------------------------------
 
@@ -52,7 +42,7 @@ def ready_rows() -> list[tuple]:
 
 
 def test_ready_times_are_medians_over_iterations_of_the_slowest_rank(tmp_path):
-    path = write(tmp_path, "gradient-ready-times.csv", READY_HEADER, ready_rows())
+    path = write_csv(tmp_path / "gradient-ready-times.csv", READY_HEADER, ready_rows())
     profile = read_ready_times(path)
     # max over ranks: head 3, 9, 4; body 11, 9, 10; wte 20, 30, 25.
     assert profile.names == ("head.weight", "body.weight", "wte.weight")
@@ -64,8 +54,8 @@ def test_ready_times_are_medians_over_iterations_of_the_slowest_rank(tmp_path):
 
 
 def test_the_order_of_the_rows_does_not_matter(tmp_path):
-    one = write(tmp_path, "one.csv", READY_HEADER, ready_rows())
-    other = write(tmp_path, "other.csv", READY_HEADER, ready_rows()[::-1])
+    one = write_csv(tmp_path / "one.csv", READY_HEADER, ready_rows())
+    other = write_csv(tmp_path / "other.csv", READY_HEADER, ready_rows()[::-1])
     first, second = read_ready_times(one), read_ready_times(other)
     assert first.names == second.names
     assert first.ready_s.tolist() == second.ready_s.tolist()
@@ -74,26 +64,9 @@ def test_the_order_of_the_rows_does_not_matter(tmp_path):
 GOOD = (1, 0, "a", 0, "float32", 4, 1.5)
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([], ["no rows"]),
-        ([GOOD, (1, 1, "a", 0, "float32", 4, -1)], ["line 3", "ready_time_ms", "-1"]),
-        ([GOOD, (1, 1, "a", 0, "float32", 4, "soon")], ["line 3", "soon"]),
-        ([GOOD, (1, 1, "a", 0, "float32", 0, 1.5)], ["line 3", "size_bytes"]),
-        ([GOOD, (1, 1, "a", 0, "float32", "big", 1)], ["line 3", "size_bytes"]),
-        ([GOOD, (1, 1, "b", "first", "float32", 4, 1)], ["registration_index"]),
-    ],
-)
-def test_an_unusable_table_of_ready_times_is_refused_by_its_name(tmp_path, rows, words):
-    path = write(tmp_path, "gradient-ready-times.csv", READY_HEADER, rows)
-    with refused("gradient-ready-times.csv", *words):
-        read_ready_times(path)
-
-
 def test_ready_times_without_the_order_of_rank_0_are_refused(tmp_path):
     rows = [(1, 0, "a", 0, "float32", 4, 1.5, 0), (0, 0, "b", 1, "float32", 4, 2.5, 1)]
-    path = write(tmp_path, "gradient-ready-times.csv", f"{READY_HEADER},ready_index", rows)
+    path = write_csv(tmp_path / "gradient-ready-times.csv", f"{READY_HEADER},ready_index", rows)
     with refused("gradient-ready-times.csv", "no row of a on rank 0"):
         read_ready_times(path)
 
@@ -157,7 +130,7 @@ OVERLAP = [*LOCAL, *BOOKKEEPING, *SMALL, *LARGE]
 
 
 def test_costs_are_differences_within_rounds_as_computed_by_hand(tmp_path):
-    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, OVERLAP))
+    costs = read_costs(write_csv(tmp_path / "overlap-times.csv", OVERLAP_HEADER, OVERLAP))
     # 5 ms for 1000 bytes, half for the copies in and half for those out.
     assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
     assert costs.copy_out_s_per_byte == pytest.approx(2.5e-6)
@@ -177,13 +150,13 @@ def test_all_reduces_launched_in_the_pass_are_read_with_the_time_that_as_many_ta
         for row in arm("launched", 64, 12, passes, done=(3, 4))
     ]
     rows = [*LOCAL, *BOOKKEEPING, *SMALL, *launched]
-    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows))
+    costs = read_costs(write_csv(tmp_path / "overlap-times.csv", OVERLAP_HEADER, rows))
     assert costs.lost_compute == ((64,), (pytest.approx(0.030 / 4),))
     assert costs.delays == ((64,), (pytest.approx(0.004),))
 
 
 def test_a_table_without_messages_has_copies_only(tmp_path):
-    path = write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, [*LOCAL, *BOOKKEEPING])
+    path = write_csv(tmp_path / "overlap-times.csv", OVERLAP_HEADER, [*LOCAL, *BOOKKEEPING])
     costs = read_costs(path)
     assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
     assert (costs.lost_compute, costs.delays) == (None, None)
@@ -197,11 +170,11 @@ def test_what_a_bucket_takes_is_the_difference_to_one_bucket_in_its_round(tmp_pa
     many = {r: [(ms + 10 * (r + 1), 1)] for r, ms in enumerate(one_ms)}
     one = arm("buckets", 1000, 1, {r: [(ms, 1)] for r, ms in enumerate(one_ms)}) if idle else []
     rows = [*OVERLAP, *arm("buckets", 90, 11, many), *one]
-    path = write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows)
+    path = write_csv(tmp_path / "overlap-times.csv", OVERLAP_HEADER, rows)
     assert read_overlap_samples(path).per_bucket_s == pytest.approx([0.001, 0.002, 0.003])
     assert read_costs(path, "nccl").launch_s == pytest.approx(0.002 if idle else 0)
     assert read_costs(path, "gloo") == read_costs(path)
-    older = write(tmp_path, "older.csv", OVERLAP_HEADER, OVERLAP)
+    older = write_csv(tmp_path / "older.csv", OVERLAP_HEADER, OVERLAP)
     assert read_costs(older, "nccl").launch_s == 0
 
 
@@ -210,11 +183,13 @@ def test_a_record_of_copies_out_is_read_and_need_not_be_there_for_every_row(tmp_
     copied_ms = iter([2, 1, 0.5, 1, 3, 0.1])
     rows = [(*row, next(copied_ms) if row[0] == "bookkeeping" else "") for row in OVERLAP]
     header = f"{OVERLAP_HEADER},copy_out_time_ms"
-    costs = read_costs(write(tmp_path, "overlap-times.csv", header, rows))
+    costs = read_costs(write_csv(tmp_path / "overlap-times.csv", header, rows))
     assert costs.copy_out_s_per_byte == pytest.approx(0.002 / GRADIENT_BYTES)
     assert costs.copy_in_s_per_byte == pytest.approx(0.002 / GRADIENT_BYTES)
     with refused("overlap-times.csv", "copy_out_time_ms", "-1"):
-        read_costs(write(tmp_path, "overlap-times.csv", header, [*rows[:-1], (*rows[-1][:-1], -1)]))
+        read_costs(
+            write_csv(tmp_path / "overlap-times.csv", header, [*rows[:-1], (*rows[-1][:-1], -1)])
+        )
 
 
 def test_costs_below_the_noise_are_none_and_not_negative(tmp_path):
@@ -222,45 +197,9 @@ def test_costs_below_the_noise_are_none_and_not_negative(tmp_path):
         (*row[:6], row[6] / 2, *row[7:]) if row[0] in ("bookkeeping", "continuous") else row
         for row in OVERLAP
     ]
-    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, fast))
+    costs = read_costs(write_csv(tmp_path / "overlap-times.csv", OVERLAP_HEADER, fast))
     assert costs.copy_in_s_per_byte == costs.copy_out_s_per_byte == 0
     assert costs.lost_compute == ((64, 256), (0, 0))
-
-
-def changed(column: int, value: object) -> list[tuple]:
-    """Returns the table with another value in its last row."""
-    last = list(OVERLAP[-1])
-    last[column] = value
-    return [*OVERLAP[:-1], tuple(last)]
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([], ["no rows"]),
-        (LOCAL, ["bookkeeping"]),
-        (changed(6, -5), ["backward_time_ms", "-5"]),
-        (changed(7, "long"), ["all_reduce_time_ms", "long"]),
-        (changed(8, -1), ["messages_done", "-1"]),
-        (changed(9, ""), ["gradient_bytes"]),
-        (changed(1, "big"), ["message_bytes", "big"]),
-        ([row for row in OVERLAP if row[0] != "all_reduce"], ["64", "all_reduce"]),
-        ([row for row in OVERLAP if row[0] != "local"], ["local"]),
-        (
-            [(row[0], 64, *row[2:]) if row[0] == "local" else row for row in OVERLAP],
-            ["local with message_bytes 64", "sends nothing"],
-        ),
-        ([(*row[:9], 0) for row in OVERLAP], ["gradient_bytes"]),
-        (
-            [(*row[:2], 0, *row[3:]) if row[0] == "continuous" else row for row in OVERLAP],
-            ["messages"],
-        ),
-    ],
-)
-def test_an_unusable_table_of_overlap_is_refused_by_its_name(tmp_path, rows, words):
-    path = write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows)
-    with refused("overlap-times.csv", *words):
-        read_costs(path)
 
 
 # --- allreduce-samples.csv -------------------------------------------------------------------
@@ -283,7 +222,7 @@ def sample_rows(mode: str = "sequential", slower: float = 1.0) -> list[tuple]:
 
 def test_a_point_from_raw_samples_is_the_median_of_the_slowest_rank(tmp_path):
     rows = [*sample_rows("sequential"), *sample_rows("in_flight", slower=2)]
-    path = write(tmp_path, "allreduce-samples.csv", SAMPLES_HEADER, rows)
+    path = write_csv(tmp_path / "allreduce-samples.csv", SAMPLES_HEADER, rows)
     table = read_all_reduce(path)
     assert table.world_size == 2
     assert table.curve.sizes_bytes.tolist() == [4, 4000]
@@ -292,40 +231,73 @@ def test_a_point_from_raw_samples_is_the_median_of_the_slowest_rank(tmp_path):
     assert table.crowded.times_s == pytest.approx([0.008, 0.018])
 
 
-def sample(column: int, value: object) -> list[tuple]:
-    """Returns the samples with another value in their last row, which is on line 13."""
-    last = list(sample_rows()[-1])
-    last[column] = value
-    return [*sample_rows()[:-1], tuple(last)]
+# --- tables that cannot be right -------------------------------------------------------------
+
+SAMPLES = sample_rows()  # the last one is on line 13
+FILES = {
+    read_ready_times: ("gradient-ready-times.csv", READY_HEADER),
+    read_costs: ("overlap-times.csv", OVERLAP_HEADER),
+    read_all_reduce: ("allreduce-samples.csv", SAMPLES_HEADER),
+}
+
+
+def changed(rows: list[tuple], column: int, value: object, arm: str | None = None) -> list[tuple]:
+    """Returns rows with another value in the last one, or in all rows of an arm."""
+    chosen = [row[0] == arm for row in rows] if arm else [*[False] * (len(rows) - 1), True]
+    return [
+        (*row[:column], value, *row[column + 1 :]) if is_chosen else row
+        for row, is_chosen in zip(rows, chosen, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("read", "rows", "words"),
     [
-        ([], ["no rows"]),
-        (sample_rows("in_flight"), ["'sequential'", "in_flight"]),
-        (sample_rows()[:6], ["at least 2"]),
-        (sample(7, -1), ["line 13", "time_ms", "-1"]),
-        (sample(7, "long"), ["line 13", "time_ms", "long"]),
-        (sample(2, "large"), ["line 13", "total_bytes", "large"]),
-        (sample(6, "first"), ["line 13", "rank", "first"]),
+        *((read, [], ["no rows"]) for read in FILES),
+        (read_ready_times, changed([GOOD] * 2, 6, -1), ["line 3", "ready_time_ms", "-1"]),
+        (read_ready_times, changed([GOOD] * 2, 6, "soon"), ["line 3", "soon"]),
+        (read_ready_times, changed([GOOD] * 2, 5, 0), ["line 3", "size_bytes"]),
+        (read_ready_times, changed([GOOD] * 2, 5, "big"), ["line 3", "size_bytes"]),
+        (read_ready_times, changed([GOOD] * 2, 3, "first"), ["registration_index"]),
+        (read_costs, LOCAL, ["bookkeeping"]),
+        (read_costs, changed(OVERLAP, 6, -5), ["backward_time_ms", "-5"]),
+        (read_costs, changed(OVERLAP, 7, "long"), ["all_reduce_time_ms", "long"]),
+        (read_costs, changed(OVERLAP, 8, -1), ["messages_done", "-1"]),
+        (read_costs, changed(OVERLAP, 9, ""), ["gradient_bytes"]),
+        (read_costs, changed(OVERLAP, 1, "big"), ["message_bytes", "big"]),
+        (read_costs, [r for r in OVERLAP if r[0] != "all_reduce"], ["64", "all_reduce"]),
+        (read_costs, [r for r in OVERLAP if r[0] != "local"], ["local"]),
+        (
+            read_costs,
+            changed(OVERLAP, 1, 64, "local"),
+            ["local with message_bytes 64", "sends nothing"],
+        ),
+        (read_costs, [(*row[:9], 0) for row in OVERLAP], ["gradient_bytes"]),
+        (read_costs, changed(OVERLAP, 2, 0, "continuous"), ["messages"]),
+        (read_all_reduce, sample_rows("in_flight"), ["'sequential'", "in_flight"]),
+        (read_all_reduce, SAMPLES[:6], ["at least 2"]),
+        (read_all_reduce, changed(SAMPLES, 7, -1), ["line 13", "time_ms", "-1"]),
+        (read_all_reduce, changed(SAMPLES, 7, "long"), ["line 13", "time_ms", "long"]),
+        (read_all_reduce, changed(SAMPLES, 2, "large"), ["line 13", "total_bytes", "large"]),
+        (read_all_reduce, changed(SAMPLES, 6, "first"), ["line 13", "rank", "first"]),
     ],
 )
-def test_unusable_samples_are_refused_by_their_name(tmp_path, rows, words):
-    path = write(tmp_path, "allreduce-samples.csv", SAMPLES_HEADER, rows)
-    with refused("allreduce-samples.csv", *words):
-        read_all_reduce(path)
+def test_an_unusable_table_is_refused_by_its_name(tmp_path, read, rows, words):
+    name, header = FILES[read]
+    with refused(name, *words):
+        read(write_csv(tmp_path / name, header, rows))
 
 
 @pytest.mark.parametrize(
-    ("read", "header", "rows", "column"),
+    ("read", "rows", "column"),
     [
-        *((read_ready_times, READY_HEADER, [GOOD], c) for c in READY_HEADER.split(",")),
-        *((read_costs, OVERLAP_HEADER, OVERLAP, c) for c in ("arm", "round", "gradient_bytes")),
-        *((read_all_reduce, SAMPLES_HEADER, sample_rows(), c) for c in ("mode", "total_bytes")),
+        *((read_ready_times, [GOOD], column) for column in READY_HEADER.split(",")),
+        *((read_costs, OVERLAP, column) for column in ("arm", "round", "gradient_bytes")),
+        *((read_all_reduce, SAMPLES, column) for column in ("mode", "total_bytes")),
     ],
 )
-def test_a_misnamed_column_is_refused_by_its_file_and_name(tmp_path, read, header, rows, column):
-    names = ["other" if name == column else name for name in header.split(",")]
-    with refused("samples.csv", f"'{column}'", "other"):
-        read(write(tmp_path, "samples.csv", ",".join(names), rows))
+def test_a_misnamed_column_is_refused_by_its_file_and_name(tmp_path, read, rows, column):
+    name, header = FILES[read]
+    names = ["other" if title == column else title for title in header.split(",")]
+    with refused(name, f"'{column}'", "other"):
+        read(write_csv(tmp_path / name, ",".join(names), rows))

@@ -2,24 +2,17 @@
 
 import numpy as np
 import pytest
+from perfmodel_support import MIB, make_profile
 
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce, scaled, with_latency
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.model import DdpModel
 from common.perfmodel.whatif import best_caps, cases, near_interval, scale_ranks
 
-MIB = 2**20
-
 
 @pytest.fixture
 def profile() -> BackwardProfile:
-    count = 64
-    return BackwardProfile(
-        names=tuple(f"layer{i}" for i in range(count)),
-        sizes_bytes=np.full(count, MIB, dtype=np.int64),
-        ready_s=np.linspace(0.001, 0.064, count),
-        backward_s=0.064,
-    )
+    return make_profile([MIB] * 64, np.linspace(0.001, 0.064, 64))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])

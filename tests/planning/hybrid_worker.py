@@ -22,7 +22,6 @@ from common.training.parallel import make_mesh
 from common.tuning.plans import planned_step
 from common.tuning.user_model import UserModel
 
-plan_models.WIDTH = 128
 planned_step.PEAKS = 12  # what gloo's threads free is missed at random
 STEPS = 3
 SAMPLES, TOKENS, BLOCKS = 4, 64, 4
@@ -30,7 +29,7 @@ SAMPLES, TOKENS, BLOCKS = 4, 64, 4
 
 def make() -> tuple:
     batch = torch.randint(50, (SAMPLES, TOKENS))
-    return plan_models.Blocks(BLOCKS), batch, plan_models.loss_of
+    return plan_models.Blocks(BLOCKS, 128), batch, plan_models.loss_of
 
 
 def sent_bytes() -> int:

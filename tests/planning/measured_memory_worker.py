@@ -20,11 +20,9 @@ from common.tuning.plans.measuring import measure_inputs, sizes_to_time
 from common.tuning.plans.plan_settings import PlanSettings
 from common.tuning.plans.sized_model import SizedModel
 
-plan_models.WIDTH = 1024
-
 
 def make(batch_size: int = 1) -> tuple:
-    return plan_models.Blocks(2), torch.randint(50, (batch_size, 4)), plan_models.loss_of
+    return plan_models.Blocks(2, 1024), torch.randint(50, (batch_size, 4)), plan_models.loss_of
 
 
 def largest_bytes() -> int:
@@ -42,7 +40,7 @@ with process_group("cpu", "gloo") as worker, record_run(settings, "plan", worker
     fitting, _ = sized_plans(question, list(candidates(question)))
     plans = [sized.plan for sized in fitting]
     before = largest_bytes()
-    measure_inputs(model, question, plans, sizes_to_time(question, plans, 1e12), worker, recorder)
+    measure_inputs(model, question, plans, sizes_to_time(question, plans, 1e12), recorder)
     taken = {"taken": largest_bytes() - before, "parameters": architecture.num_parameters}
     if worker.is_main:
         print(json.dumps(taken | {"strategies": sorted({plan.strategy for plan in plans})}))

@@ -17,12 +17,11 @@ from common.runtime.group.process_group import process_group
 from common.tuning.plans import planned_step
 from common.tuning.user_model import UserModel
 
-plan_models.WIDTH = 128
 planned_step.PEAKS = 60  # what gloo's threads free is missed at random
 
 
 def make() -> tuple:
-    return plan_models.Blocks(6), torch.randint(50, (2, 4)), plan_models.loss_of
+    return plan_models.Blocks(6, 128), torch.randint(50, (2, 4)), plan_models.loss_of
 
 
 with process_group("cpu", "gloo") as worker:

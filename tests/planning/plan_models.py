@@ -14,18 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-WIDTH, RATE, MICRO_BATCH = 16, 1e-5, 2
+RATE, MICRO_BATCH = 1e-5, 2
 
 
 class Block(nn.Module):
     """A residual block of two products."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden + self.down(functional.gelu(self.up(self.norm(hidden))))
@@ -34,11 +33,11 @@ class Block(nn.Module):
 class Blocks(nn.Module):
     """An embedding, three blocks and a head."""
 
-    def __init__(self, blocks: int = 3) -> None:
+    def __init__(self, blocks: int = 3, width: int = 16) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(50, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
-        self.head = nn.Linear(WIDTH, 50, bias=False)
+        self.embedding = nn.Embedding(50, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, 50, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.embedding(tokens)
@@ -53,11 +52,6 @@ def loss_of(module: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 def make(batch_size: int = 4) -> tuple:
     return Blocks(), torch.randint(50, (batch_size, 8)), loss_of
-
-
-def rows() -> tuple:
-    """Makes a batch whose rows are its samples."""
-    return Blocks(), torch.randint(50, (4, 8)), loss_of
 
 
 def no_common_dimension() -> tuple:
@@ -156,19 +150,9 @@ def compiled() -> tuple:
     return module, torch.randint(50, (4, 8)), loss_of
 
 
-def checkpointed() -> tuple:
-    module = Blocks()
-    block = module.blocks[0]
-    forward = block.forward
-    block.forward = lambda hidden: checkpoint(forward, hidden, use_reentrant=False)
-    return module, torch.randint(50, (4, 8)), loss_of
-
-
 def large() -> tuple:
     """Makes blocks whose activations are larger than what gloo and Python take beside them."""
-    global WIDTH
-    WIDTH = 128
-    return Blocks(4), torch.randint(50, (8, 64)), loss_of
+    return Blocks(4, 128), torch.randint(50, (8, 64)), loss_of
 
 
 def _expected(parts: list[torch.Tensor]) -> tuple[dict, dict]:

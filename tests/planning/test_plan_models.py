@@ -14,7 +14,8 @@ from torch import nn
 from common.errors import UserError
 from common.models.traced import block_paths, traced_architecture
 from common.planning.code import python_lines
-from common.planning.space import Plan, Question
+from common.planning.space import SHARDED, STRATEGIES, Plan, Question, candidates
+from common.tuning.plans.measuring import sizes_to_time
 from common.tuning.plans.planned_step import checkpointing_switch
 from common.tuning.plans.sized_model import SizedModel, of_configuration
 
@@ -60,6 +61,29 @@ def test_a_batch_without_rows_is_refused_in_a_line() -> None:
 
     with pytest.raises(UserError, match="model: its batch has no tensor with a sample in each row"):
         traced_architecture(made, "model")
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "strategies", "sizes"),
+    [
+        (1e9, STRATEGIES, (4, 16)),
+        (1e9, ("DDP",), (2, 8)),
+        (9e6, SHARDED, (1, 4)),
+        (1e7, ("DDP",), (1, 4)),
+        (6e6, SHARDED, None),  # weights and gradients are 4.3 MB; FSDP gathers both beside its own
+        (8e6, ("DDP",), None),  # AdamW's moments are 4.3 MB, too
+    ],
+)
+def test_passes_are_timed_at_sizes_that_a_rank_can_hold_alone(free_bytes, strategies, sizes):
+    model = SizedModel.load("plan_models:large", HERE, seed=0)
+    architecture = model.architecture(2, "cpu")
+    question = Question(architecture, 2, 2, 16, 1e9, ("float32",), "cpu", strategies)
+    plans = list(candidates(question))
+    if sizes:
+        assert sizes_to_time(question, plans, free_bytes) == sizes
+        return
+    with pytest.raises(UserError, match=r"1 sample that takes 0.0\d+ GB, and 0.00\d+ GB are free"):
+        sizes_to_time(question, plans, free_bytes)
 
 
 def stages() -> nn.Module:

@@ -21,10 +21,21 @@ from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 from common.planning.answer import VerifiedPlan, as_json, chosen, compared_with_mine, losers
-from common.planning.asked import named_fields, named_plan, named_plans
 from common.planning.cluster_times import ClusterTimes
 from common.planning.report import print_answer
-from common.planning.search import ALIKE, StepTime, TimedPlan, Times, matches, search, sized_plans
+from common.planning.search import (
+    ALIKE,
+    Searched,
+    StepTime,
+    TimedPlan,
+    Times,
+    matches,
+    named_fields,
+    named_plan,
+    named_plans,
+    search,
+    sized_plans,
+)
 from common.planning.space import (
     SINGLE,
     Plan,
@@ -80,6 +91,14 @@ class MadeUpTimes:
         share = random.Random(f"{self.seed} {plan}").choice([1, 1.001, 1.2, 2, 3])
         seconds = share * self.at_least_s(plan)
         return StepTime(seconds, seconds, seconds, seconds)
+
+
+def printed(searched: Searched, *answer: object) -> str:
+    """Prints an answer; returns it as text. ``answer``: best, verified and tuned."""
+    best, *ran = answer
+    console = Console(file=io.StringIO(), width=250)
+    print_answer(searched, best, "here", console, *ran)
+    return console.file.getvalue()
 
 
 def check_against_all(question: Question, times: Times) -> None:
@@ -194,10 +213,9 @@ def test_a_plan_that_ran_once_has_no_interval_in_any_answer():
     assert best["step_low_s"] < 2.05 < best["step_high_s"]
     assert (once["step_s"], once["step_low_s"], once["step_high_s"]) == (2, None, None)
     assert died["step_s"] is None
-    console = Console(file=io.StringIO(), width=200)
-    print_answer(searched, searched.best, "here", console, verified)
-    assert "nan" not in console.file.getvalue()
-    assert "ran out of memory" in console.file.getvalue()
+    text = printed(searched, searched.best, verified)
+    assert "nan" not in text
+    assert "ran out of memory" in text
 
 
 def test_a_named_plan_is_predicted_where_others_dominate_it_and_sized_where_it_does_not_fit():
@@ -268,9 +286,7 @@ def test_what_is_not_told_from_the_second_best_gives_way_to_the_simpler_plan(
     answer = as_json(searched, ran, best)
     assert answer["verdict"] == verdict
     assert ("is not told" in answer["choice"]) == (verdict != "settled")
-    console = Console(file=io.StringIO(), width=200)
-    print_answer(searched, best, "here", console, ran)
-    assert answer["choice"] in console.file.getvalue()
+    assert answer["choice"] in printed(searched, best, ran)
     assert answer["choice"] in page(searched, best, "here", ran)
     mine = [ran[0], replace(ran[1], is_mine=True)]
     told = "Yours, " + (

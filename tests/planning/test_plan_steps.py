@@ -8,10 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from common.errors import UserError
-from common.planning.space import STRATEGIES, Plan, Question, candidates
-from common.tuning.plans.measuring import sizes_to_time
-from common.tuning.plans.sized_model import SizedModel
+from common.planning.space import STRATEGIES, Plan
 from common.tuning.visit_plan import FEWEST_FINAL
 
 JOB = Path(__file__).parents[2] / "common" / "tuning" / "plans" / "job.py"
@@ -19,6 +16,7 @@ WORKER = Path(__file__).parent / "plan_models.py"
 BLOCK_BYTES = 4 * (2 * 128 * 512 + 512 + 128 + 2 * 128)
 """Bytes of a block of ``plan_models.large``: two products with biases, and a norm."""
 SHARDED = ("SHARD_GRAD_OP", "FULL_SHARD")
+pytestmark = pytest.mark.two_ranks
 
 
 def planned(rank_server, folder: Path, function: str, *flags: object) -> tuple[dict, str]:
@@ -32,7 +30,6 @@ def planned(rank_server, folder: Path, function: str, *flags: object) -> tuple[d
 
 
 @pytest.mark.slow
-@pytest.mark.two_ranks
 def test_a_batch_that_no_ranks_split_is_refused_and_a_budget_below_the_weights_answered(
     rank_server, tmp_path
 ):
@@ -53,7 +50,6 @@ def test_a_batch_that_no_ranks_split_is_refused_and_a_budget_below_the_weights_a
     assert any("would do" in line for line in answer["nothing_fits"])
 
 
-@pytest.mark.two_ranks
 @pytest.mark.parametrize(
     ("function", "left_out"),
     [
@@ -87,7 +83,6 @@ def test_unusual_modules_are_planned_as_far_as_they_can_be(
 
 
 @pytest.mark.slow
-@pytest.mark.two_ranks
 def test_a_named_plan_that_does_not_fit_is_run_once(rank_server, tmp_path):
     flags = ("--memory_bytes", "15e6", "--global_batch", 16, "--strategies", "DDP", "FULL_SHARD")
     flags += ("--checkpointing", "none", "block", "--mine", "DDP", "micro_batch=8")
@@ -99,7 +94,6 @@ def test_a_named_plan_that_does_not_fit_is_run_once(rank_server, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.two_ranks
 def test_fsdp_is_tuned_on_the_batch_as_it_is(rank_server, tmp_path):
     flags = ("--memory_bytes", "1e9", "--strategies", *SHARDED, "--keeps_batch")
     answer, _ = planned(rank_server, tmp_path, "make", *flags, "--checkpointing", "none")
@@ -114,7 +108,6 @@ def test_fsdp_is_tuned_on_the_batch_as_it_is(rank_server, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.two_ranks
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_lines_and_measured_step_do_what_one_rank_does_with_the_whole_batch(rank_server, ranks):
     if ranks == 4:
@@ -137,7 +130,6 @@ def test_lines_and_measured_step_do_what_one_rank_does_with_the_whole_batch(rank
 
 
 @pytest.mark.slow
-@pytest.mark.two_ranks
 def test_units_that_are_gathered_ahead_take_the_memory_that_is_predicted(rank_server):
     worker = Path(__file__).with_name("peaks_worker.py")
     plans = [Plan("FULL_SHARD", 2, prefetch=ahead) for ahead in (0, 1, 2)]
@@ -150,7 +142,6 @@ def test_units_that_are_gathered_ahead_take_the_memory_that_is_predicted(rank_se
 
 
 @pytest.mark.slow
-@pytest.mark.two_ranks
 @pytest.mark.parametrize(
     ("memory_bytes", "strategies"),
     [("1e9", {"DDP", "ZERO1", "FULL_SHARD", "SHARD_GRAD_OP"}), ("2.5e8", {"SHARD_GRAD_OP"})],
@@ -167,31 +158,7 @@ def test_measuring_holds_one_model_and_its_states(rank_server, tmp_path, memory_
     assert measured["taken"] < 45 * measured["parameters"]
 
 
-@pytest.mark.parametrize(
-    ("free_bytes", "strategies", "sizes"),
-    [
-        (1e9, STRATEGIES, (4, 16)),
-        (1e9, ("DDP",), (2, 8)),
-        (9e6, SHARDED, (1, 4)),
-        (1e7, ("DDP",), (1, 4)),
-        (6e6, SHARDED, None),  # weights and gradients are 4.3 MB; FSDP gathers both beside its own
-        (8e6, ("DDP",), None),  # AdamW's moments are 4.3 MB, too
-    ],
-)
-def test_passes_are_timed_at_sizes_that_a_rank_can_hold_alone(free_bytes, strategies, sizes):
-    model = SizedModel.load("plan_models:large", WORKER.parent, seed=0)
-    architecture = model.architecture(2, "cpu")
-    question = Question(architecture, 2, 2, 16, 1e9, ("float32",), "cpu", strategies)
-    plans = list(candidates(question))
-    if sizes:
-        assert sizes_to_time(question, plans, free_bytes) == sizes
-        return
-    with pytest.raises(UserError, match=r"1 sample that takes 0.0\d+ GB, and 0.00\d+ GB are free"):
-        sizes_to_time(question, plans, free_bytes)
-
-
 @pytest.mark.slow
-@pytest.mark.two_ranks
 def test_a_model_is_planned_and_verified_peaks_are_those_predicted(rank_server, tmp_path):
     flags = ("--global_batch", 16, "--memory_bytes", "1e9", "--strategies", "DDP", "FULL_SHARD")
     flags += ("--checkpointing", "none", "block", "--train_steps", 20)
@@ -242,7 +209,6 @@ def test_a_model_is_planned_and_verified_peaks_are_those_predicted(rank_server, 
 
 
 @pytest.mark.slow
-@pytest.mark.two_ranks
 @pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD"])
 def test_settings_of_the_verified_plan_are_tried_and_the_best_has_rounds_of_its_own(
     rank_server, tmp_path, strategy
@@ -278,7 +244,6 @@ def test_settings_of_the_verified_plan_are_tried_and_the_best_has_rounds_of_its_
 
 
 @pytest.mark.slow
-@pytest.mark.two_ranks
 def test_where_the_time_is_too_short_nothing_is_tried_and_that_is_said(rank_server, tmp_path):
     flags = ("--memory_bytes", "1e9", "--strategies", "FULL_SHARD", "--checkpointing", "none")
     answer, printed = planned(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections.abc import Sequence
@@ -12,24 +11,20 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 from scipy.stats import t
-from test_plan_search import LLAMA
+from test_plan_search import llama, printed
 
 from common.errors import NotYetWritten
 from common.judged import DISTURBED, QUIET
-from common.perfmodel.architectures.hugging_face import model_of
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile
 from common.planning.measured_times import Inputs, Line, MeasuredTimes, PassLines
-from common.planning.report import print_answer
 from common.planning.search import TimedPlan, search
 from common.planning.space import Plan, Question, candidates, sized, variations
 from common.planning.tuned import TriedPlan, Tuned
 from common.samples import Interval
 from common.tuning.candidates import APART, MOST_CANDIDATES
-from common.tuning.plans.plan_tuning import settings_to_try
-from common.tuning.plans.verifying import verify
+from common.tuning.plans.plan_tuning import settings_to_try, verify
 
 BLOCKS, FORWARD_S, BACKWARD_S, UPDATE_S, OWN_S = 4, 0.4, 0.8, 0.08, 0.05
 SHARDED = ("SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
@@ -38,8 +33,7 @@ FULL = Plan("FULL_SHARD", 4)
 
 def asked(**settings: object) -> Question:
     defaults = {"ranks": 4, "ranks_per_node": 4, "global_batch": 16, "precisions": ("float32",)}
-    architecture = model_of(LLAMA, "a small Llama").architecture(256)
-    return Question(architecture=architecture, memory_bytes=9e9, **(defaults | settings))
+    return Question(architecture=llama(), memory_bytes=9e9, **(defaults | settings))
 
 
 def times(question: Question, call_s: float = 1e-4, backend: str = "nccl") -> MeasuredTimes:
@@ -230,13 +224,11 @@ def test_an_answer_has_the_lines_of_what_was_taken_and_tells_of_other_precisions
     question = asked(strategies=SHARDED, checkpointing=("none",))
     searched = search(question, times(question))
     result = tuned(Interval(0.05, 0.03, 0.07, rounds=8))
-    console = Console(file=io.StringIO(), width=250)
-    print_answer(searched, result.best, "here", console, (), result)
-    printed = console.file.getvalue()
-    assert "set_modules_to_backward_prefetch(last[i + 1 : i + 3]" in printed
-    assert "MixedPrecisionPolicy" not in printed
-    assert "changes what is computed (--changes-training yes): FULL_SHARD, 1 × 4" in printed
-    assert "Tried beside the verified plan" in printed
+    text = printed(searched, result.best, (), result)
+    assert "set_modules_to_backward_prefetch(last[i + 1 : i + 3]" in text
+    assert "MixedPrecisionPolicy" not in text
+    assert "changes what is computed (--changes-training yes): FULL_SHARD, 1 × 4" in text
+    assert "Tried beside the verified plan" in text
 
 
 class MadeUpVisits:

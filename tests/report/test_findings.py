@@ -25,7 +25,8 @@ from students_interval import students_interval
 from common.analysis.buckets.choice import choice_facts
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import GAIN, measured_networks, open_networks, summary
-from common.analysis.data_parallel.strategy_times import exchange_cost, open_strategies
+from common.analysis.data_parallel.strategies import open_strategies
+from common.analysis.data_parallel.strategy_times import exchange_cost
 from common.analysis.findings import scaling
 from common.analysis.findings.collect import QUESTIONS, findings_of
 from common.analysis.findings.decisions import CONSEQUENCES, DECISIONS, decisions
@@ -36,6 +37,7 @@ from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.one_device.options import open_options
 from common.analysis.show import show
 from common.analysis.speedups import find_speedups, tabulate_speedups
+from common.analysis.step_parts import decompose
 from common.benchmarks.one_device.option_arms import OPTIONS
 from common.diagnose.changes import ChangesLab, changes_facts, open_changes
 from common.diagnose.diagnosis import Diagnosis, case_of, examine_case, lost_by_round
@@ -474,7 +476,7 @@ def test_a_speedup_that_rounds_do_not_agree_on_is_not_said(tmp_path: Path) -> No
     table = "assignment1/compare_strategies/strategy-times.csv"
     run = noisy_run(tmp_path, table, scale, copies=4)
     section = open_strategies(run).summary(("DDP",)).iloc[0]
-    low, high = section[["speedup_low", "speedup_high"]]
+    low, high = section["judged"].interval.low, section["judged"].interval.high
     assert low < 1 < high
     assert section["verdict"] == "hidden by noise"
     text = every_form(*findings_of("assignment1", run))
@@ -733,8 +735,7 @@ def test_every_finding_leads_to_a_heading_of_a_notebook(notebook: str) -> None:
 
 
 def test_a_run_without_a_table_says_what_is_not_there(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(RUNS["assignment0"], run)
+    run = shutil.copytree(RUNS["assignment0"], tmp_path / "run")
     shutil.rmtree(run / "throughput")
     (run / "profile_training" / "environment.json").write_text('{"status": "failed"}')
     speed, batch, kinds = findings_of("assignment0", run)
@@ -748,8 +749,7 @@ def test_a_run_without_a_table_says_what_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "batch_size\n", "batch_size,status\n8,measured\n", "\0"])
 def test_a_table_that_is_cut_costs_its_finding_alone(content: str, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(RUNS["assignment0"], run)
+    run = shutil.copytree(RUNS["assignment0"], tmp_path / "run")
     for table in ("throughput/throughput-batches.csv", "profile_training/profile-operators.csv"):
         (run / table).write_text(content)
     speed, batch, kinds = findings_of("assignment0", run)
@@ -761,8 +761,7 @@ def test_a_table_that_is_cut_costs_its_finding_alone(content: str, tmp_path: Pat
 
 
 def test_changes_whose_table_cannot_be_read_are_a_row_with_the_reason(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(RUNS["assignment0"], run)
+    run = shutil.copytree(RUNS["assignment0"], tmp_path / "run")
     assert all(row.judged for row in decisions(run))
     (run / "options" / "options-times.csv").write_text("arm,round\nbaseline,0\n")
     [row] = decisions(run)
@@ -773,8 +772,7 @@ def test_changes_whose_table_cannot_be_read_are_a_row_with_the_reason(tmp_path: 
 
 
 def test_what_was_found_is_not_sought_again_while_a_run_grows(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(RUNS["assignment0"], run)
+    run = shutil.copytree(RUNS["assignment0"], tmp_path / "run")
     before = findings_of("assignment0", run)
     shutil.rmtree(run / "throughput")
     again = findings_of("assignment0", run, earlier=before)
@@ -789,22 +787,26 @@ def test_small_figures_have_units_on_their_axes(assignment: str) -> None:
     assert re.search(r"\d", small.alt)
 
 
+def test_a_configuration_of_two_stages_has_a_bar_of_each() -> None:
+    folder = RUNS["assignment4"]
+    bars = step_bars(folder).set_index("configuration")["step_ms"]
+    assert bars.index.is_unique
+    for stage, arm in (("benchmark", 0), ("sweep", 5)):
+        step = decompose(pd.read_csv(folder / stage / "steps.csv"), arm)
+        assert bars[f"MLP 1024-3×1024-512, 2 ranks × 128 ({stage})"] == step.step_ms
+
+
 def test_every_option_of_a_step_has_its_consequences_among_the_decisions() -> None:
     assert set(OPTIONS) <= set(CONSEQUENCES)
 
 
 def test_a_change_is_as_fast_as_the_samples_of_all_ranks_are_faster() -> None:
     folder = RUNS["assignment4"] / "emulated-2x1gbit" / "verify_changes"
-    arms, steps = (pd.read_csv(folder / f"{name}.csv") for name in ("arms", "steps"))
-    steps = steps[~steps["warmup"]]
-    rounds = {}
-    for arm in arms[arms["world_size"] == 2].itertuples():
-        rows = steps[steps["arm"] == arm.arm]
-        rows = rows[rows["kind"] == "plain"] if (rows["kind"] == "plain").any() else rows
-        slowest = rows.groupby(["round", "epoch", "step"])["step_time_ms"].max()
-        rounds[arm.change] = arm.global_batch / slowest.groupby("round").median()
+    arms = pd.read_csv(folder / "arms.csv", keep_default_na=False)
+    both = arms[arms["world_size"] == 2].set_index("change")
+    rates = both["global_batch"] / plain_medians(folder)[both["arm"]].set_axis(both.index, axis=1)
     [judged] = [one.judged for one in decisions(folder) if one.change == "compression=fp16"]
-    ratio = rounds["compression=fp16"] / rounds["none"]
+    ratio = rates["compression=fp16"] / rates["none"]
     assert judged.estimate == pytest.approx(np.exp(np.log(ratio).mean()))
     # One rank is slower with the change: over one rank each, it would look like more.
     assert judged.estimate < open_changes(folder).told["compression=fp16"].estimate - 0.05

@@ -34,10 +34,7 @@ def made_up(rounds: int) -> pd.DataFrame:
 if __name__ == "__main__":
     settings = Options(output_dir=sys.argv[1], run_id="run", **json.loads(sys.argv[2]))
     visits: list[tuple[int, str]] = []
-    with (
-        process_group("cpu") as worker,
-        record_run(settings, "made-up", worker) as recorder,
-    ):
+    with process_group("cpu") as worker, record_run(settings, "made-up", worker) as recorder:
         # Rank 0 alone has times; the others are told.
         times = (lambda: made_up(len(visits) // len(ARMS))) if worker.is_main else pd.DataFrame
         for visit in recorder.rounds(ARMS, settings, stage="arms", times=times):

@@ -116,18 +116,14 @@ def test_an_idle_device_is_marked_at_once(cuda, timing, backend, flags):
 
 def test_samples_of_a_size_leave_warm_up_out_and_divide_a_batch_by_its_calls(cuda):
     rows = time_all_reduces(
-        7,
-        torch.float16,
-        gpu_rank("gloo"),
-        4,
-        TimedCalls(alone=2, warmup=3, in_flight=5, batches=1),
+        7, torch.float16, gpu_rank("gloo"), 4, TimedCalls(alone=2, warmup=3, in_flight=5, batches=1)
     )
     assert cuda.calls.count("all-reduce 7") == (3 + 2) + 5 * (1 + 1)
     assert all(set(row) == set(ALL_REDUCE_COLUMNS) - {"rank"} for row in rows)
     assert {(row["total_bytes"], row["round"]) for row in rows} == {(14, 4)}
     # Each recorded call takes 1 ms: two between marks one by one; five and their waits in a batch.
     assert [(row["mode"], row["in_flight"], row["iteration"]) for row in rows] == [
-        *(("sequential", 1, 0), ("sequential", 1, 1), ("in_flight", 5, 0)),
+        *(("sequential", 1, 0), ("sequential", 1, 1), ("in_flight", 5, 0))
     ]
     assert [row["time_ms"] for row in rows] == pytest.approx([2, 2, 11 / 5])
 

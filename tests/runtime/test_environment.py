@@ -17,12 +17,13 @@ from common.errors import UserError
 from common.runtime.group.network import (
     EMULATED_NETWORK,
     give_gloo_the_interface_of_nccl,
-    network_name,
     ranks_on_machine,
     require_interfaces,
 )
+from common.runtime.machine import environment
 from common.runtime.machine.environment import (
     RankGroup,
+    cpu_model,
     describe_environment,
     hardware_line,
     usable_cores,
@@ -56,31 +57,19 @@ def test_the_record_of_a_finished_run_is_complete_and_has_its_times(record):
     assert start <= end <= datetime.datetime.now(datetime.UTC)
 
 
-def test_the_record_has_the_commit_and_whether_it_was_changed(record):
+def test_the_record_has_commit_versions_machine_ranks_and_variables(record):
     assert record["git"]["commit"] == git("log", "-1", "--format=%H")
     assert record["git"]["dirty"] in (True, False, None)
-
-
-def test_the_record_has_the_versions(record):
     assert record["python"] == platform.python_version()
     for package in ("torch", "numpy", "pandas", "transformers"):
         assert record["packages"][package] == importlib.metadata.version(package)
-
-
-def test_the_record_has_the_machine(record):
     assert record["host"] == socket.gethostname()
     assert record["cpu"]["cores"] == usable_cores()
     assert record["cpu"]["model"]
     assert (record["device"], record["gpus"]) == ("cpu", [])
-
-
-def test_the_record_has_backend_ranks_and_launcher(record):
     assert (record["backend"], record["world_size"], record["ranks_per_node"]) == ("gloo", 2, 2)
     assert record["launcher"] == "torchrun"
     assert record["interconnect"]["transport"] == "TCP over loopback"
-
-
-def test_the_record_has_the_variables_that_change_results(record):
     assert record["variables"]["OMP_NUM_THREADS"] == "1"
 
 
@@ -155,6 +144,12 @@ def be_a_rank(monkeypatch: pytest.MonkeyPatch, world_size: int, local_world_size
         monkeypatch.setenv(name, str(value))
 
 
+def network_name(backend: str | None, world_size: int | None = None, **group: object) -> str | None:
+    """Returns the name of the network in the record of a rank, or of who starts ranks."""
+    record = describe_environment(backend, "cpu", world_size, group=RankGroup(**group))
+    return record["network"]
+
+
 @pytest.mark.parametrize(
     ("backend", "world_size", "local_world_size", "name"),
     [
@@ -184,23 +179,21 @@ def test_gathered_hosts_tell_how_ranks_lie_where_the_first_host_does_not(monkeyp
     be_a_rank(monkeypatch, 6, 2)
     assert network_name("nccl") == "NCCL, 3 hosts × 2 ranks"
     hosts = ["n1"] * 2 + ["n2"] * 4
-    assert network_name("nccl", rank_hosts=hosts) == "NCCL, hosts with 2 + 4 ranks"
+    assert network_name("nccl", hosts=hosts) == "NCCL, hosts with 2 + 4 ranks"
     record = describe_environment("nccl", "cpu", 6, group=RankGroup(hosts=hosts))
     assert (record["hosts"], record["host_names"]) == (2, ["n1", "n2"])
     assert record["hardware"].startswith("6 ranks on 2 hosts, ")
 
 
 def test_a_process_that_starts_ranks_starts_them_on_its_own_host() -> None:
-    assert network_name("nccl", world_size=8) == "NCCL, 1 host × 8 ranks"
-    assert network_name("gloo", world_size=4) == "TCP over loopback"
+    assert network_name("nccl", 8) == "NCCL, 1 host × 8 ranks"
+    assert network_name("gloo", 4) == "TCP over loopback"
 
 
 def test_ranks_that_share_a_gpu_say_so_in_network_and_caption(monkeypatch) -> None:
     be_a_rank(monkeypatch, 2, 2)
-    shared = network_name("gloo", ranks_per_gpu=2, device_name="NVIDIA H100")
-    assert shared == "gloo, 2 ranks on one NVIDIA H100"
     record = describe_environment("gloo", "cpu", 2, group=RankGroup(ranks_per_gpu=2))
-    assert record["network"] != describe_environment("gloo", "cpu", 2)["network"]
+    assert record["network"] == f"gloo, 2 ranks on one {cpu_model()}"  # the device of this record
     on_gpu = record | {"gpus": [{"name": "NVIDIA H100"}]}
     assert hardware_line(on_gpu) == "2 ranks on one NVIDIA H100, gloo"
     on_two = on_gpu | {"world_size": 4}
@@ -213,8 +206,8 @@ def test_another_group_than_the_old_is_told_in_network_and_caption(monkeypatch) 
     assert new["process_group"] == "ProcessGroupNCCL2"
     assert new["network"] == "NCCL (ProcessGroupNCCL2), 1 host × 2 ranks"
     assert new["hardware"].endswith(", nccl (ProcessGroupNCCL2)")
-    shared = network_name("nccl", ranks_per_gpu=2, group_class="ProcessGroupNCCL2")
-    assert shared == "nccl (ProcessGroupNCCL2), 2 ranks on one GPU"
+    shared = network_name("nccl", ranks_per_gpu=2, process_group="ProcessGroupNCCL2")
+    assert shared == f"nccl (ProcessGroupNCCL2), 2 ranks on one {cpu_model()}"
     for backend, group in (("nccl", "ProcessGroupNCCL"), ("gloo", "ProcessGroupGloo")):
         known = describe_environment(backend, "cpu", 2, group=RankGroup(process_group=group))
         before = describe_environment(backend, "cpu", 2)
@@ -225,7 +218,6 @@ def test_emulated_networks_keep_their_names(monkeypatch) -> None:
     be_a_rank(monkeypatch, 2, 1)
     emulated = {"hosts": 2, "rates_bit_per_s": [1e9, 1e9], "delay_ms": 0.5}
     monkeypatch.setenv(EMULATED_NETWORK, json.dumps(emulated))
-    assert network_name("gloo") == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
     assert ranks_on_machine(3) == 6  # both hosts have this machine's memory
     record = describe_environment("gloo", "cpu", 2, group=RankGroup(hosts=["here", "here"]))
     assert record["network"] == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
@@ -270,3 +262,10 @@ def test_an_interface_that_is_not_there_is_refused_by_name() -> None:
     require_interfaces({"GLOO_SOCKET_IFNAME": first})
     with pytest.raises(UserError, match=f"GLOO_SOCKET_IFNAME=eth99: .*; it has {first}"):
         require_interfaces({"GLOO_SOCKET_IFNAME": f"{first},eth99"})
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (2.0, 2), (1.5, 1), (0.5, 1), (64.0, 8)])
+def test_a_containers_quota_counts_as_whole_cores(monkeypatch, quota, cores) -> None:
+    monkeypatch.setattr(environment, "own_cores", lambda: range(8))
+    monkeypatch.setattr(environment, "cpu_quota", lambda: quota)
+    assert usable_cores() == cores

@@ -14,7 +14,7 @@ from nvml_support import GIB, FakeGpu, fake_nvml, h100, no_driver, sysfs
 
 from common.runtime.machine import environment, gpus
 from common.runtime.machine.environment import describe_environment
-from common.runtime.machine.gpus import Clock, GpuPair, read_gpu_facts
+from common.runtime.machine.gpus import Clock, GpuFacts, GpuPair, read_gpu_facts
 from common.runtime.machine.pci import Nearest
 
 SWITCH = "00000000:C4:00.0"
@@ -37,6 +37,11 @@ ALIKE = (
 """Facts that the record of a run and that of the watch call by one name."""
 
 
+def read(gpus: list[FakeGpu], root: Path, **driver: object) -> GpuFacts:
+    """Reads GPUs that CUDA shows, from a driver that answers so."""
+    return read_gpu_facts([gpu.cuda() for gpu in gpus], fake_nvml(gpus, **driver), root)
+
+
 def test_two_gpus_are_read_with_all_their_numbers(tmp_path: Path) -> None:
     two = [h100(0), h100(1)]
     module = fake_nvml(two)
@@ -50,12 +55,8 @@ def test_two_gpus_are_read_with_all_their_numbers(tmp_path: Path) -> None:
     assert second.memory_clock == Clock(2601, 2620, 2611)
     assert (second.power_limit_w, second.power_draw_w) == (701.0, 71.5)
     # of a present and a pending state the present one counts
-    assert (first.ecc, first.mig_mode, first.mig_slice, first.persistence) == (
-        True,
-        False,
-        False,
-        True,
-    )
+    assert (first.ecc, first.persistence) == (True, True)
+    assert (first.mig_mode, first.mig_slice) == (False, False)
     assert first.compute_mode == "DEFAULT"
     assert (first.pcie_generation, first.pcie_generation_max) == (1, 5)
     assert (first.pcie_width, first.pcie_width_max) == (8, 16)
@@ -73,9 +74,7 @@ def test_two_gpus_are_read_with_all_their_numbers(tmp_path: Path) -> None:
 
 def test_each_gpu_has_its_numa_node_and_its_nearest_network_cards(tmp_path: Path) -> None:
     two = [h100(0), h100(1)]
-    first, second = read_gpu_facts(
-        [gpu.cuda() for gpu in two], fake_nvml(two), sysfs(tmp_path, TREE, CARDS)
-    ).gpus
+    first, second = read(two, sysfs(tmp_path, TREE, CARDS)).gpus
     assert (first.numa_node, first.local_cores) == (0, "0-15")
     assert (second.numa_node, second.local_cores) == (1, "16-31")
     assert first.nearest_infiniband == Nearest(("mlx5_0",), "PCIe")
@@ -85,9 +84,8 @@ def test_each_gpu_has_its_numa_node_and_its_nearest_network_cards(tmp_path: Path
 
 
 def test_a_machine_that_does_not_know_its_numa_nodes_has_none(tmp_path: Path) -> None:
-    one = h100(0)
     tree = sysfs(tmp_path, {"pci0000:16/0000:16:01.0/0000:17:00.0": -1}, {})
-    [gpu] = read_gpu_facts([one.cuda()], fake_nvml([one]), tree).gpus
+    [gpu] = read([h100(0)], tree).gpus
     assert (gpu.numa_node, gpu.nearest_network, gpu.nearest_infiniband) == (None, None, None)
 
 
@@ -107,8 +105,7 @@ def test_only_what_cuda_shows_is_read(tmp_path: Path) -> None:
 
 def test_a_gpu_that_refuses_queries_has_none_for_them_and_keeps_the_rest(tmp_path: Path) -> None:
     silent = FakeGpu("GPU-0000000s", "00000000:17:00.0", {"ComputeMode": 3})
-    found = read_gpu_facts([silent.cuda()], fake_nvml([silent]), tmp_path)
-    [gpu] = found.gpus
+    [gpu] = read([silent], tmp_path).gpus
     assert gpu.compute_mode == "EXCLUSIVE_PROCESS"
     assert gpu.sm_clock == Clock(None, None, None)
     unknown = (gpu.ecc, gpu.mig_mode, gpu.power_limit_w, gpu.persistence, gpu.pcie_width)
@@ -131,19 +128,16 @@ def test_the_nvlinks_between_two_gpus_are_counted(
     two = [h100(0), h100(1)]
     for gpu, links in zip(two, ends, strict=True):
         gpu.links = links
-    found = read_gpu_facts([gpu.cuda() for gpu in two], fake_nvml(two, peer=peer), tmp_path)
+    found = read(two, tmp_path, peer=peer)
     assert found.pairs == (GpuPair(0, 1, nvlinks, "different NUMA nodes", "ok"),)
 
 
 def test_without_nvlink_the_way_over_pcie_and_what_forbids_peers_are_told(tmp_path: Path) -> None:
     two = [h100(0), h100(1)]
-    module = fake_nvml(two, ancestor=10, peer={0: 1, 2: 5})
-    [pair] = read_gpu_facts([gpu.cuda() for gpu in two], module, tmp_path).pairs
+    [pair] = read(two, tmp_path, ancestor=10, peer={0: 1, 2: 5}).pairs
     assert (pair.nvlinks, pair.pcie) == (0, "one PCIe switch")
     assert pair.peer_to_peer == "the chipset does not support it"
-    [silent] = read_gpu_facts(
-        [gpu.cuda() for gpu in two], fake_nvml(two, ancestor=None, peer={}), tmp_path
-    ).pairs
+    [silent] = read(two, tmp_path, ancestor=None, peer={}).pairs
     assert (silent.pcie, silent.peer_to_peer) == (None, None)
 
 
@@ -157,8 +151,7 @@ def test_a_slice_has_its_own_memory_and_the_clocks_of_its_gpu(tmp_path: Path) ->
 
 
 def test_a_split_gpu_that_cuda_shows_by_the_whole_gpus_uuid_is_a_slice(tmp_path: Path) -> None:
-    whole = h100(0, MigMode=[1, 1])
-    [gpu] = read_gpu_facts([whole.cuda()], fake_nvml([whole]), tmp_path).gpus
+    [gpu] = read([h100(0, MigMode=[1, 1])], tmp_path).gpus
     assert gpu.mig_slice
 
 
@@ -230,10 +223,8 @@ def test_the_record_of_a_run_on_gpus_keeps_what_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = [h100(0), h100(1)]
-    properties = [
-        SimpleNamespace(name="NVIDIA Pretend 80GB", uuid=gpu.uuid[4:], total_memory=80 * GIB)
-        for gpu in two
-    ]
+    shared = {"name": "NVIDIA Pretend 80GB", "total_memory": 80 * GIB}
+    properties = [SimpleNamespace(uuid=gpu.uuid[4:], **shared) for gpu in two]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)

@@ -44,8 +44,7 @@ def test_runs_over_nccl_get_the_old_group_unless_the_user_chose(
     if not ours:
         script, flags = tmp_path / "registered.py", ()
         script.write_text(REGISTERED)
-    done = rank_server.run(script, *flags, variables={GROUP_CHOICE: chosen} if chosen else None)
-    assert done.exit_codes == [0], done.stderr
+    done = rank_server.succeed(script, *flags, variables={GROUP_CHOICE: chosen} if chosen else None)
     assert done.stdout[0].splitlines()[0] == creator
 
 
@@ -64,8 +63,7 @@ def test_a_choice_without_effect_is_told_in_a_line(caplog, found, chosen, lines)
 
 
 def test_the_live_test_tells_a_get_future_that_blocks_from_one_that_does_not(rank_server):
-    done = rank_server.run(HERE / "slow_group_worker.py")
-    assert done.exit_codes == [0], done.stderr
+    done = rank_server.succeed(HERE / "slow_group_worker.py")
     found = json.loads(done.stdout[0])
     assert found == {"group": "SlowGroup", "False": False, "True": True}
 

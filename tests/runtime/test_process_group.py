@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from interruptible import living
 from rank_support import torchrun_variables
 
 from common.errors import RunFailed, UserError
@@ -31,6 +32,7 @@ from common.runtime.group.process_group import (
 from common.runtime.processes.ranks import Ranks, current_ranks, free_port
 
 PRETENDED = Path(__file__).with_name("pretended_gpus_worker.py")
+ALONE = Path(__file__).with_name("one_rank_group_worker.py")
 SLOW_HOST = """
 import time
 from common.runtime.group.process_group import process_group
@@ -99,8 +101,7 @@ def joined(request, rank_server, tmp_path_factory) -> tuple[str, list[dict]]:
     folder = tmp_path_factory.mktemp("joined")
     (folder / "probe.py").write_text(PROBE)
     variables = slurm_variables if request.param == "slurm" else None
-    done = rank_server.run(folder / "probe.py", folder, ranks=2, variables=variables)
-    assert done.exit_codes == [0, 0], done.stderr
+    done = rank_server.succeed(folder / "probe.py", folder, ranks=2, variables=variables)
     return request.param, [json.loads(text) for text in done.stdout]
 
 
@@ -165,8 +166,7 @@ def test_an_unusable_device_or_backend_is_refused(device, backend, message):
 @pytest.mark.two_ranks
 def test_objects_wait_for_a_slow_host_longer_than_tensors_do(rank_server, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW_HOST)
-    done = rank_server.run(tmp_path / "slow.py", ranks=2)
-    assert done.exit_codes == [0, 0], done.stderr
+    done = rank_server.succeed(tmp_path / "slow.py", ranks=2)
     assert done.stdout == ["[0, 1] from 0\n"] * 2
 
 
@@ -221,6 +221,9 @@ def test_a_bug_on_one_rank_of_an_nccl_job_keeps_its_traceback_and_ends_both(rank
 @pytest.mark.two_ranks
 def test_a_bug_on_one_rank_of_an_nccl_job_is_told_at_once_and_no_process_is_left(tmp_path):
     # Its peer waits in C++, where only the end of its process ends it.
+    def left() -> list[psutil.Process]:
+        return living(lambda own: own.get("STARTED_BY_TEST") == str(tmp_path))
+
     arguments = ["--how", "bug", "--peer-waits-outside-python"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     process = subprocess.Popen(
@@ -239,38 +242,31 @@ def test_a_bug_on_one_rank_of_an_nccl_job_is_told_at_once_and_no_process_is_left
         # Without it torchrun kills the peer after 30 s.
         assert seen["ZeroDivisionError: of rank 1"] - seen["failing"] < 15
         assert any(line.startswith("Traceback") for line in seen)  # a bug keeps it
-        assert living(tmp_path) == []
+        assert left() == []
     finally:
         process.kill()
-        for process in living(tmp_path):
+        for process in left():
             process.kill()
 
 
-def living(mark: Path) -> list[psutil.Process]:
-    """Lists the processes whose environment says that the test with this folder started them."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            started = process.environ().get("STARTED_BY_TEST") == str(mark)
-            if started and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
+def test_each_rank_is_alone_in_a_group_that_it_makes_in_one_call(rank_server):
+    done = rank_server.succeed(ALONE, ranks=3)
+    for rank, [said] in enumerate(map(done.lines, range(3))):
+        assert said["size"] == 1
+        assert said["made"] == 2  # groups, by as many calls: none for another rank's
+        assert said["sums"] == [rank + 1, 6, rank + 1, 6]  # the world still sums 1 + 2 + 3
 
 
 @pytest.mark.two_ranks
 def test_after_a_failure_on_all_ranks_of_an_nccl_job_they_can_join_again(rank_server):
-    done = rank_server.run(PRETENDED, "--how", "again", ranks=2)
-    assert done.exit_codes == [0, 0], done.stderr
+    done = rank_server.succeed(PRETENDED, "--how", "again", ranks=2)
     assert [json.loads(text)[0] for text in done.stdout] == [0, 1]
 
 
 @pytest.mark.two_ranks
 def test_ranks_share_a_gpu_over_gloo_and_their_record_says_so(rank_server, tmp_path):
     flags = ("--backend", "gloo", "--gpus", 1, "--output_dir", tmp_path)
-    done = rank_server.run(PRETENDED, *flags, ranks=2)
-    assert done.exit_codes == [0, 0], done.stderr
+    done = rank_server.succeed(PRETENDED, *flags, ranks=2)
     # GPU and ranks on it, for this block and for one inside it, whose backend is the same
     assert [json.loads(text) for text in done.stdout] == [[0, 2, 0, 2, "gloo"]] * 2
     record = json.loads((tmp_path / "run" / "environment.json").read_text())
@@ -279,8 +275,7 @@ def test_ranks_share_a_gpu_over_gloo_and_their_record_says_so(rank_server, tmp_p
 
 @pytest.mark.two_ranks
 def test_each_rank_has_a_gpu_of_its_own_where_there_are_enough(rank_server):
-    done = rank_server.run(PRETENDED, "--gpus", 2, ranks=2)
-    assert done.exit_codes == [0, 0], done.stderr
+    done = rank_server.succeed(PRETENDED, "--gpus", 2, ranks=2)
     assert [json.loads(text) for text in done.stdout] == [
         [0, 1, 0, 1, "nccl"],
         [1, 1, 1, 1, "nccl"],
@@ -309,8 +304,7 @@ def test_ranks_share_a_gpu_over_an_nccl_that_is_told_so_on_all_of_them(rank_serv
     done = rank_server.run(PRETENDED, *flags, ranks=2, variables=told(1), timeout_s=20)
     assert done.exit_codes == [2, 2], done.stderr
     assert not list(tmp_path.iterdir())
-    done = rank_server.run(PRETENDED, *flags, ranks=2, variables=told(2))
-    assert done.exit_codes == [0, 0], done.stderr
+    done = rank_server.succeed(PRETENDED, *flags, ranks=2, variables=told(2))
     assert [json.loads(text) for text in done.stdout] == [[0, 2, 0, 2, "nccl"]] * 2
     record = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert record["network"].startswith("nccl, 2 ranks on one ")

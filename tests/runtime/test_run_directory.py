@@ -13,6 +13,7 @@ import threading
 import pandas as pd
 import pytest
 import yaml
+from refusals import problem
 
 from common.errors import RunFailed, UserError
 from common.runtime.machine.environment import describe_environment
@@ -147,8 +148,7 @@ def test_a_table_that_cannot_be_written_leaves_the_one_before_it(tmp_path, monke
 def test_the_id_of_an_existing_run_is_refused_and_that_run_is_not_touched(tmp_path):
     path = finished_run(tmp_path, "twice", "2026-01-01T00:00:00+00:00")
     before = {file.name: file.read_bytes() for file in path.iterdir()}
-    with pytest.raises(UserError, match="twice exists; choose another"):
-        new_run(tmp_path, "twice")
+    assert "twice exists; choose another" in problem(new_run, tmp_path, "twice")
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
 
 

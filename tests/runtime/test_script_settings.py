@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 from interruptible import start_interruptible
+from refusals import problem
 
-from common.errors import UserError
+from common.runtime.flags import as_flags
 from common.runtime.script import parse_settings
 
 VARIABLES = {"NUMEL": "numel", "MODEL": "model"}
@@ -51,15 +52,6 @@ def parse(tmp_path, monkeypatch):
         return parse_settings(Sweep, flags, "sweep", VARIABLES)
 
     return parse
-
-
-def refusal(parse, *flags: str, **sources) -> str:
-    """Returns the message of the UserError; one line."""
-    with pytest.raises(UserError) as raised:
-        parse(*flags, **sources)
-    message = str(raised.value)
-    assert len(message.splitlines()) == 1, message
-    return message
 
 
 def test_without_any_source_the_defaults_hold(parse):
@@ -107,10 +99,18 @@ def test_an_empty_variable_counts_as_not_set(parse):
     assert parse(NUMEL="").numel == (1, 2)
 
 
-def test_a_runs_own_config_gives_its_settings_again(parse):
-    settings = Sweep(numel=(1, 10), backend=None, run_id="", lr=6e-4, static_graph=True)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Sweep(),
+        Sweep(numel=(1, 10), backend=None, run_id="", lr=6e-4, static_graph=True),
+        Sweep((1, 2, 3), "--two words=", -3, 1e-9, "gloo", "a", True, False),
+    ],
+)
+def test_a_runs_own_config_or_flags_give_its_settings_again(parse, settings):
     config = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(settings).items()}
     assert parse(config=config) == settings
+    assert parse(*as_flags(asdict(settings))) == settings
 
 
 def test_a_preset_file_has_a_section_for_each_script(parse):
@@ -119,23 +119,23 @@ def test_a_preset_file_has_a_section_for_each_script(parse):
 
 
 def test_a_preset_file_without_this_scripts_section_is_refused(parse):
-    assert "'sweep'" in refusal(parse, config={"stages": ["other"], "other": {"rounds": 2}})
+    assert "'sweep'" in problem(parse, config={"stages": ["other"], "other": {"rounds": 2}})
 
 
 @pytest.mark.parametrize("section", [5, [1, 2], None])
 def test_a_section_that_holds_no_settings_is_refused(parse, section):
-    assert "sweep.yaml" in refusal(parse, config={"stages": ["sweep"], "sweep": section})
+    assert "sweep.yaml" in problem(parse, config={"stages": ["sweep"], "sweep": section})
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(parse):
-    message = refusal(parse, config={"roundz": 3})
+    message = problem(parse, config={"roundz": 3})
     assert "'roundz'" in message
     assert "did you mean 'rounds'" in message
     assert "sweep.yaml" in message
 
 
 def test_an_unknown_flag_is_refused(parse):
-    message = refusal(parse, "--round", "3")
+    message = problem(parse, "--round", "3")
     assert "--round" in message
     assert "--rounds" in message
 
@@ -148,19 +148,19 @@ def test_an_unknown_flag_is_refused(parse):
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_key(parse, key, value):
-    assert key in refusal(parse, config={key: value}).replace("-", "_")
+    assert key in problem(parse, config={key: value}).replace("-", "_")
 
 
 @pytest.mark.parametrize("text", ["many", "1 x", "1.5"])
 def test_a_variable_of_the_wrong_type_is_refused(parse, text):
-    assert "numel" in refusal(parse, NUMEL=text)
+    assert "numel" in problem(parse, NUMEL=text)
 
 
 def test_a_missing_file_is_refused_by_name(parse, tmp_path):
     missing = str(tmp_path / "missing.yaml")
-    assert "missing.yaml: No such file" in refusal(parse, "--config", missing)
-    assert "missing.yaml: No such file" in refusal(parse, f"--config={missing}")
-    assert "needs a file" in refusal(parse, "--config")
+    assert "missing.yaml: No such file" in problem(parse, "--config", missing)
+    assert "missing.yaml: No such file" in problem(parse, f"--config={missing}")
+    assert "needs a file" in problem(parse, "--config")
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_a_missing_file_is_refused_by_name(parse, tmp_path):
     ids=["empty", "list", "word", "unclosed", "control", "binary", "two colons", "no such day"],
 )
 def test_a_file_that_holds_no_settings_is_refused_by_name(parse, content):
-    assert "sweep.yaml" in refusal(parse, config=content)
+    assert "sweep.yaml" in problem(parse, config=content)
 
 
 def test_the_line_of_a_syntax_error_is_named(parse):
-    assert "line 2" in refusal(parse, config="rounds: 3\nlr: 1: 2\n")
+    assert "line 2" in problem(parse, config="rounds: 3\nlr: 1: 2\n")
 
 
 SCRIPT = """

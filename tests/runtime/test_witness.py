@@ -112,15 +112,6 @@ def test_short_rounds_are_counted_together(tmp_path: Path, monkeypatch: pytest.M
     assert rows[rows["stage"] == "run"]["round"].tolist() == [0, 1, 2]
 
 
-def run_rounds(server: RankServer, folder: Path, **options: float) -> tuple[list, Run]:
-    """Makes the rounds on two ranks; returns the visits, the same on both, and the run."""
-    done = server.run(WORKER, folder, json.dumps(options), ranks=2)
-    assert done.exit_codes == [0, 0], done.stderr
-    lists = [json.loads(text.splitlines()[-1]) for text in done.stdout]
-    assert lists[0] == lists[1]
-    return [(round_, arm) for round_, arm in lists[0]], Run(folder / "run", folder)
-
-
 def rounds_until(half_width: float, least: int) -> int:
     """Returns the number of rounds after which the ratio is known so well, by SciPy."""
     for count in range(max(least, FIRST_PAGE_ROUNDS), 10):  # of ten and more some are trimmed
@@ -144,8 +135,10 @@ def rounds_until(half_width: float, least: int) -> int:
 def test_all_ranks_make_as_many_whole_rounds_as_make_the_interval_narrow(
     options: dict, rounds: int, rank_server: RankServer, tmp_path: Path
 ) -> None:
-    visits, run = run_rounds(rank_server, tmp_path, **options)
-    assert visits == [(number, arm) for number in range(rounds) for arm in rotated(ARMS, number)]
+    done = rank_server.succeed(WORKER, tmp_path, json.dumps(options), ranks=2)
+    visits = [[number, arm] for number in range(rounds) for arm in rotated(ARMS, number)]
+    assert [json.loads(text.splitlines()[-1]) for text in done.stdout] == [visits] * 2
+    run = Run(tmp_path / "run", tmp_path)
     witness = run.table("witness.csv")
     assert tuple(witness) == WITNESS_COLUMNS
     moments = [("run", 0), *(("arms", number) for number in range(rounds + 1)), ("run", 1)]

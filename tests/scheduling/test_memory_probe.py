@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from common.errors import RunFailed, UserError
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
+from common.runtime import private
 from common.runtime.group.process_group import Worker
 from common.runtime.processes.ranks import current_ranks
 from common.scheduling import memory_probe
@@ -168,10 +169,7 @@ def test_the_calculation_says_what_the_allocator_gives(vocabulary, precision):
     for batch_size in (4, 16):
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             step(batch_size)
-        events = profiler.profiler.kineto_results.events()
-        changes = [event for event in events if event.name() == "[memory]"]
-        changes.sort(key=lambda event: event.start_ns())
-        peak = max(itertools.accumulate(event.nbytes() for event in changes))
+        peak = max(itertools.accumulate(private.memory_changes(profiler)))
         # What kernels need inside is not followed: those of bfloat16 need some on a CPU.
         tolerance = 0.005 if precision is nullcontext else 0.08
         assert memory.peak_bytes(batch_size) == pytest.approx(peak, rel=tolerance)

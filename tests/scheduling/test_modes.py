@@ -56,17 +56,6 @@ def global_batches(count: int, global_batch: int, seed: int) -> Iterator[NDArray
         epoch += 1
 
 
-def test_global_batches_are_whole_and_repeat_nothing_within_an_epoch() -> None:
-    batches = list(itertools.islice(global_batches(100, 12, seed=3), 24))
-    for epoch in range(3):
-        own = np.concatenate(batches[8 * epoch : 8 * epoch + 8])
-        assert own.tolist() == epoch_order(100, 3, epoch)[:96].tolist()
-        assert len(set(own.tolist())) == 96
-    assert not np.array_equal(batches[0], batches[8])
-    again = list(itertools.islice(global_batches(100, 12, seed=3), 24))
-    assert all(map(np.array_equal, batches, again))
-
-
 @pytest.mark.parametrize("mode", SAME_BATCH)
 def test_modes_that_keep_the_global_batch_have_the_same_samples_in_each_step(mode: str) -> None:
     lengths = lengths_of(300)

@@ -18,11 +18,10 @@ from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.tables import read_ready_times
 from common.runtime.records.run_directory import RunDirectory
 from common.runtime.stage_progress import StageProgress
-from common.studies.accuracy.accuracy import AccuracyStudy, run_study
+from common.studies.accuracy.accuracy import RANKS, AccuracyStudy, run_study
 from common.studies.accuracy.networks import FASTEST_MBIT, REGIMES, Network, parse_network
 from common.studies.accuracy.tables import TABLES, case_rows
 
-RANKS_SCRIPT = Path(__file__).resolve().parents[2] / "common" / "studies" / "accuracy" / "ranks.py"
 FEW = {"model": "mlp", "batch_size": 2, "judged": 2, "steps": 1, "sizes": 3, "probes": 1}
 SMALL = [f"--{name}={value}" for name, value in FEW.items()]
 
@@ -33,7 +32,7 @@ def case(rank_server, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("accuracy")
     flags = ("--calibration_rounds", 2, "--rounds", 2, "--max_rounds", 2)
     flags += ("--output_dir", folder, "--run_id", "case")
-    done = rank_server.run(RANKS_SCRIPT, *SMALL, *flags, ranks=2)
+    done = rank_server.run(RANKS, *SMALL, *flags, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     return folder / "case-loopback"
 
@@ -107,7 +106,7 @@ def emulated(tmp_path_factory) -> Path:
         "--run_id=mlp",
     ]
     hosts = EmulatedCluster.of(2, ["1gbit"])
-    launch(RANKS_SCRIPT, flags, 2, folder / "log", hosts=hosts)
+    launch(RANKS, flags, 2, folder / "log", hosts=hosts)
     return folder
 
 

@@ -9,29 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from visit_samples import visits
 
 from common.errors import UserError
 from common.runtime.paths import project_root
 from common.runtime.records.run_directory import read_environment
-from common.runtime.records.study import study_run
+from common.runtime.records.study import earlier_tables, study_run
 from common.runtime.stage_progress import StageProgress
 from common.studies.exhaustive_sweep import runoff_regret
 from common.studies.tune_check import TuneStudy, run_study
 
 OF_BEFORE = project_root() / "data" / "xeon-2-cores" / "study-tune"
-
-
-def visits(times_ms: dict[str, float], rounds: int) -> pd.DataFrame:
-    """Returns visits of two ranks, of which rank 1 is the slower by a tenth."""
-    rows = [
-        {"setting": name, "round": round_, "rank": rank, "iteration": iteration}
-        | {"step_time_ms": time_ms * (0.9 + 0.1 * rank) * (1 + 0.01 * round_)}
-        for name, time_ms in times_ms.items()
-        for round_ in range(rounds)
-        for rank in (0, 1)
-        for iteration in range(2)
-    ]
-    return pd.DataFrame(rows)
 
 
 @pytest.fixture
@@ -41,8 +29,8 @@ def cut(tmp_path: Path) -> Path:
     sweep = folder / "convolutions-loopback" / "sweep"
     sweep.mkdir(parents=True)
     times_ms = {"default": 103.0, "1 MiB": 100.4, "2 MiB": 100.0, "4 MiB": 120.0}
-    visits(times_ms, 2).to_csv(sweep / "sweep-visits.csv", index=False)
-    visits(times_ms, 12).to_csv(sweep / "runoff-visits.csv", index=False)
+    visits("setting", times_ms, range(2)).to_csv(sweep / "sweep-visits.csv", index=False)
+    visits("setting", times_ms, range(12)).to_csv(sweep / "runoff-visits.csv", index=False)
     row = {"model": "convolutions", "network": "loopback", "recommended": "1 MiB", "share": 0.1}
     row |= {"regret": 0.5, "regret_low": 0.4, "half_width": 0.1}  # as an earlier version had it
     pd.DataFrame([row]).to_csv(folder / "cases.csv", index=False)
@@ -92,6 +80,17 @@ def test_a_continued_study_keeps_the_record_of_the_one_before(tmp_path: Path) ->
     with pytest.raises(UserError, match="it ran on 2 cores of a Xeon, and this is an EPYC"):
         run(str(last), "an EPYC", "now")
     assert list(tmp_path.iterdir()) == before
+
+
+def test_a_case_that_a_table_lacks_and_half_of_a_line_are_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("case,x\none,1\ntwo,2\n")
+    (tmp_path / "b.csv.partial").write_text("case,y\none,3\none,\ntwo,4")  # cut by a kill
+    columns = {"a.csv": ("case", "x"), "b.csv": ("case", "y")}
+    tables = earlier_tables(str(tmp_path), columns, ["case"])
+    assert tables["a.csv"].to_dict("records") == [{"case": "one", "x": 1}]
+    assert tables["b.csv"]["y"].astype(str).tolist() == ["3", ""]
+    for name, table in earlier_tables("", columns, ["case"]).items():
+        assert (tuple(table), len(table)) == (columns[name], 0)
 
 
 def test_single_cases_can_be_asked_for() -> None:

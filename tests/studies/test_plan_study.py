@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from visit_samples import visits
 
 from common.errors import UserError
 from common.runtime.stage_progress import StageProgress
@@ -18,17 +19,8 @@ PEAKS = pd.Series({"quick": 90, "chosen": 80, "small": 50, "hopeless": 60})
 BUDGETS = (100, 55)
 
 
-def visits(names: list[str], rounds: range) -> pd.DataFrame:
-    """Returns visits of two ranks, of which rank 1 is slower by a tenth; rounds drift."""
-    rows = [
-        {"plan": name, "round": round_, "rank": rank, "iteration": iteration}
-        | {"step_time_ms": TIMES_MS[name] * (0.9 + 0.1 * rank) * (1 + 0.01 * round_)}
-        for name in names
-        for round_ in rounds
-        for rank in (0, 1)
-        for iteration in range(2)
-    ]
-    return pd.DataFrame(rows)
+def plan_visits(names: list[str], rounds: range) -> pd.DataFrame:
+    return visits("plan", {name: TIMES_MS[name] for name in names}, rounds)
 
 
 @pytest.mark.parametrize(
@@ -44,20 +36,20 @@ def visits(names: list[str], rounds: range) -> pd.DataFrame:
     ],
 )
 def test_a_regret_is_against_what_fits(budget: int, name: str, regret: float | None) -> None:
-    swept = visits(list(TIMES_MS), range(1))
+    swept = plan_visits(list(TIMES_MS), range(1))
     kept = racing(swept, PEAKS, BUDGETS)
     choices = pd.DataFrame([{"who": PLAN, "plan": name, "memory_bytes": budget}])
-    [row] = with_regrets(choices, swept, visits(kept, range(1, 5)), PEAKS).to_dict("records")
+    [row] = with_regrets(choices, swept, plan_visits(kept, range(1, 5)), PEAKS).to_dict("records")
     assert row["fits"] == (regret is not None)
     expected = float("nan") if regret is None else regret
     assert row["regret"] == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_race_keeps_what_may_be_the_fastest_of_a_budget() -> None:
-    swept = visits(list(TIMES_MS), range(1))
+    swept = plan_visits(list(TIMES_MS), range(1))
     assert sorted(racing(swept, PEAKS, BUDGETS)) == ["chosen", "quick", "small"]
     # 130 is 1.3 times 100, and after the second round 1.25 times are the bound.
-    again = visits(["chosen", "quick", "small"], range(1, 2))
+    again = plan_visits(["chosen", "quick", "small"], range(1, 2))
     assert sorted(racing(swept, PEAKS, (100,))) == ["chosen", "quick", "small"]
     swept = pd.concat([swept, again])
     assert sorted(racing(swept, PEAKS, (100,))) == ["chosen", "quick"]

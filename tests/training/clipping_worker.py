@@ -30,9 +30,8 @@ class Count(TorchDispatchMode):
 folder, strategies = Path(sys.argv[1]), sys.argv[2:]
 with process_group("cpu") as worker:
     for strategy in strategies:
-        size = 2 if strategy == "HYBRID_SHARD" else None
-        options = {"model": "gpt2-pico", "strategy": strategy, "device": "cpu"}
-        config = FsdpConfig(**options, **({"shard_size": size} if size else {}))
+        size = 2 if strategy == "HYBRID_SHARD" else 0
+        config = FsdpConfig(model="gpt2-pico", strategy=strategy, shard_size=size, device="cpu")
         workload = Workload("gpt2-pico", batch_size=1, seq_len=16)
         model = parallelise(build_model(workload, worker.device), config, worker)
         torch.manual_seed(worker.rank)  # a batch of its own for each rank

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -30,15 +32,14 @@ TEXTS = {
     **{"max_train_samples": 200, "global_batch": 8, "max_local_batch_cap": 7, "device": "cpu"},
 }
 TRAINING = {"steps": 4, "lr": 1e-3, "warmup_steps": 2, "eval_samples": 33, "eval_every": 2}
+BUDGET = {"mode": "token_budget"}
 REFUSED = {
     "too few texts for the ranks": {"global_batch": 1},
     "limits below the batch": {"max_local_batch_cap": 3},
     "fewer texts than a batch": {"max_train_samples": 6},
     "no such rank to slow down": {"slow_rank": 2},
-    "budget below the longest text": {"mode": "token_budget", "max_tokens": 5},
-    "no plan for two ranks": {
-        **{"mode": "token_budget", "max_tokens": 10**7, "max_local_batch_cap": 200}
-    },
+    "budget below the longest text": BUDGET | {"max_tokens": 5},
+    "no plan for two ranks": BUDGET | {"max_tokens": 10**7, "max_local_batch_cap": 200},
     "no such folder": {"dataset": "imdb", "dataset_dir": "nowhere"},
 }
 
@@ -62,16 +63,21 @@ def run_everything(common: dict) -> None:
         tokens["slow_factor"] = 3.0  # of no rank, which is said
         train_text(MicroBatchConfig(**common, **TRAINING, **tokens, run_id=f"tokens-{mode}"))
     for name, settings in REFUSED.items():
-        try:
+        with told(name, UserError):
             train_text(MicroBatchConfig(**common | settings, run_id="refused"))
-        except UserError as error:
-            print(json.dumps({"refused": name, "error": str(error)}), flush=True)
     apart = {"lr": 1e38, "warmup_steps": 0, "log_every": 2, "mode": "dynamic"}
-    try:
+    with told("no number", RunFailed):
         train_text(MicroBatchConfig(**common | TRAINING | apart, run_id="apart"))
-    except RunFailed as error:
-        print(json.dumps({"refused": "no number", "error": str(error)}), flush=True)
     train_with_a_model_of_one_host(common)
+
+
+@contextmanager
+def told(name: str, kind: type[Exception]) -> Iterator[None]:
+    """Prints the error of the block as a JSON line."""
+    try:
+        yield
+    except kind as error:
+        print(json.dumps({"refused": name, "error": str(error)}), flush=True)
 
 
 def compare(common: dict) -> None:
@@ -88,10 +94,8 @@ def train_with_a_model_of_one_host(common: dict) -> None:
     if os.environ["RANK"] == "0":
         sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
         BertConfig(vocab_size=200, intermediate_size=32, **sizes).save_pretrained("bert")
-    try:
+    with told("a model of one host", UserError):
         train_text(MicroBatchConfig(**common | {"model_name": "./bert", "run_id": "refused"}))
-    except UserError as error:
-        print(json.dumps({"refused": "a model of one host", "error": str(error)}), flush=True)
 
 
 folder, *datasets = sys.argv[1:]

@@ -10,44 +10,43 @@ import shutil
 import sys
 from pathlib import Path
 
-from common.runtime.group.process_group import process_group
+from common.runtime.group.process_group import Worker, process_group
 from common.training.config import config_of
 from common.training.trainer import train
 
-folder, data = map(Path, sys.argv[1:3])
 COMMON = {
-    **{"data": str(data), "model": "gpt2-pico", "seq_len": 16, "num_steps": 6, "save_every": 2},
-    **{"global_batch_size": 8, "micro_batch_size": 2, "lr": 0.003, "profile": False},
-    **{"device": "cpu", "output_dir": str(folder / "runs"), "keep_checkpoints": 9},
+    **{"model": "gpt2-pico", "seq_len": 16, "num_steps": 6, "save_every": 2, "lr": 0.003},
+    **{"global_batch_size": 8, "profile": False, "device": "cpu", "keep_checkpoints": 9},
 }
 
-
-def run(strategy: str, name: str, **settings: object) -> None:
-    """Trains run ``name``, with checkpoints in a folder of its name unless told otherwise."""
-    where = {"run_id": name, "checkpoint_dir": str(folder / "checkpoints" / name)}
-    train(config_of(strategy, **(COMMON | where | settings)))
+HALF = {"precision": "float16", "seq_len": 1, "global_batch_size": 2, "micro_batch_size": 1}
+"""In float16 the first steps lower the loss scale, as gradients overflow."""
 
 
-with process_group("cpu") as worker:
+def main(folder: Path, data: Path, strategies: list[str], worker: Worker) -> None:
+    """Trains all runs."""
 
-    def cut(name: str, copy: str, *steps: int) -> None:
-        """Takes the checkpoints of these steps over into the folder of another run."""
+    def run(strategy: str, name: str, **settings: object) -> None:
+        """Trains run ``name``, with checkpoints in a folder of its name."""
+        where = {"run_id": name, "checkpoint_dir": str(folder / "checkpoints" / name)}
+        own = {"data": str(data), "output_dir": str(folder / "runs"), "micro_batch_size": 2}
+        train(config_of(strategy, **(COMMON | own | where | settings)))
+
+    def cut(name: str, copy: str, step: int) -> None:
+        """Takes the checkpoint of this step over into the folder of another run."""
         if worker.is_main:
-            for step in steps:
-                path = Path("checkpoints") / "NAME" / f"step-{step:08d}"
-                shutil.copytree(*(folder / str(path).replace("NAME", one) for one in (name, copy)))
+            checkpoints = folder / "checkpoints"
+            shutil.copytree(*(checkpoints / run / f"step-{step:08d}" for run in (name, copy)))
         worker.barrier()
 
-    for name in sys.argv[3:]:
+    for name in strategies:
         run(name, name)
         cut(name, f"{name}-resumed", 2)
         run(name, f"{name}-resumed")
         run(name, f"{name}-asynchronous", async_checkpoints="on", keep_checkpoints=2)
-    # In float16 the first steps lower the loss scale, as gradients overflow.
-    half = {"precision": "float16", "seq_len": 1, "global_batch_size": 2, "micro_batch_size": 1}
-    run("DDP", "float16", **half)
+    run("DDP", "float16", **HALF)
     cut("float16", "float16-resumed", 2)
-    run("DDP", "float16-resumed", **half)
+    run("DDP", "float16-resumed", **HALF)
     # From DDP to FULL_SHARD; the test takes the rest over on one device.
     exact = {"precision": "float64"}
     run("DDP", "exact", **exact)
@@ -65,3 +64,8 @@ with process_group("cpu") as worker:
     run("DDP", "unchanged", **exact, num_steps=len(chain))
     for done, strategy in enumerate(chain):
         run(strategy, "chain", **exact, num_steps=done + 1)
+
+
+if __name__ == "__main__":
+    with process_group("cpu") as worker:
+        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], worker)

@@ -16,10 +16,12 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from refusals import problem
+from resume_worker import COMMON, HALF
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from common.data.token_shards import write_shard
-from common.errors import RunFailed, UserError
+from common.errors import RunFailed
 from common.exercises.checkpoint_commit import read_manifest
 from common.runtime.group.process_group import process_group
 from common.training.checkpoints import states
@@ -27,7 +29,7 @@ from common.training.config import BaselineConfig
 from common.training.trainer import is_lost, train
 
 WORKER = Path(__file__).with_name("resume_worker.py")
-STEPS = 6
+STEPS = COMMON["num_steps"]
 RESUMED = ["FULL_SHARD", "DDP", "MY_BUCKETS", "MY_ZERO1", "MY_FSDP"]
 
 
@@ -43,13 +45,9 @@ def start(tokens):
     """Returns ``start(folder, **settings)``: trains on one device; all output goes to folder."""
 
     def start(folder: Path, **settings: object) -> None:
-        common = {
-            **{"data": str(tokens), "model": "gpt2-pico", "seq_len": 16, "num_steps": STEPS},
-            **{"global_batch_size": 8, "micro_batch_size": 4, "lr": 0.003, "profile": False},
-            **{"device": "cpu", "output_dir": str(folder), "keep_checkpoints": 9},
-            **{"save_every": 2, "checkpoint_dir": str(folder / "checkpoints"), "run_id": "run"},
-        }
-        train(BaselineConfig(**common | settings))
+        where = {"output_dir": str(folder), "checkpoint_dir": str(folder / "checkpoints")}
+        own = {"data": str(tokens), "micro_batch_size": 4, "run_id": "run"}
+        train(BaselineConfig(**COMMON | where | own | settings))
 
     return start
 
@@ -175,8 +173,7 @@ def test_a_damaged_checkpoint_in_between_goes_when_enough_newer_ones_are_intact(
 def test_a_checkpoint_that_cannot_be_written_is_told_with_the_last_intact_one(start, cut_off):
     flip(cut_off / "checkpoints" / "step-00000004" / "__0_0.distcp")
     (cut_off / "checkpoints" / ".partial-00000003").touch()  # in the way of the folder
-    with pytest.raises(UserError, match="the last good one is step-00000002"):
-        start(cut_off, save_every=3)
+    assert "the last good one is step-00000002" in problem(start, cut_off, save_every=3)
 
 
 def test_what_a_killed_run_was_writing_or_deleting_is_removed(start, cut_off):
@@ -194,11 +191,15 @@ def test_a_finished_run_has_nothing_left_to_do(start, undisturbed, tmp_path, cap
     assert not (folder / "run").exists()
 
 
-def test_changed_settings_are_said(start, cut_off, caplog):
-    start(cut_off, lr=0.002, num_steps=5, micro_batch_size=8)
-    assert warnings(caplog) == [
+def test_changed_settings_and_data_are_said(start, cut_off, tmp_path, caplog):
+    data = tmp_path / "tokens"
+    data.mkdir()
+    write_shard(data / "a.bin", np.arange(5001) % 256)  # one more, as by another download
+    start(cut_off, lr=0.002, num_steps=5, micro_batch_size=8, data=str(data))
+    assert [line for line in warnings(caplog) if not line.startswith("data was")] == [
         "num_steps was 6 in the checkpoint and is 5 now",
         "lr was 0.003 in the checkpoint and is 0.002 now",
+        "data_tokens was 5000 in the checkpoint and is 5001 now",
     ]
 
 
@@ -271,20 +272,7 @@ def test_settings_without_effect_are_said(start, tmp_path, caplog):
     }
 
 
-def test_other_data_are_said(start, cut_off, tmp_path, caplog):
-    # The tokens of the same path have become more, as by another download.
-    data = tmp_path / "tokens"
-    data.mkdir()
-    more = np.random.default_rng(0).integers(0, 256, 5001).astype("uint16")
-    write_shard(data / "a.bin", more)
-    start(cut_off, data=str(data))
-    assert warnings(caplog)[-1] == "data_tokens was 5000 in the checkpoint and is 5001 now"
-
-
-OVERFLOWING = {
-    **{"precision": "float16", "seq_len": 1, "global_batch_size": 2, "micro_batch_size": 1},
-    **{"lr": 3e-4},
-}
+OVERFLOWING = HALF | {"lr": 3e-4}
 """In the first steps the scaled gradients do not fit into 16 bits, and the scale is lowered."""
 
 
@@ -359,8 +347,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 def test_where_all_are_damaged_nothing_is_trained_or_deleted(start, cut_off):
     for path in (cut_off / "checkpoints").iterdir():
         flip(path / "__0_0.distcp")
-    with pytest.raises(UserError, match="none of the 2 checkpoints is intact"):
-        start(cut_off)
+    assert "none of the 2 checkpoints is intact" in problem(start, cut_off)
     assert names(cut_off) == ["step-00000002", "step-00000004"]
     assert not (cut_off / "run").exists()
 
@@ -373,8 +360,7 @@ def two_ranks(rank_server, start, tokens, tmp_path_factory) -> Path:
     start(folder, **exact, checkpoint_dir=str(folder / "one-device"), output_dir=f"{folder}/runs")
     target = folder / "checkpoints" / "from-one-device" / "step-00000004"
     shutil.copytree(folder / "one-device" / "step-00000004", target)
-    done = rank_server.run(WORKER, folder, tokens, *RESUMED, ranks=2, timeout_s=100)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    rank_server.succeed(WORKER, folder, tokens, *RESUMED, ranks=2)
     target = folder / "to-one-device" / "step-00000004"
     shutil.copytree(folder / "checkpoints" / "moved" / "step-00000004", target)
     moved = {"checkpoint_dir": str(target.parent), "run_id": "to-one-device"}
@@ -412,18 +398,14 @@ def test_asynchronous_checkpoints_of_two_ranks_hold_the_same(two_ranks, strategy
 def test_any_strategy_and_number_of_ranks_goes_on_from_any_other(two_ranks):
     """DDP on two ranks, FULL_SHARD on two from step 2, one device from step 4; and one device,
     DDP from step 4. In float64 the order of sums is all that differs."""
+    firsts = {"exact": 0, "one-device": 0, "moved": 2, "to-one-device": 4, "from-one-device": 4}
     losses = {
         name: rows(two_ranks / "runs" / name).query("rank == 0").set_index("step")["loss"]
-        for name in ("exact", "one-device", "moved", "to-one-device", "from-one-device")
-    }
-    firsts = {name: int(one.index.min()) for name, one in losses.items()}
-    assert firsts == {
-        **{"exact": 0, "one-device": 0, "moved": 2},
-        **{"to-one-device": 4, "from-one-device": 4},
+        for name in firsts
     }
     expected = losses["exact"]
-    for own in losses.values():
-        assert own.index[-1] == STEPS - 1
+    for name, own in losses.items():
+        assert own.index.tolist() == list(range(firsts[name], STEPS))
         assert own.to_numpy() == pytest.approx(expected.loc[own.index].to_numpy(), abs=1e-10)
     # Weights that were not taken over would show: the losses have moved by far more than that.
     assert abs(expected.iloc[0] - expected.iloc[-1]) > 1e-3

@@ -24,8 +24,7 @@ STRATEGIES = ("DDP", "HYBRID_SHARD")
 @pytest.fixture(scope="module")
 def four_ranks(rank_server, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("parts")
-    done = rank_server.run(WORKER, folder, ranks=4, timeout_s=100)
-    assert done.exit_codes == [0] * 4, "\n".join(done.stderr)
+    rank_server.succeed(WORKER, folder, ranks=4)
     return folder
 
 

@@ -57,8 +57,7 @@ def test_gradients_on_a_gpu_are_limited_in_few_launches(monkeypatch, device: str
 @pytest.fixture(scope="module")
 def four_ranks(rank_server, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("clipping")
-    done = rank_server.run(WORKER, folder, *STRATEGIES, ranks=4, timeout_s=100)
-    assert done.exit_codes == [0] * 4, "\n".join(done.stderr)
+    rank_server.succeed(WORKER, folder, *STRATEGIES, ranks=4)
     return folder
 
 

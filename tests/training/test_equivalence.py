@@ -40,8 +40,7 @@ def trained(rank_server, slow_chosen, tmp_path_factory) -> Path:
     tokens = np.random.default_rng(3).geometric(0.03, 8000) % 256
     write_shard(folder / "tokens" / "tokens_000000.bin", tokens)
     names = [case.name for case in CASES if case.is_quick or slow_chosen]
-    done = rank_server.run(WORKER, folder, *names, ranks=2, timeout_s=100)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    rank_server.succeed(WORKER, folder, *names, ranks=2)
     for precision in ("float64", "float32"):
         train(alone(precision).config(folder))
     return folder
@@ -93,10 +92,9 @@ def test_final_weights_are_those_of_one_device(trained, case):
 
 @pytest.mark.parametrize(**ids(ROUNDED))
 def test_in_float32_losses_agree_up_to_rounding(trained, case):
-    found, expected = (curve(trained, c, "loss") for c in (case, alone("float32")))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-    norms = (curve(trained, c, "gradient_norm") for c in (case, alone("float32")))
-    np.testing.assert_allclose(*norms, rtol=1e-4)
+    for what, close in (("loss", {"atol": 1e-5, "rtol": 0}), ("gradient_norm", {"rtol": 1e-4})):
+        found, expected = (curve(trained, c, what) for c in (case, alone("float32")))
+        np.testing.assert_allclose(found, expected, **close)
 
 
 @pytest.mark.parametrize(**ids(DIFFERENT))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from refusals import problem
 
 from common.benchmarks.micro_batches.compare_modes import ARMS, CONTROL, ModeComparison
-from common.errors import UserError
 from common.runtime.group.process_group import Worker
 from common.runtime.processes.ranks import Ranks
 from common.scheduling.modes import MODES, SAME_BATCH
@@ -32,14 +31,8 @@ ORIGINAL = (
 def runs(rank_server, tmp_path_factory) -> tuple[Path, dict[str, str], list[str]]:
     """Returns the folder of all runs, what was said of each refusal, and the log of each rank."""
     folder = tmp_path_factory.mktemp("runs")
-    done = rank_server.run(WORKER, folder, ranks=2, timeout_s=110)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    refused = [
-        {line["refused"]: line["error"] for line in map(json.loads, lines)}
-        for lines in (
-            [line for line in out.splitlines() if line.startswith("{")] for out in done.stdout
-        )
-    ]
+    done = rank_server.succeed(WORKER, folder, ranks=2, timeout_s=110)
+    refused = [{one["refused"]: one["error"] for one in done.lines(rank)} for rank in range(2)]
     assert refused[0] == refused[1]  # no rank goes on alone
     return folder, refused[0], done.stderr
 
@@ -110,8 +103,7 @@ def test_other_modes_change_the_batches(runs):
 @pytest.mark.slow
 @pytest.mark.skipif(not DATASETS.is_dir(), reason="needs ../shared/datasets")
 def test_on_real_texts_too_the_losses_are_the_same(rank_server, tmp_path):
-    done = rank_server.run(WORKER, tmp_path, DATASETS, ranks=2)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    rank_server.succeed(WORKER, tmp_path, DATASETS, ranks=2)
     static, dynamic = (losses(tmp_path / f"sst2-{mode}") for mode in ("static", "dynamic"))
     assert ((dynamic / static - 1).abs() < 1e-5).all()
     config = yaml.safe_load((tmp_path / "sst2-static" / "config.yaml").read_text())
@@ -192,8 +184,7 @@ def test_refusals_are_one_line_and_leave_nothing(runs):
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_anything_starts(settings, message):
-    with pytest.raises(UserError, match=message):
-        MicroBatchConfig(**settings)
+    assert message in problem(MicroBatchConfig, **settings)
 
 
 def test_a_larger_batch_has_a_larger_buffer():
@@ -255,10 +246,8 @@ def test_bfloat16_is_refused_on_a_gpu_that_has_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     worker = Worker(Ranks(), torch.device("cuda", 0), "gloo")
     config = MicroBatchConfig(dataset="synthetic", model_name="small", precision="bf16")
-    with pytest.raises(UserError, match="precision bfloat16: Pretend GPU has no bfloat16"):
-        open_task(config, worker)
+    assert "precision bfloat16: Pretend GPU has no bfloat16" in problem(open_task, config, worker)
 
 
 def test_a_comparison_slows_a_rank_down_or_leaves_it_out():
-    with pytest.raises(UserError, match="slow_factor is 1"):
-        ModeComparison(slow_factor=1.0)
+    assert "slow_factor is 1" in problem(ModeComparison, slow_factor=1.0)

@@ -41,12 +41,16 @@ def test_a_shard_group_across_hosts_is_one_line(rank_server, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def rank_0_of(ranks: int) -> Worker:
+    return Worker(Ranks(0, ranks, 0, ranks, "torchrun"), torch.device("cpu"), "gloo")
+
+
 @pytest.mark.parametrize("ranks", [*range(1, 18), 32, 33, 64])
 @pytest.mark.parametrize("micro_batch_size", [0, 3])
 def test_a_global_batch_that_nobody_set_divides_by_any_number_of_ranks(
     ranks, micro_batch_size
 ) -> None:
-    worker = Worker(Ranks(0, ranks, 0, ranks, "torchrun"), torch.device("cpu"), "gloo")
+    worker = rank_0_of(ranks)
     chosen = DdpConfig(micro_batch_size=micro_batch_size).resolved(worker)
     total, micro = chosen.global_batch_size, chosen.micro_batch_size
     at_once = ranks * micro
@@ -64,6 +68,5 @@ def test_a_global_batch_that_nobody_set_divides_by_any_number_of_ranks(
     ("ranks", "sizes"), [(1, (32, 8)), (2, (32, 8)), (4, (32, 8)), (8, (32, 4)), (3, (30, 5))]
 )
 def test_default_batches(ranks, sizes) -> None:
-    worker = Worker(Ranks(0, ranks, 0, ranks, "torchrun"), torch.device("cpu"), "gloo")
-    chosen = DdpConfig().resolved(worker)
+    chosen = DdpConfig().resolved(rank_0_of(ranks))
     assert (chosen.global_batch_size, chosen.micro_batch_size) == sizes

@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import problem
 from torch import Tensor
 
-from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
 from common.perfmodel.one_device.workload import Workload
 from common.training.precision import set_tf32
@@ -151,9 +151,8 @@ def test_implementations_of_an_optimizer_make_the_same_weights(optimizer, implem
 
 def test_gradients_are_dropped_after_the_update_and_the_loss_holds_no_graph():
     step = step_of(tiny_model())
-    loss = step.run(batches(1))
+    assert not step.run(batches(1)).requires_grad
     assert all(parameter.grad is None for parameter in step.model.parameters())
-    assert not loss.requires_grad
 
 
 def test_float16_scales_the_loss_and_the_others_do_not():
@@ -236,10 +235,7 @@ def test_a_compiled_step_takes_the_same_steps(monkeypatch, backend):
 def test_compiling_without_a_compiler_is_refused_in_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(UserError) as caught:
-        step_of(tiny_model(), compile=True)
-    line = str(caught.value)
-    assert "\n" not in line
+    line = problem(step_of, tiny_model(), compile=True)
     assert "g++" in line
     assert "leave out --compile" in line
 

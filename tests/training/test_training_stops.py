@@ -5,6 +5,7 @@ Scripts run as processes of their own, on one rank or two.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import signal
@@ -35,10 +36,8 @@ def run(rank_server, tokens):
 
     def run(script: Path | str, folder: Path, *flags: object, ranks: int = 1, **variables: str):
         path = SCRIPTS / f"{script}.py" if isinstance(script, str) else script
-        where = ("--data", tokens, "--output_dir", folder)
-        return rank_server.run(
-            *(path, *FLAGS, *where, *flags), ranks=ranks, variables=variables or None
-        )
+        words = (*FLAGS, "--data", tokens, "--output_dir", folder, *flags)
+        return rank_server.run(path, *words, ranks=ranks, variables=variables or None)
 
     return run
 
@@ -46,27 +45,22 @@ def run(rank_server, tokens):
 @pytest.fixture(scope="module")
 def undisturbed(run, tmp_path_factory):
     """Returns ``undisturbed(ranks)``: the steps of a run on so many ranks, no checkpoint."""
-    found: dict[int, pd.DataFrame] = {}
 
+    @functools.cache
     def undisturbed(ranks: int) -> pd.DataFrame:
-        if ranks not in found:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            done = run(STOPPED, folder, ranks=ranks)
-            assert done.exit_codes == [0] * ranks, "\n".join(done.stderr)
-            found[ranks] = rows(folder / "run" / "training-steps.csv")
-        return found[ranks]
+        folder = tmp_path_factory.mktemp("undisturbed")
+        done = run(STOPPED, folder, ranks=ranks)
+        assert done.exit_codes == [0] * ranks, "\n".join(done.stderr)
+        return steps(folder / "run" / "training-steps.csv")
 
     return undisturbed
 
 
-def rows(table: Path) -> pd.DataFrame:
-    read = pd.read_csv(table, dtype=str)
-    return read[["step", "rank", "loss", "gradient_norm"]].astype(float)  # exact
-
-
-def joined(*tables: Path) -> pd.DataFrame:
-    together = pd.concat([rows(table) for table in tables])
-    return together.sort_values(["step", "rank"], ignore_index=True)
+def steps(*tables: Path) -> pd.DataFrame:
+    """Reads tables of one training, by step and rank, to the last bit."""
+    together = pd.concat([pd.read_csv(table, dtype=str) for table in tables])
+    exact = together[["step", "rank", "loss", "gradient_norm"]].astype(float)
+    return exact.sort_values(["step", "rank"], ignore_index=True)
 
 
 def names(folder: Path) -> list[str]:
@@ -88,9 +82,8 @@ def test_a_signal_saves_and_the_same_command_goes_on(run, undisturbed, tmp_path,
     assert done.exit_codes == [0] * ranks
     assert read_environment(tmp_path / "run-2")["status"] == "complete"
     table = "training-steps.csv"
-    both = joined(tmp_path / "run" / f"{table}.partial", tmp_path / "run-2" / table)
-    expected = undisturbed(ranks).sort_values(["step", "rank"], ignore_index=True)
-    pd.testing.assert_frame_equal(both, expected, check_exact=True)
+    both = steps(tmp_path / "run" / f"{table}.partial", tmp_path / "run-2" / table)
+    pd.testing.assert_frame_equal(both, undisturbed(ranks), check_exact=True)
 
     again = run(STOPPED, tmp_path, *flags, ranks=ranks)
     assert again.exit_codes == [0] * ranks
@@ -98,16 +91,16 @@ def test_a_signal_saves_and_the_same_command_goes_on(run, undisturbed, tmp_path,
     assert not (tmp_path / "run-3").exists()
 
 
-def test_without_checkpoints_a_signal_ends_the_run(run, tmp_path):
-    done = run(STOPPED, tmp_path, STOP_SIGNAL="SIGTERM", STOP_RANK="0")
-    assert done.exit_codes == [1]
-    assert done.error_line.startswith("failed: terminated")
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [("SIGTERM", 1, "failed: terminated"), ("SIGUSR1", -signal.SIGUSR1, "")],
+)
+def test_without_checkpoints_a_signal_ends_the_run(run, tmp_path, name, status, said):
+    done = run(STOPPED, tmp_path, STOP_SIGNAL=name, STOP_RANK="0")
+    assert done.exit_codes == [status]
+    assert done.stderr[0].startswith(said)
+    assert len(done.stderr[0].splitlines()) <= 1
     assert read_environment(tmp_path / "run")["status"] == "failed"
-
-
-def test_sigusr1_ends_a_run_without_checkpoints(run, tmp_path):
-    done = run(STOPPED, tmp_path, STOP_SIGNAL="SIGUSR1", STOP_RANK="0")
-    assert done.exit_codes == [-signal.SIGUSR1]
 
 
 @pytest.fixture
@@ -144,9 +137,8 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
     small_disk(64, "remount")
     done = run(STOPPED, tmp_path, *flags, ranks=ranks)
     assert done.exit_codes == [0] * ranks
-    expected = undisturbed(ranks)
-    expected = expected[expected["step"] >= 2].sort_values(["step", "rank"], ignore_index=True)
-    own = joined(tmp_path / "run-2" / "training-steps.csv")
+    expected = undisturbed(ranks).query("step >= 2").reset_index(drop=True)
+    own = steps(tmp_path / "run-2" / "training-steps.csv")
     pd.testing.assert_frame_equal(own, expected, check_exact=True)
 
 
@@ -171,11 +163,6 @@ def outside_the_vocabulary(folder: Path) -> Path:
     return shard(folder, [1] * 100 + [300] + [1] * 100)
 
 
-def empty(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
 @pytest.fixture(scope="module")
 def saved(run, tmp_path_factory) -> Path:
     """Runs one device that is stopped after step 4; returns its checkpoints."""
@@ -195,7 +182,7 @@ BAD = {
 BAD_DATA = {
     "wrong magic": (wrong_magic, "a.bin"),
     "cut off": (fewer_tokens_than_the_header_says, "a.bin"),
-    "empty": (empty, "holds no *.bin"),
+    "empty": (lambda folder: folder.mkdir() or folder, "holds no *.bin"),
 }
 ANOTHER_MODEL = "is of another model (vocab_size 256, this run has 260)"
 
@@ -215,8 +202,7 @@ def refused(rank_server, saved, tokens, tmp_path_factory) -> list[dict[str, str]
         where = ("--data", tokens, "--output_dir", folder / "out" / name)
         listed.append((name, script, [str(word) for word in (*FLAGS, *where, *flags)]))
     (folder / "cases.json").write_text(json.dumps(listed))
-    done = rank_server.run(REFUSED, folder / "cases.json", ranks=2)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    done = rank_server.succeed(REFUSED, folder / "cases.json", ranks=2)
     assert not list((folder / "out").glob("*/run"))
     assert names(folder / "c") == [f"step-{STOPPED_AT:08d}"]
     return [json.loads(said.splitlines()[-1]) for said in done.stdout]

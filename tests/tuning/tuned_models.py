@@ -70,27 +70,27 @@ def not_a_module() -> tuple:
 
 
 def no_loss() -> tuple:
-    return *make()[:2], None
+    return with_loss(None)
+
+
+def with_loss(loss: object) -> tuple:
+    return *make()[:2], loss
 
 
 def loss_is_a_vector() -> tuple:
-    module, batch, _ = make()
-    return module, batch, lambda module, batch: module(batch["tokens"])
+    return with_loss(lambda module, batch: module(batch["tokens"]))
 
 
 def loss_is_a_number() -> tuple:
-    module, batch, _ = make()
-    return module, batch, lambda module, batch: loss_of(module, batch).item()
+    return with_loss(lambda module, batch: loss_of(module, batch).item())
 
 
 def loss_has_no_graph() -> tuple:
-    module, batch, _ = make()
-    return module, batch, lambda module, batch: loss_of(module, batch).detach()
+    return with_loss(lambda module, batch: loss_of(module, batch).detach())
 
 
 def loss_raises() -> tuple:
-    module, batch, _ = make()
-    return module, batch, lambda module, batch: module(**batch)
+    return with_loss(lambda module, batch: module(**batch))
 
 
 def bypasses_ddp() -> tuple:
@@ -99,12 +99,7 @@ def bypasses_ddp() -> tuple:
 
 
 def asks_ddp() -> tuple:
-    module, batch, _ = make()
-
-    def loss(module: nn.Module, batch: dict) -> torch.Tensor:
-        return loss_of(module, batch) + module.head.weight.sum()
-
-    return module, batch, loss
+    return with_loss(lambda module, batch: loss_of(module, batch) + module.head.weight.sum())
 
 
 def other_parameters() -> tuple:

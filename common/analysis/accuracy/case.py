@@ -17,7 +17,7 @@ from common.analysis.buckets.sweep import BucketSweep
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.collectives import MeasuredAllReduce
-from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts, SecondsBySize
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts, SecondsBySize
 from common.perfmodel.model import DdpModel
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples
 
@@ -112,18 +112,6 @@ def case_costs(overlap: pd.DataFrame, backend: str | None = None) -> DdpCosts:
     return OverlapSamples.of(overlap.assign(rank=0), backend).costs()
 
 
-def longer_costs(
-    costs: DdpCosts, lost: SecondsBySize | None, copies_s: float, total_bytes: int
-) -> DdpCosts:
-    """Replaces copies and lost computation in a case's costs by those from several cases.
-
-    Delays of messages stay, as they are the network's.
-    """
-    per_byte = copies_s / 2 / total_bytes
-    copies = replace(NO_COSTS, copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
-    return replace(copies, lost_compute=lost, delays=costs.delays)
-
-
 def case_of(
     facts: pd.Series, tables: dict[str, pd.DataFrame], lost: SecondsBySize | None, copies_s: float
 ) -> JudgedCase:
@@ -132,8 +120,6 @@ def case_of(
     Of steps without DDP there may be more, from the same ranks in the same minutes.
 
     Args:
-        facts: Row of cases.csv.
-        tables: Rows of the case by the name of their table.
         lost: Computation lost to messages, from all networks of the job.
         copies_s: DDP's copies of all gradients, from all cases.
     """
@@ -160,13 +146,19 @@ def case_of(
     judged = BucketSweep(by_role["judged"], ranks)
     judged.check_buckets(profile)
     costs = case_costs(tables["overlap.csv"], facts.get("backend"))
+    per_byte = copies_s / 2 / profile.total_bytes
     return JudgedCase(
         facts=facts,
         profile=profile,
         curve=curve,
         crowded=crowded,
         costs=costs,
-        longer=longer_costs(costs, lost, copies_s, profile.total_bytes),
+        longer=DdpCosts(
+            copy_in_s_per_byte=per_byte,
+            copy_out_s_per_byte=per_byte,
+            lost_compute=lost,
+            delays=costs.delays,  # which are the network's
+        ),
         local_s=local_s,
         around_s=around_s,
         witness_s=_median_s(by_role.get("witness", local), "backward_time_ms"),

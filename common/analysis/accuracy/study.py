@@ -29,7 +29,7 @@ from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize, of_size
 from common.perfmodel.expected_error import ERROR_COLUMNS, LATENCY, LOOPBACK, REGIMES, interval_s
-from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
+from common.perfmodel.model import COPIES, CURVE, FULL, LINE, SEVERAL
 from common.runtime.paths import project_root
 from common.samples import MOST_NOISE, per_round
 
@@ -60,13 +60,13 @@ class JudgedStudy:
         """Tabulates the errors, one row per judged bucketing.
 
         Columns: case, model, hosts, regime, added_latency_ms, bucket_cap_mib (NaN is DDP's
-        default), num_buckets, measured_ms, measured_step_ms, noise (floor of the case), standard
-        error (of measured_ms, relative), rounds, predicted_ms; error of the backward pass under
-        each rung, each extreme of overlap and each of ``BESIDE`` (NaN for ``OTHERS`` where there
-        are none), excess (of the
-        model's error), inside (whether the 90 % band holds the measurement; NaN without bands),
-        chance (half its width; 0 without), expected (whether the interval of ``expected_error``
-        does, from the group's other cases alone; NaN without any), and step error (of the model).
+        default), num_buckets, measured_ms, noise (floor of the case), standard error (of
+        measured_ms, relative), rounds, predicted_ms; error of the backward pass under each rung,
+        each extreme of overlap and each of ``BESIDE`` (NaN for ``OTHERS`` where there are none),
+        excess (of the model's error), inside (whether the 90 % band holds the measurement; NaN
+        without bands), chance (half its width; 0 without), expected (whether the interval of
+        ``expected_error`` does, from the group's other cases alone; NaN without any), and step
+        error (of the model).
         """
         errors = pd.concat([_judge(case, self._of_others(case)) for case in self.cases])
         return errors.assign(expected=_expected(errors))
@@ -99,43 +99,43 @@ class JudgedStudy:
         )
 
     def by_regime(self) -> pd.DataFrame:
-        """Tabulates per group: cases, bucketings, noise floor, then median, 90th percentile and
-        worst |error| of backward pass and step, and the medians of the other predictors.
+        """Tabulates per group: bucketings, noise floor, then median, 90th percentile and worst
+        |error| of the backward pass, and the medians of the step's and of the other predictors'.
 
         Besides: n (median standard error), judged (bucketings whose own is no more than
         ``MOST_NOISE``, of ``JUDGED_ROUNDS`` or more; none where n is above that), excess and excess
         p90 (of these; NaN of none), inside and expected (shares of bands and of intervals that hold
         the measurement).
         """
-        rows = []
+        rows = {}
         errors = self.errors.assign(group=grouped(self.errors))
-        for group, members in errors.groupby("group", sort=False):
-            row = {"group": group, "cases": members["case"].nunique(), "bucketings": len(members)}
-            row["noise"] = members.drop_duplicates("case")["noise"].median()
-            row["n"] = members["standard error"].median()
-            enough = members["rounds"] >= JUDGED_ROUNDS
-            quiet = members[enough & (members["standard error"] <= MOST_NOISE)]
-            judged = quiet if row["n"] <= MOST_NOISE else members[:0]
-            row |= {"judged": len(judged), "excess": judged["excess"].median()}
-            row["excess p90"] = judged["excess"].quantile(0.9)
-            row |= {name: members[name].astype(float).mean() for name in ("inside", "expected")}
-            for what, column in (("", FULL), ("step ", "step error")):
-                size = members[column].abs()
-                row |= {f"{what}median": size.median(), f"{what}p90": size.quantile(0.9)}
-                row[f"{what}worst"] = size.max()
-            for column in (*BESIDE, *RUNGS[:-1]):
-                row[column] = members[column].abs().median()
-            rows.append(row)
-        order = {name: index for index, name in enumerate(GROUPS)}
-        return (
-            pd.DataFrame(rows).sort_values("group", key=lambda g: g.map(order)).set_index("group")
-        )
+        for group, members in errors.groupby("group"):
+            size, n = members[FULL].abs(), members["standard error"].median()
+            is_quiet = members["standard error"] <= MOST_NOISE
+            quiet = members[is_quiet & (members["rounds"] >= JUDGED_ROUNDS)]
+            judged = quiet if n <= MOST_NOISE else members[:0]
+            rows[group] = {
+                "bucketings": len(members),
+                "noise": members.drop_duplicates("case")["noise"].median(),
+                "n": n,
+                "judged": len(judged),
+                "excess": judged["excess"].median(),
+                "excess p90": judged["excess"].quantile(0.9),
+                "inside": members["inside"].astype(float).mean(),
+                "expected": members["expected"].mean(),
+                "median": size.median(),
+                "p90": size.quantile(0.9),
+                "worst": size.max(),
+                "step median": members["step error"].abs().median(),
+                **members[[LONGER, OTHERS, LINE, CURVE]].abs().median(),
+            }
+        ordered = {group: rows[group] for group in (*GROUPS, *rows) if group in rows}
+        return pd.DataFrame.from_dict(ordered, orient="index").rename_axis("group")
 
     def errors_by_regime(self) -> pd.DataFrame:
         """Tabulates what ``expected_error`` tells users of the model: ERROR_COLUMNS."""
-        table = self.by_regime().reset_index()
-        table = table.rename(columns={"group": "regime", "median": "median_error"})
-        table = table.rename(columns={"p90": "p90_error", "worst": "worst_error"})
+        errors = {name: f"{name}_error" for name in ("median", "p90", "worst")}
+        table = self.by_regime().rename_axis("regime").reset_index().rename(columns=errors)
         hardware, _, date = self.caption.rpartition("; ")
         return table.assign(hardware=hardware, date=date)[list(ERROR_COLUMNS)]
 
@@ -179,7 +179,6 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
             "bucket_cap_mib": measured["bucket_cap_mib"],
             "num_buckets": measured["num_buckets"],
             "measured_ms": measured["median_ms"],
-            "measured_step_ms": steps,
             "noise": case.judged.noise_floor(),
             "standard error": case.judged.standard_errors().to_numpy(),
             "rounds": case.judged.steps["round"].nunique(),

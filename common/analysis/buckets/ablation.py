@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run
+from common.analysis.buckets.measurements import Assignment2Run, path_of
 from common.analysis.buckets.networks import NetworkRun
 from common.analysis.buckets.sweep import Accuracy, BucketSweep
 from common.analysis.show import judged_format
@@ -22,7 +22,6 @@ from common.perfmodel.ddp.step import StepOptions
 from common.perfmodel.model import CURVE, FULL, SEVERAL, SLOWEST, DdpModel, Predictor
 from common.perfmodel.samples import ReadySamples
 from common.perfmodel.tables import read_ready_samples, read_step_parts
-from common.runtime.records.run_directory import find_table
 from common.samples import paired_difference, student
 
 OWN_SPEED = "full model, sweep's own speed"
@@ -94,23 +93,17 @@ def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
     )
 
 
-def summary(
-    accuracies: dict[str, Accuracy], own_speed: Mapping[str, Accuracy] | None = None
-) -> pd.DataFrame:
-    """Tabulates one row per model: median and worst error, how much of the error of the model
-    before it goes (over rounds), the measured cap it would choose, the regret of that, and whether
-    the regret is told from noise.
+def summary(accuracies: Mapping[str, Accuracy], own_speed: Mapping[str, Accuracy]) -> pd.DataFrame:
+    """Tabulates one row per model of the ladder.
+
+    Columns: median error, how much of the error of the model before it goes (over rounds), median
+    error at the sweep's own speed, worst error, the measured cap it would choose, the regret of
+    that, and whether the regret is told from noise.
 
     Args:
         accuracies: Result of ``compare``.
-        own_speed: Result of ``compare_at_own_speed``; its median errors are a further column, and
-            ``OWN_SPEED`` has no row.
+        own_speed: Result of ``compare_at_own_speed``.
     """
-    if own_speed is not None:
-        table = summary({name: accuracies[name] for name in accuracies if name in own_speed})
-        at_own = [own_speed[name].median_error for name in table["model"]]
-        table.insert(3, AT_OWN_SPEED, at_own)
-        return table
     removed = removed_errors(accuracies)
     claims = len(removed.columns)
     judged = {
@@ -123,12 +116,14 @@ def summary(
                 "model": name,
                 "median error": accuracy.median_error,
                 REMOVED: judged_format("{:.1%}")(judged[name]) if name in judged else "–",
+                AT_OWN_SPEED: own_speed[name].median_error,
                 "worst error": accuracy.worst_error,
                 "chosen cap (MiB)": accuracy.predicted_best_mib,
                 "regret": accuracy.regret.estimate,
                 "told from noise": accuracy.regret.said,
             }
             for name, accuracy in accuracies.items()
+            if name in own_speed
         ]
     )
 
@@ -166,8 +161,7 @@ def error_without(models: Mapping[str, Accuracy], simpler: str) -> Judged:
 
 def ready_samples(run: Assignment2Run) -> ReadySamples:
     """Reads all gradient-ready times of a run, of each rank and pass."""
-    name = "gradient-ready-times.csv"
-    return read_ready_samples(find_table(run.run_dir, name, WRITTEN_BY[name]))
+    return read_ready_samples(path_of(run.run_dir, "gradient-ready-times.csv"))
 
 
 def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = None) -> pd.DataFrame:
@@ -216,13 +210,14 @@ def exposed_communication(run: Assignment2Run) -> pd.DataFrame:
     Columns: bucket_cap_mib, predicted_ms, recorded_ms (of the rank that waits for nobody), judged
     (recorded − predicted in ms, over rounds; the intervals of all caps hold at once).
     """
-    caps = [cap for cap in run.exposed_ms.index if cap in run.sweep.measured_s()]
-    rounds_ms, rows = run.exposed_rounds_ms, []
+    recorded_ms = run.exposed_ms.groupby("bucket_cap_mib").median()
+    rounds_ms = run.exposed_ms.groupby(["round", "bucket_cap_mib"]).median().unstack()
+    caps, rows = [cap for cap in recorded_ms.index if cap in run.sweep.measured_s()], []
     for cap in caps:
         predicted_ms = run.model.at_cap(cap).exposed_communication_s * 1e3
         more_ms = student(rounds_ms[cap] - predicted_ms, claims=len(caps))
         judged = Judged(more_ms, null=0.0, **run.conditions)
-        rows.append((cap, predicted_ms, run.exposed_ms[cap], judged))
+        rows.append((cap, predicted_ms, recorded_ms[cap], judged))
     return pd.DataFrame(rows, columns=list(EXPOSED))
 
 
@@ -232,11 +227,11 @@ def whole_steps(run: Assignment2Run) -> pd.DataFrame:
     Forward pass and update are those of the steps without DDP among the rounds of the sweep.
     Columns: bucket_cap_mib, num_buckets, predicted_ms, measured_ms, error.
     """
-    name = "local-times.csv"
-    parts = read_step_parts(find_table(run.run_dir, name, WRITTEN_BY[name]))
-    summary_ = run.sweep.distinct().summary("step_time_ms")
-    table = summary_[["bucket_cap_mib", "num_buckets", "median_ms"]]
-    table = table.rename(columns={"median_ms": "measured_ms"})
+    parts = read_step_parts(path_of(run.run_dir, "local-times.csv"))
+    table = (
+        run.sweep.distinct().summary("step_time_ms").rename(columns={"median_ms": "measured_ms"})
+    )
+    table = table[["bucket_cap_mib", "num_buckets", "measured_ms"]]
     table["predicted_ms"] = [
         run.model.step(parts, StepOptions(DdpOptions(cap))).total_s * 1e3
         for cap in table["bucket_cap_mib"]

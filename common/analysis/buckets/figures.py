@@ -22,6 +22,8 @@ from common.analysis.style import (
     SMALLEST_CAP_MIB,
     cap_axis,
     figure,
+    legend_above,
+    level,
 )
 from common.perfmodel.ddp.best_cap import BestCap
 
@@ -55,17 +57,7 @@ def bucket_times(
                 row = table[table["bucket_cap_mib"] == measured_best_mib].iloc[0]
                 ring(axes, row, f"measured best, {measured_best_mib:g} MiB")
         if floor_ms is not None:
-            axes.axhline(floor_ms, color=GREY, linestyle="--", linewidth=1)
-            axes.text(
-                0.99,
-                floor_ms,
-                "computation alone",
-                color=GREY,
-                va="bottom",
-                ha="right",
-                transform=axes.get_yaxis_transform(),
-                fontsize=8,
-            )
+            level(axes, floor_ms, "computation alone")
         cap_axis(axes, "bucket cap b (MiB)")
         axes.set_ylabel("backward pass T(b) (ms)")
         fig.legend(loc="outside upper center", ncols=2, fontsize=8)
@@ -78,7 +70,6 @@ def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
     shape = {"ncols": len(runs), "sharey": True, "squeeze": False}
     size = (7.2, 3.6 + 0.12 * len(captions))
     with figure("\n".join(captions), figsize=size, **shape) as (fig, grid):
-        legend: dict = {}
         for axes, run in zip(grid[0], runs, strict=True):
             best = run.model.best_cap()
             step_line(axes, best, "predicted", BLUE, 2.0)
@@ -88,11 +79,9 @@ def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
             axes.set_xlim(*cap_limits(run.sweep, chosen, 1.5))
             cap_axis(axes, "bucket cap b (MiB)")
             axes.set_title(run.name, fontsize=9)
-            handles, labels = axes.get_legend_handles_labels()
-            legend |= dict(zip(labels, handles, strict=True))
         grid[0, 0].set_ylim(bottom=0)
         grid[0, 0].set_ylabel("backward pass T(b) (ms)")
-        fig.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=2, fontsize=8)
+        legend_above(fig, 2)
     return fig
 
 

@@ -10,15 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.buckets.sweep import (
-    BucketSweep,
-    exposed_record,
-    exposed_steps,
-    local_backward_s,
-    read_sweep,
-)
+from common.analysis.buckets.sweep import KEYS, BucketSweep, read_sweep
 from common.analysis.comparable import Measured, require_same, require_same_settings
 from common.analysis.runs import Run, choose_folder, is_recorded, origin
+from common.csv_tables import read_table
 from common.errors import UserError
 from common.judged import Judged
 from common.perfmodel.calibration import Calibration, read_calibration
@@ -28,7 +23,7 @@ from common.perfmodel.model import DdpModel
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_ready_times
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table
-from common.samples import Interval, student
+from common.samples import Interval, slowest_rank, student
 
 WRITTEN_BY = {
     "gradient-ready-times.csv": "train_benchmark",
@@ -60,7 +55,7 @@ class Assignment2Run:
         all_reduce: the measured curve, calls one after another.
         sweep: DDP over bucket caps.
         local_s: the backward pass without DDP, measured among the rounds of the sweep.
-        exposed_ms: exposed communication by cap from DDP's own record.
+        exposed_ms: exposed communication of each step, by DDP's own record (``exposed_steps``).
         all_reduce_samples, chunk_samples: raw tables.
     """
 
@@ -92,7 +87,7 @@ class Assignment2Run:
     @cached_property
     def calibration(self) -> Calibration:
         """Returns all samples that the model is made of."""
-        paths = (_path_of(self.run_dir, name) for name in CALIBRATED_BY)
+        paths = (path_of(self.run_dir, name) for name in CALIBRATED_BY)
         return calibration_of(self.settings, *paths)
 
     @property
@@ -103,7 +98,7 @@ class Assignment2Run:
     @property
     def copies(self) -> Judged:
         """Judges the ms that DDP over one rank, which sends nothing, adds to the backward pass."""
-        folder = _path_of(self.run_dir, "overlap-times.csv").parent
+        folder = path_of(self.run_dir, "overlap-times.csv").parent
         added_ms = self.calibration.overlap.bookkeeping_s * 1e3
         return Judged(student(added_ms), null=0.0, machine=Run(folder, folder).machine_state)
 
@@ -115,12 +110,6 @@ class Assignment2Run:
         """
         ratio = self.local_s / self.profile.backward_s
         return Judged(Interval(ratio, np.nan, np.nan, rounds=1), **self.conditions)
-
-    @property
-    def exposed_rounds_ms(self) -> pd.DataFrame:
-        """Returns ``exposed_ms`` of each round: a row per round, a column per cap."""
-        steps_ms = exposed_steps(_path_of(self.run_dir, "ddp-overlap-times.csv"))
-        return steps_ms.groupby(["round", "bucket_cap_mib"]).median().unstack()
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -140,7 +129,7 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
     different models, batches, precisions or numbers of ranks, which must not be compared.
     """
     folder = choose_folder(run_dir, "assignment2", tuple(WRITTEN_BY))
-    paths = {name: _path_of(folder, name) for name in WRITTEN_BY}
+    paths = {name: path_of(folder, name) for name in WRITTEN_BY}
     settings = check_comparable(paths.values())
     all_reduce = read_all_reduce(paths["allreduce-samples.csv"])
     sweep = read_sweep(paths["ddp-times.csv"])
@@ -160,7 +149,7 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
         all_reduce=all_reduce,
         sweep=sweep,
         local_s=local_backward_s(paths["local-times.csv"]),
-        exposed_ms=exposed_record(paths["ddp-overlap-times.csv"]),
+        exposed_ms=exposed_steps(paths["ddp-overlap-times.csv"]),
         all_reduce_samples=pd.read_csv(paths["allreduce-samples.csv"]),
         chunk_samples=pd.read_csv(paths["allreduce-chunk-samples.csv"]),
     )
@@ -191,7 +180,8 @@ def added_latency_s(settings: Mapping) -> float:
     return latency_ms / 1e3
 
 
-def _path_of(folder: Path, name: str) -> Path:
+def path_of(folder: Path, name: str) -> Path:
+    """Returns the path of one of ``WRITTEN_BY``'s tables; UserError where no run has it."""
     path = find_table(folder, name, WRITTEN_BY[name])
     if path is None:
         raise UserError(f"{relative_to_project(folder)}: no complete run with {name}")
@@ -231,3 +221,23 @@ def _compared_settings(run: Run) -> dict:
     if name and not name.startswith(("gpt2", "replay of ")):
         settings["model"] = f"gpt2-{name}"
     return {key: value for key, value in settings.items() if value is not None}
+
+
+def exposed_steps(path: Path | str) -> pd.Series:
+    """Reads each step's exposed communication in ms from DDP's record, ``ddp-overlap-times.csv``.
+
+    Communication minus its overlap with computation: from a rank's last gradient until all buckets
+    are reduced and copied back. A rank whose computation ends early waits in there for the others;
+    the one with the least waits for nobody, so a step's is the least over ranks. Index: ``KEYS``.
+    """
+    times = ["communication_time_ms", "overlap_time_ms"]
+    table = read_table(path, [*KEYS, "rank", *times])
+    exposed = table["communication_time_ms"] - table["overlap_time_ms"]
+    return exposed.groupby([table[key] for key in KEYS]).min()
+
+
+def local_backward_s(path: Path | str) -> float:
+    """Reads the median backward time (s) without DDP in a sweep's rounds (``local-times.csv``)."""
+    table = read_table(path, ["round", "iteration", "rank", "backward_time_ms"])
+    steps_ms = slowest_rank(table, "backward_time_ms", by=["round", "iteration"])
+    return float(steps_ms.median()) / 1e3

@@ -20,6 +20,7 @@ from common.analysis.style import (
     RED,
     SKY,
     SMALLEST_CAP_MIB,
+    band,
     byte_axis,
     cap_axis,
     figure,
@@ -173,30 +174,12 @@ def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
         for axes, quantity in zip(grid.flat, quantities, strict=False):
             rows = table[table["quantity"] == quantity].sort_values("factor")
             low = rows["low_mib"].clip(lower=SMALLEST_CAP_MIB)
-            axes.fill_between(
-                rows["factor"],
-                low,
-                rows["high_mib"],
-                color=SKY,
-                alpha=0.35,
-                linewidth=0,
-                label="simulated: around b*, within 1 %",
-            )
-            axes.plot(
-                rows["factor"],
-                rows["best_mib"],
-                "o",
-                color=BLUE,
-                markersize=3.5,
-                label="simulated: b*",
-            )
-            axes.plot(
-                rows["factor"],
-                rows["closed_form_mib"],
-                "--",
-                color=RED,
-                label="by hand: b*, without the\nlimit of the tensors' sizes",
-            )
+            factors, label = rows["factor"], "simulated: around b*, within 1 %"
+            band(axes, factors, low, rows["high_mib"], SKY, alpha=0.35, label=label)
+            look = {"color": BLUE, "markersize": 3.5, "label": "simulated: b*"}
+            axes.plot(factors, rows["best_mib"], "o", **look)
+            label = "by hand: b*, without the\nlimit of the tensors' sizes"
+            axes.plot(factors, rows["closed_form_mib"], "--", color=RED, label=label)
             log_axis(axes)
             cap_axis(axes, f"{quantity}, factor")
         for axes in grid.flat[len(quantities) :]:
@@ -237,14 +220,8 @@ def accuracy_by_term(table: pd.DataFrame, noise_floor: float, caption: str) -> F
     Columns are models, the index is the cap in MiB. Models beyond the colours have dashed lines.
     """
     with figure(caption) as (fig, axes):
-        axes.axhspan(
-            -noise_floor * 100,
-            noise_floor * 100,
-            color=GREY,
-            alpha=0.2,
-            linewidth=0,
-            label="noise floor",
-        )
+        look = {"color": GREY, "alpha": 0.2, "linewidth": 0, "label": "noise floor"}
+        axes.axhspan(-noise_floor * 100, noise_floor * 100, **look)
         for index, column in enumerate(table.columns):
             dashes = "-" if index < len(CYCLE) else "--"
             errors = table[column] * 100

@@ -147,7 +147,7 @@ def _not_emulated(run: Assignment2Run) -> NetworkRun:
         name="loopback" if network in (None, OVER_LOOPBACK) else network,
         folder=folder,
         caption=run.caption,
-        trained=trained(run.settings),
+        trained=run.settings.get("model", "a model"),
         model=run.model,
         sweep=run.sweep,
         links=pd.DataFrame(),
@@ -169,17 +169,12 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
         name=opened.environment["network"],
         folder=opened.folder,
         caption=opened.caption,
-        trained=trained(run.settings),
+        trained=run.settings.get("model", "a model"),
         model=calibration_of(settings, ready, all_reduces, overlap).model(),
         sweep=sweep,
         links=links,
         rate_bit_per_s=min(network["rates_bit_per_s"]),
     )
-
-
-def trained(settings: dict) -> str:
-    """Returns the name of the model that a run's settings have."""
-    return str(settings.get("model", "a model"))
 
 
 def summary(networks: Networks) -> pd.DataFrame:

@@ -5,16 +5,13 @@ One rank over NCCL exchanges nothing, so nothing here is of a network.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
-from common.analysis.buckets.measurements import Assignment2Run
-from common.analysis.buckets.sweep import local_backward_s, read_sweep
+from common.analysis.buckets.measurements import Assignment2Run, local_backward_s, path_of
+from common.analysis.buckets.sweep import read_sweep
 from common.analysis.runs import Run, gpu_folder
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.tables import read_all_reduce, read_ready_times
-from common.runtime.records.run_directory import find_table
 
 PASSES = ("assignment2/train_benchmark", "assignment2-gpt2-bfloat16/train_benchmark")
 LAUNCHES = {
@@ -84,8 +81,7 @@ def bookkeeping(run: Assignment2Run) -> pd.DataFrame:
 
 
 def _device(run: Assignment2Run) -> str:
-    path: Path = find_table(run.run_dir, "gradient-ready-times.csv", "train_benchmark")
-    return Run(path.parent, run.run_dir).device
+    return Run(path_of(run.run_dir, "gradient-ready-times.csv").parent, run.run_dir).device
 
 
 def _opened(below: str) -> Run:

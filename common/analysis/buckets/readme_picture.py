@@ -101,7 +101,7 @@ def draw(run: NetworkRun) -> Figure:
         table = measured_points(axes, run.sweep, "measured: median and quartiles")
         _mark_measured(axes, table, run.accuracy())
         axes.axhline(alone_ms, color=GREY, linestyle="--", linewidth=1.2)
-        _write(axes, "computation alone", (1, alone_ms), (-2, -11), _across(axes))
+        _write(axes, "computation alone", (1, alone_ms), (-2, -11), axes.get_yaxis_transform())
         axes.set_xlim(*cap_limits(run.sweep, (best.cap_mib,), 1.3))
         axes.set_ylim(0, table["q75_ms"].max() * 1.08)
         cap_axis(axes, "bucket cap b (MiB)")
@@ -128,11 +128,6 @@ def _write(
         color="#444444",
         fontsize=8.5,
     )
-
-
-def _across(axes: Axes) -> Transform:
-    """Returns coordinates of a share of the width, and a time."""
-    return axes.get_yaxis_transform()
 
 
 def _mark_predicted(axes: Axes, best: BestCap) -> None:
@@ -176,7 +171,7 @@ def _legend(axes: Axes, middle_ms: float) -> None:
         fontsize=8.5,
         loc="center right",
         bbox_to_anchor=(1, middle_ms),
-        bbox_transform=_across(axes),
+        bbox_transform=axes.get_yaxis_transform(),
     )
 
 

@@ -81,9 +81,7 @@ class BucketSweep:
         return per_round(steps, "backward_time_ms", "bucketing", step=step)
 
     def gain_over_default(self, cap_mib: float, scope: str = "") -> Judged:
-        """Judges the share of the default's backward pass that a cap saves.
-
-        Not measured where the default was not.
+        """Judges the share of the default's backward pass that a cap saves, if both were measured.
 
         Args:
             cap_mib: smallest cap of a distinct bucketing, chosen before anything was measured.
@@ -94,10 +92,31 @@ class BucketSweep:
         return Judged(gain, 0.0, scope, machine=self.machine, least_rounds=FIRST_PAGE_ROUNDS)
 
     def accuracy_of(self, predict: Callable[[float], float], scope: str = "") -> Accuracy:
-        """Holds predicted seconds of the backward pass, by cap in MiB, against the sweep."""
-        return evaluate(self, {cap: predict(cap) for cap in self.distinct().measured_s()}, scope)
+        """Holds predicted seconds of the backward pass, by cap in MiB, against the sweep's medians.
 
-    def noise_floor(self, column: str = "backward_time_ms") -> float:
+        Caps that gave the same buckets are one case. Raises UserError if no cap was measured.
+        """
+        if self.steps["bucket_cap_mib"].isna().all():
+            raise UserError("no cap was both predicted and measured")
+        distinct = self.distinct()
+        summary = distinct.summary()
+        predicted_s = {cap: predict(cap) for cap in summary["bucket_cap_mib"]}
+        predicted_ms, measured_ms = np.array([*predicted_s.values()]) * 1e3, summary["median_ms"]
+        table = summary[["bucket_cap_mib", "num_buckets"]].assign(
+            predicted_ms=predicted_ms,
+            measured_ms=measured_ms,
+            error=predicted_ms / measured_ms - 1,
+        )
+        return Accuracy(
+            table=table,
+            rounds=self.rounds()[[*predicted_s]],
+            noise_floor=distinct.noise_floor(),
+            predicted_best_mib=predicted_fastest(predicted_s, predicted_s),
+            scope=scope,
+            machine=self.machine,
+        )
+
+    def noise_floor(self) -> float:
         """Computes the median over caps of |A/B − 1|; A, B are medians of two halves of the rounds.
 
         What two measurements of the same thing differ by; NaN with fewer than two rounds. It
@@ -105,24 +124,18 @@ class BucketSweep:
         the halves in pairs, as a round and the next visit the caps in opposite order.
         """
         pair = 2 if self.steps["round"].nunique() >= 4 else 1
-        even = self.steps["round"] // pair % 2 == 0
-        halves = [
-            self.steps[half].groupby("bucket_cap_mib", dropna=False)[column].median()
-            for half in (even, ~even)
-        ]
-        if halves[1].empty:
-            return float("nan")
-        return float((halves[0] / halves[1] - 1).abs().median())
+        is_even = self.steps["round"] // pair % 2 == 0
+        first, second = (
+            self.steps[half].groupby("bucket_cap_mib", dropna=False)["backward_time_ms"].median()
+            for half in (is_even, ~is_even)
+        )
+        return float((first / second - 1).abs().median())
 
     def standard_errors(self) -> pd.Series:
         """Returns by cap the standard error of its median, relative (``median_standard_error``)."""
-        errors = {}
-        for cap, steps in self.steps.groupby("bucket_cap_mib", dropna=False):
-            times = steps.pivot(
-                index="round", columns="iteration", values="backward_time_ms"
-            ).to_numpy()
-            errors[cap] = median_standard_error(times)
-        return pd.Series(errors)
+        steps = self.steps.set_index(["round", "iteration"])["backward_time_ms"]
+        groups = steps.groupby(self.steps["bucket_cap_mib"].to_numpy(), dropna=False)
+        return groups.agg(lambda times: median_standard_error(times.unstack().to_numpy()))
 
     def measured_s(self) -> dict[float, float]:
         """Computes the median backward time in seconds by explicit cap in MiB."""
@@ -138,18 +151,18 @@ class BucketSweep:
             buckets = profile_buckets(profile, options)
             sizes = [int(profile.sizes_bytes[bucket].sum()) for bucket in buckets]
             expected = [len(sizes), sizes[0], sizes[-1], " ".join(map(str, sizes))]
-            label = cap_label(options.bucket_cap_mib)
+            if recorded == expected[: len(recorded)]:
+                continue
+            what = " of other sizes than the gradients given make"
             if recorded[:3] != expected[:3]:
-                raise UserError(
-                    f"at a cap of {label} MiB DDP made {recorded[0]} buckets, the first of "
-                    f"{recorded[1]:,} bytes; the gradients given make {len(buckets)}, the first of "
-                    f"{sizes[0]:,}: another model or DDP options"
+                what = (
+                    f", the first of {recorded[1]:,} bytes; the gradients given make "
+                    f"{len(sizes)}, the first of {sizes[0]:,}"
                 )
-            if recorded != expected[: len(recorded)]:
-                raise UserError(
-                    f"at a cap of {label} MiB DDP made {recorded[0]} buckets of other sizes than "
-                    "the gradients given make: another model or DDP options"
-                )
+            raise UserError(
+                f"at a cap of {cap_label(options.bucket_cap_mib)} MiB DDP made {recorded[0]} "
+                f"buckets{what}: another model or DDP options"
+            )
 
     def smallest_alike(self) -> dict[float, float]:
         """Maps each explicit cap to the smallest cap (MiB) that gave the same buckets."""
@@ -160,10 +173,7 @@ class BucketSweep:
 
     def widths(self) -> dict[float, float]:
         """Maps each cap of ``distinct`` to the largest explicit cap (MiB) that gave its buckets."""
-        widths: dict[float, float] = {}
-        for cap, smallest in sorted(self.smallest_alike().items()):
-            widths[smallest] = cap
-        return widths
+        return {smallest: cap for cap, smallest in sorted(self.smallest_alike().items())}
 
     def distinct(self) -> BucketSweep:
         """Joins caps that gave the same buckets to one case, under the smallest of them."""
@@ -275,31 +285,18 @@ class Accuracy:
         theirs. It is wrong only where half of them are, however they depend on each other: at most
         twice as often as a single one (Markov's inequality), for which they are made wider.
         """
-        predicted = self.table.set_index("bucket_cap_mib")["predicted_ms"]
-        intervals = [
-            paired_ratio(np.full(len(times), predicted[cap]), times, claims=min(2, len(predicted)))
-            for cap, times in self.rounds.items()
-        ]
-        ends = np.array([(interval.low - 1, 1 - interval.high) for interval in intervals])
+        errors = self._errors(claims=min(2, len(self.table))).values()
+        ends = np.array([(error.low, -error.high) for error in errors])
         lows = np.maximum(ends.max(axis=1), 0)
         low, high = np.median([lows, np.abs(ends).max(axis=1)], axis=1)
-        rounds = min(interval.rounds for interval in intervals)
+        rounds = min(error.rounds for error in errors)
         over_rounds = Interval(self.median_error, float(low), float(high), rounds=rounds)
-        return Judged(
-            over_rounds,
-            null=0.0,
-            population="bucketing by bucketing",
-            **self.conditions,
-        )
+        return Judged(over_rounds, 0.0, population="bucketing by bucketing", **self.conditions)
 
     @property
     def conditions(self) -> dict[str, object]:
         """Returns scope, state of the machine and least rounds, as ``Judged`` takes them."""
-        return {
-            "scope": self.scope,
-            "machine": self.machine,
-            "least_rounds": FIRST_PAGE_ROUNDS,
-        }
+        return {"scope": self.scope, "machine": self.machine, "least_rounds": FIRST_PAGE_ROUNDS}
 
     @cached_property
     def errors(self) -> dict[float, Judged]:
@@ -307,17 +304,18 @@ class Accuracy:
 
         The intervals of all bucketings hold at once.
         """
-        predicted, count = self.table.set_index("bucket_cap_mib")["predicted_ms"], len(self.table)
+        how = {"population": "predicted, over each round", **self.conditions}
+        errors = self._errors(claims=len(self.table))
+        return {cap: Judged(error, 0.0, **how) for cap, error in errors.items()}
+
+    def _errors(self, *, claims: int) -> dict[float, Interval]:
+        """Estimates each bucketing's predicted time over that of the rounds, minus 1."""
+        predicted_ms = self.table["predicted_ms"]
         return {
-            cap: Judged(
-                paired_ratio(np.full(len(times), predicted[cap]), times, claims=count).map(
-                    lambda ratio: ratio - 1
-                ),
-                null=0.0,
-                population="predicted, over each round",
-                **self.conditions,
+            cap: paired_ratio(np.full(len(times), predicted), times, claims=claims).map(
+                lambda ratio: ratio - 1
             )
-            for cap, times in self.rounds.items()
+            for predicted, (cap, times) in zip(predicted_ms, self.rounds.items(), strict=True)
         }
 
     @property
@@ -325,36 +323,6 @@ class Accuracy:
         """Returns the median of |error| of each round."""
         predicted_ms = self.table["predicted_ms"].to_numpy()
         return (predicted_ms / self.rounds - 1).abs().median(axis=1)
-
-
-def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float], scope: str = "") -> Accuracy:
-    """Compares predicted backward times (seconds by cap in MiB) with a sweep's medians.
-
-    Caps that gave the same buckets are one case. Raises UserError if no cap is in both.
-    """
-    rounds, sweep = sweep.rounds(), sweep.distinct()
-    measured = sweep.measured_s()
-    caps = [cap for cap in measured if cap in predicted_s]
-    if not caps:
-        raise UserError("no cap was both predicted and measured")
-    summary = sweep.summary().set_index("bucket_cap_mib").loc[caps]
-    table = pd.DataFrame(
-        {
-            "bucket_cap_mib": caps,
-            "num_buckets": summary["num_buckets"].to_numpy(),
-            "predicted_ms": [predicted_s[cap] * 1e3 for cap in caps],
-            "measured_ms": summary["median_ms"].to_numpy(),
-        }
-    )
-    table["error"] = table["predicted_ms"] / table["measured_ms"] - 1
-    return Accuracy(
-        table=table,
-        rounds=rounds[caps],
-        noise_floor=sweep.noise_floor(),
-        predicted_best_mib=predicted_fastest(predicted_s, caps),
-        scope=scope,
-        machine=sweep.machine,
-    )
 
 
 def regret_of(rounds: pd.DataFrame, chosen_mib: float, **conditions: object) -> Judged:
@@ -379,29 +347,3 @@ def regret_of(rounds: pd.DataFrame, chosen_mib: float, **conditions: object) -> 
 def predicted_fastest(predicted_s: Mapping[float, float], caps: Iterable[float]) -> float:
     """Chooses the cap that is predicted to be fastest; of equal ones the largest."""
     return min(sorted(caps, reverse=True), key=lambda cap: predicted_s[cap])
-
-
-def exposed_record(path: Path | str) -> pd.Series:
-    """Reads exposed communication by cap, in ms, from DDP's record (``ddp-overlap-times.csv``).
-
-    Communication minus its overlap with computation: from a rank's last gradient until all buckets
-    are reduced and copied back. A rank whose computation ends early waits in there for the others;
-    the one with the least waits for nobody, so a step's is the least over ranks. The median over
-    steps.
-    """
-    return exposed_steps(path).groupby("bucket_cap_mib").median()
-
-
-def exposed_steps(path: Path | str) -> pd.Series:
-    """Reads exposed communication of each step, in ms, as ``exposed_record``; by ``KEYS``."""
-    times = ["communication_time_ms", "overlap_time_ms"]
-    table = read_table(path, [*KEYS, "rank", *times])
-    exposed = table["communication_time_ms"] - table["overlap_time_ms"]
-    return exposed.groupby([table[key] for key in KEYS]).min()
-
-
-def local_backward_s(path: Path | str) -> float:
-    """Reads the median backward time (s) without DDP in a sweep's rounds (``local-times.csv``)."""
-    table = read_table(path, ["round", "iteration", "rank", "backward_time_ms"])
-    steps_ms = slowest_rank(table, "backward_time_ms", by=["round", "iteration"])
-    return float(steps_ms.median()) / 1e3

@@ -14,7 +14,7 @@ up to the difference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ GAPS = {
     "effect_ms": ("effect on the end (ms)", "{:+.1f}"),
 }
 """Titles of ``gaps``."""
+SHOWN_GAPS = 8
 EFFECTS = {name: GAPS[name] for name in ("term", "effect_ms")}
 """Titles of ``effects``."""
 
@@ -177,34 +178,34 @@ def gaps(predicted: BackwardTimeline, measured: BackwardTimeline) -> pd.DataFram
             f"the measured one {len(sizes[1])}, the first of {sizes[1][0]:,}: another model, cap "
             "or DDP options"
         )
-    before, after = _Terms.of(predicted), _Terms.of(measured)
-    lengths_s = [_lengths_s(timeline) for timeline in (predicted, measured)]
-    rows, end_s = [], before.end_s()
-    for index, term in _in_order_of_time(len(sizes[0])):
-        before.take(after, term, index)
-        moved_s, end_s = before.end_s() - end_s, before.end_s()
-        values = [by_term[term][index] * 1e3 for by_term in lengths_s]
+    count = len(sizes[0])
+    made, target = _terms_s(predicted), _terms_s(measured)
+    seen_s = [_seen_s(timeline) for timeline in (predicted, measured)]
+    reduced = [(index, term) for index in range(count) for term in TERMS[:3]]
+    copied = [(index, COPY_OUT) for index in range(count)]
+    rows, end_s = [], _end_s(made)
+    for index, term in [*reduced, *copied, (0, REST)]:
+        # The last bucket's computation has the tail after it.
+        last = index + 2 if term == COMPUTATION and index + 1 == count else index + 1
+        made[term][index:last] = target[term][index:last]
+        moved_s, end_s = _end_s(made) - end_s, _end_s(made)
+        values = [by_term[term][index] * 1e3 for by_term in seen_s]
         named = (index + 1, sizes[0][index] / 2**20) if term != REST else (pd.NA, float("nan"))
         rows.append((*named, term, *values, values[1] - values[0], moved_s * 1e3))
     table = pd.DataFrame(rows, columns=list(GAPS))
     return table.astype({"bucket": "Int64"})
 
 
-def largest_gaps(table: pd.DataFrame, count: int = 8) -> pd.DataFrame:
-    """Returns the rows of ``gaps`` with the largest effect, then with the largest gap."""
-    order = pd.DataFrame({"effect": table["effect_ms"].abs(), "gap": table["gap_ms"].abs()})
-    order = order.round(6).sort_values(["effect", "gap"], ascending=False, kind="stable")
-    return table.loc[order.index[:count]].reset_index(drop=True)
-
-
-def effect_by_term(table: pd.DataFrame) -> pd.Series:
-    """Returns each kind of term's part of the difference, in ms, in the order of TERMS."""
-    return table.groupby("term")["effect_ms"].sum().reindex(TERMS)
+def largest_gaps(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns the ``SHOWN_GAPS`` rows of ``gaps`` with the largest effect, then the largest gap."""
+    columns = ["effect_ms", "gap_ms"]
+    order = table[columns].abs().round(6).sort_values(columns, ascending=False, kind="stable")
+    return table.loc[order.index[:SHOWN_GAPS]].reset_index(drop=True)
 
 
 def effects(predicted: BackwardTimeline, measured: BackwardTimeline) -> pd.DataFrame:
     """Returns the difference, term and effect_ms, by kind of term and in all."""
-    by_term = effect_by_term(gaps(predicted, measured))
+    by_term = gaps(predicted, measured).groupby("term")["effect_ms"].sum().reindex(TERMS)
     rows = [*by_term.items(), ("measured − predicted", by_term.sum())]
     return pd.DataFrame(rows, columns=list(EFFECTS))
 
@@ -255,76 +256,43 @@ def copy_facts(
     return facts | {"copies out in the watched pass": f"{out_ms:.1f} ms"}
 
 
-@dataclass
-class _Terms:
-    """A pass as lengths (seconds) from which its end follows; ``take`` replaces one of them."""
+def _terms_s(timeline: BackwardTimeline) -> dict[str, np.ndarray]:
+    """Returns the lengths in seconds from which the end of a pass follows, by term and bucket.
 
-    computation_s: np.ndarray
-    delay_s: np.ndarray
-    """Time between the moment a bucket could start, the one before being done, and its start."""
-    all_reduce_s: np.ndarray
-    tail_s: float
-    """Computation after the last gradient."""
-    copy_s: np.ndarray
-    rest_s: float
-
-    @classmethod
-    def of(cls, timeline: BackwardTimeline) -> _Terms:
-        ready, start, end, copied = _moments(timeline.events)
-        could_start = np.maximum(ready, np.r_[-np.inf, end[:-1]])
-        return cls(
-            computation_s=np.diff(ready, prepend=0.0),
-            delay_s=start - could_start,
-            all_reduce_s=end - start,
-            tail_s=timeline.compute_end_s - ready[-1],
-            copy_s=copied - np.array(copy_starts_s(timeline)),
-            rest_s=timeline.total_s - copied[-1],
-        )
-
-    def take(self, other: _Terms, term: str, index: int) -> None:
-        last = index + 1 == len(self.copy_s)
-        if term == COMPUTATION:
-            self.computation_s[index] = other.computation_s[index]
-            self.tail_s = other.tail_s if last else self.tail_s
-        elif term == WAIT:
-            self.delay_s[index] = other.delay_s[index]
-        elif term == ALL_REDUCE:
-            self.all_reduce_s[index] = other.all_reduce_s[index]
-        elif term == COPY_OUT:
-            self.copy_s[index] = other.copy_s[index]
-        else:
-            self.rest_s = other.rest_s
-
-    def end_s(self) -> float:
-        ready = np.cumsum(self.computation_s)
-        ends, end = [], -np.inf
-        for could_start, delay, length in zip(ready, self.delay_s, self.all_reduce_s, strict=True):
-            end = max(could_start, end) + delay + length
-            ends.append(end)
-        copied = ready[-1] + self.tail_s
-        for end, copy in zip(ends, self.copy_s, strict=True):
-            copied = max(copied, end) + copy
-        return float(copied + self.rest_s)
-
-
-def _in_order_of_time(count: int) -> list[tuple[int, str]]:
-    reduced = [(index, term) for index in range(count) for term in TERMS[:3]]
-    return [*reduced, *((index, COPY_OUT) for index in range(count)), (count - 1, REST)]
-
-
-def _lengths_s(timeline: BackwardTimeline) -> dict[str, np.ndarray]:
-    """Returns the lengths that a reader sees in a timeline, in seconds, by term and bucket."""
-    terms = _Terms.of(timeline)
-    ready, start, _, _ = _moments(timeline.events)
-    computation = terms.computation_s.copy()
-    computation[-1] += terms.tail_s
+    Computation has one more, the tail after the last gradient. A bucket waits from the moment it
+    could start, the one before being done. The rest of the pass is one length.
+    """
+    ready, start, end, copied = _moments(timeline.events)
+    could_start = np.maximum(ready, np.r_[-np.inf, end[:-1]])
     return {
-        COMPUTATION: computation,
-        WAIT: start - ready,
-        ALL_REDUCE: terms.all_reduce_s,
-        COPY_OUT: terms.copy_s,
-        REST: np.full(len(ready), terms.rest_s),
+        COMPUTATION: np.diff(np.r_[0.0, ready, timeline.compute_end_s]),
+        WAIT: start - could_start,
+        ALL_REDUCE: end - start,
+        COPY_OUT: copied - np.array(copy_starts_s(timeline)),
+        REST: np.array([timeline.total_s - copied[-1]]),
     }
+
+
+def _end_s(terms_s: Mapping[str, np.ndarray]) -> float:
+    """Returns when a pass of these lengths ends."""
+    *ready, compute_end = np.cumsum(terms_s[COMPUTATION])
+    ends, end = [], -np.inf
+    for could_start, delay, length in zip(ready, terms_s[WAIT], terms_s[ALL_REDUCE], strict=True):
+        end = max(could_start, end) + delay + length
+        ends.append(end)
+    copied = compute_end
+    for end, copy in zip(ends, terms_s[COPY_OUT], strict=True):
+        copied = max(copied, end) + copy
+    return float(copied + terms_s[REST][0])
+
+
+def _seen_s(timeline: BackwardTimeline) -> dict[str, np.ndarray]:
+    """Returns the lengths that a reader sees: a bucket waits from its own ready time on."""
+    terms_s = _terms_s(timeline)
+    ready, start, _, _ = _moments(timeline.events)
+    *computed, tail = terms_s[COMPUTATION]
+    computed[-1] += tail
+    return terms_s | {COMPUTATION: np.array(computed), WAIT: start - ready}
 
 
 def _moments(events: Sequence[BucketEvent]) -> np.ndarray:

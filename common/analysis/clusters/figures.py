@@ -18,15 +18,18 @@ from common.analysis.style import (
     PURPLE,
     RED,
     SKY,
+    band,
     cap_axis,
     doubling_axis,
     figure,
+    legend_above,
     log_axis,
 )
 from common.perfmodel.cluster.published_sweep import SweepExplained
 from common.perfmodel.cluster.scale_out import SCALINGS, STRATEGIES, ScaleOut
 
 DEFAULT_CAP_MIB = 25
+BEST = {"fmt": "o-", "markersize": 3.5, "lw": 1.2, "capsize": 2, "color": BLUE, "elinewidth": 0.8}
 COLOURS = dict(zip(STRATEGIES, (BLUE, ORANGE, RED), strict=True))
 DASHES = dict(zip(STRATEGIES, ("-", "--", "-."), strict=True))
 PARTS = {
@@ -67,38 +70,16 @@ def best_caps(predictions: Mapping[str, ScaleOut], scaling: str = "weak") -> Fig
     with figure(caption, figsize=(7.2, 2.4 * shape["nrows"]), squeeze=False, **shape) as (fig, g):
         for axes, (name, predicted) in zip(g.flat, predictions.items(), strict=False):
             rows = predicted.rows(scaling, "DDP").dropna(subset="bucket_cap_mib")
-            axes.fill_between(
-                rows["gpus"],
-                rows["near_low_mib"],
-                rows["near_high_mib"],
-                color=SKY,
-                alpha=0.4,
-                linewidth=0,
-                label="step within 1 % of it,\nwithout a gap",
-            )
+            label = "step within 1 % of it,\nwithout a gap"
+            low, high = rows["near_low_mib"], rows["near_high_mib"]
+            band(axes, rows["gpus"], low, high, SKY, alpha=0.4, label=label)
             low, high = rows["bucket_cap_low_mib"], rows["bucket_cap_high_mib"]
             middle = rows["bucket_cap_mib"]
             bars = [np.maximum(0, middle - low), np.maximum(0, high - middle)]
-            axes.errorbar(
-                rows["gpus"],
-                middle,
-                yerr=bars,
-                fmt="o-",
-                markersize=3.5,
-                lw=1.2,
-                capsize=2,
-                color=BLUE,
-                elinewidth=0.8,
-                label="b*, 5 % to 95 % of draws",
-            )
-            axes.axhline(
-                DEFAULT_CAP_MIB,
-                color=GREY,
-                linestyle="--",
-                lw=1,
-                label="25 MiB, DDP's cap",
-                zorder=0,
-            )
+            label = "b*, 5 % to 95 % of draws"
+            axes.errorbar(rows["gpus"], middle, yerr=bars, label=label, **BEST)
+            look = {"color": GREY, "linestyle": "--", "lw": 1, "zorder": 0}
+            axes.axhline(DEFAULT_CAP_MIB, label="25 MiB, DDP's cap", **look)
             log_axis(axes)
             _gpu_axis(axes, rows["gpus"].tolist())
             axes.set_title(name, loc="left", fontsize=9)
@@ -120,9 +101,7 @@ def efficiency(predicted: ScaleOut) -> Figure:
                 rows = predicted.rows(scaling, strategy)
                 style = {"color": COLOURS[strategy], "linestyle": DASHES[strategy]}
                 low, high = 100 * rows["efficiency_low"], 100 * rows["efficiency_high"]
-                axes.fill_between(
-                    rows["gpus"], low, high, color=COLOURS[strategy], alpha=0.15, linewidth=0
-                )
+                band(axes, rows["gpus"], low, high, COLOURS[strategy], alpha=0.15)
                 axes.plot(rows["gpus"], 100 * rows["efficiency"], label=strategy, **style)
             _gpu_axis(axes, predicted.rows(scaling, STRATEGIES[0])["gpus"].tolist())
             axes.set_title(f"{scaling} scaling", loc="left", fontsize=9.5)
@@ -133,8 +112,8 @@ def efficiency(predicted: ScaleOut) -> Figure:
 
 def step_parts(predicted: ScaleOut, scaling: str = "weak") -> Figure:
     """Draws the parts of each strategy's step, as shares of the step."""
-    panels_ = {"ncols": len(STRATEGIES), "sharey": True}
-    with figure(predicted_caption(predicted), figsize=(7.2, 3.6), **panels_) as (fig, panels):
+    shape = {"figsize": (7.2, 3.6), "ncols": len(STRATEGIES), "sharey": True}
+    with figure(predicted_caption(predicted), **shape) as (fig, panels):
         for axes, strategy in zip(panels, STRATEGIES, strict=True):
             rows = predicted.rows(scaling, strategy)
             places = np.arange(len(rows))
@@ -149,8 +128,7 @@ def step_parts(predicted: ScaleOut, scaling: str = "weak") -> Figure:
             axes.set_xlabel("GPUs")
             axes.set_title(strategy, loc="left", fontsize=9.5)
         panels[0].set(ylim=(0, 100), ylabel="share of the step (%)")
-        handles, labels = panels[0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8)
+        legend_above(fig, 3)
     return fig
 
 

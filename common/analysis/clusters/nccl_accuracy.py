@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import pandas as pd
 import yaml
 from numpy.typing import NDArray
@@ -96,26 +95,18 @@ def accuracy_by_model() -> pd.DataFrame:
     where that is not stated), note.
     """
     notes = {table.name: table.note for table in published_all_reduces()}
-    rows = []
-    for (table, model, fitted_on), group in predictions().groupby(
-        ["table", "model", "fitted_on"], sort=False
-    ):
-        error = (group["predicted_s"] / group["measured_s"] - 1).abs()
-        large = error[group["size_bytes"] > MIB]
-        off = (group["predicted_s"] - group["measured_s"]).abs()
-        rows.append(
-            {
-                "table": table,
-                "model": model,
-                "fitted_on": fitted_on,
-                "sizes": len(large),
-                "mean_error": large.mean(),
-                "median_error": large.median(),
-                "worst_error": large.max(),
-                "within_std": np.nan
-                if group["std_s"].isna().any()
-                else (off <= group["std_s"]).mean(),
-                "note": notes[table] if model == ANALYTIC else "",
-            }
-        )
+    keys, rows = ["table", "model", "fitted_on"], []
+    for names, group in predictions().groupby(keys, sort=False):
+        off_s = (group["predicted_s"] - group["measured_s"]).abs()
+        large = (off_s / group["measured_s"])[group["size_bytes"] > MIB]
+        is_within = (off_s <= group["std_s"]).where(group["std_s"].notna())
+        row = dict(zip(keys, names, strict=True)) | {
+            "sizes": len(large),
+            "mean_error": large.mean(),
+            "median_error": large.median(),
+            "worst_error": large.max(),
+            "within_std": is_within.mean(),
+        }
+        note = notes[row["table"]] if row["model"] == ANALYTIC else ""
+        rows.append(row | {"note": note})
     return pd.DataFrame(rows)

@@ -25,8 +25,10 @@ from common.analysis.style import (
     GREY,
     ORANGE,
     SKY,
+    band,
     byte_axis,
     figure,
+    legend_above,
     log_axis,
 )
 from common.perfmodel.collectives import algorithm_bandwidth
@@ -59,19 +61,18 @@ def plot_nccl_accuracy() -> Figure:
             _errors(below, table, held_out[held_out["table"] == table.name])
         grid[0, 0].set_ylabel("algorithm bandwidth (GB/s)")
         grid[1, 0].set_ylabel("predicted against measured (%)")
-        fig.legend(*_legend(grid), loc="outside upper center", ncols=6, fontsize=8.5)
+        legend_above(fig, 6, 8.5)
     return fig
 
 
 def _bandwidths(axes: Axes, table: PublishedAllReduce) -> None:
     sizes, times = table.curve.sizes_bytes, table.curve.times_s
     measured = algorithm_bandwidth(sizes, times) / 1e9
+    bars = {}
     if table.std_s is not None:
         low = measured - algorithm_bandwidth(sizes, times + table.std_s) / 1e9
         high = algorithm_bandwidth(sizes, np.maximum(times - table.std_s, times / 9)) / 1e9
         bars = {"yerr": [low, high - measured], "capsize": 2, "lw": 1}
-    else:
-        bars = {}
     marks = {"fmt": "o", "markersize": 3.5, "color": BLACK, "zorder": 5, "label": "measured"}
     axes.errorbar(sizes, measured, **marks, **bars)
     fitted = curves()
@@ -91,16 +92,9 @@ def _errors(axes: Axes, table: PublishedAllReduce, held_out: pd.DataFrame) -> No
     large = held_out[held_out["size_bytes"] > MIB]
     if table.std_s is not None:
         fitted = large[large["model"] == FITTED]
-        band = (fitted["std_s"] / fitted["measured_s"] * 100).clip(upper=SHOWN_ERROR * ROOM)
-        axes.fill_between(
-            fitted["size_bytes"],
-            -band,
-            band,
-            color=SKY,
-            alpha=0.3,
-            linewidth=0,
-            label="one standard deviation",
-        )
+        std = (fitted["std_s"] / fitted["measured_s"] * 100).clip(upper=SHOWN_ERROR * ROOM)
+        look = {"alpha": 0.3, "label": "one standard deviation"}
+        band(axes, fitted["size_bytes"], -std, std, SKY, **look)
     for model, style in STYLES.items():
         rows = large[large["model"] == model].sort_values("size_bytes")
         error = (rows["predicted_s"] / rows["measured_s"] - 1) * 100
@@ -110,12 +104,3 @@ def _errors(axes: Axes, table: PublishedAllReduce, held_out: pd.DataFrame) -> No
     axes.set_ylim(-SHOWN_ERROR * ROOM, SHOWN_ERROR * ROOM)
     axes.set_xlim(MIB, table.curve.sizes_bytes[-1] * 1.5)
     byte_axis(axes)
-
-
-def _legend(grid: np.ndarray) -> tuple[list, list]:
-    """Collects every label once, from all panels."""
-    by_label = {}
-    for axes in grid.flat:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            by_label.setdefault(label, handle)
-    return list(by_label.values()), list(by_label)

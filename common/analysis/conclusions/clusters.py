@@ -7,12 +7,7 @@ from functools import cache
 import numpy as np
 
 from common.analysis.clusters import nccl_accuracy, tables
-from common.analysis.conclusions.conclusion import (
-    Seen,
-    by_prediction,
-    numbered,
-    published,
-)
+from common.analysis.conclusions.conclusion import TABLES, Seen, by_prediction, published
 from common.perfmodel.cluster import published_sweep
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.job import Job
@@ -84,16 +79,23 @@ def _speeds_most(_: str) -> Seen:
 
 
 CONCLUSIONS = {
-    "assignment2_part4_scale": numbered(
-        [
-            (1, "within 10 % on the node it was fitted to, beyond on others", _analytic_error),
-            (2, "all-reduces take less than 1 % of a step", _nothing_to_win),
-            (3, "b* falls on all clusters but one", _falls_mostly),
-            (3, "the default costs less than 6 % on the most GPUs", _default_cheap),
-            (4, "under strong scaling it is costly, from 1,024 GPUs at least", _default_costly),
-            (5, "FULL_SHARD has less than half of DDP's efficiency", _sharding_falls_behind),
-            (6, "the speeds of passes and network move efficiency most", _speeds_most),
-        ],
-        of_run=False,
-    ),
+    "assignment2_part4_scale": [
+        (
+            1,
+            "within 10 % on the node it was fitted to, beyond on others",
+            _analytic_error,
+            TABLES,
+        ),
+        (2, "all-reduces take less than 1 % of a step", _nothing_to_win, TABLES),
+        (3, "b* falls on all clusters but one", _falls_mostly, TABLES),
+        (3, "the default costs less than 6 % on the most GPUs", _default_cheap, TABLES),
+        (
+            4,
+            "under strong scaling it is costly, from 1,024 GPUs at least",
+            _default_costly,
+            TABLES,
+        ),
+        (5, "FULL_SHARD has less than half of DDP's efficiency", _sharding_falls_behind, TABLES),
+        (6, "the speeds of passes and network move efficiency most", _speeds_most, TABLES),
+    ],
 }

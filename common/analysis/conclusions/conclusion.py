@@ -24,17 +24,18 @@ from common.judged import DISTURBED, Judged, Verdict, fastest, rival_of
 MODULES = {
     "assignment0": "one_device",
     "assignment1": "data_parallel",
-    "assignment2_part1_model": "bucket_model",
-    "assignment2_part2_prediction": "bucket_prediction",
+    "assignment2": "buckets",
     "assignment2_part3_evaluation": "bucket_evaluation",
-    "assignment2_emulated_hosts": "emulated_hosts",
-    "assignment2_discussion": "bucket_discussion",
+    "assignment2_emulated_hosts": "bucket_evaluation",
     "assignment2_part4_scale": "clusters",
     "assignment3": "micro_batches",
     "assignment4_synthetic_scaling": "synthetic_scaling",
     "assignment4_text_scaling": "text_scaling",
 }
-"""Module of this package by notebook, or by assignment; its ``CONCLUSIONS`` are by notebook."""
+"""Module of this package by notebook, or by assignment; its ``CONCLUSIONS`` are by notebook, each
+the arguments of a ``Conclusion``."""
+TABLES = False
+"""Last of these arguments for a sentence about published or recorded tables, whatever the run."""
 SAME_DATA = "the same data"
 
 
@@ -72,7 +73,7 @@ class Conclusion:
 
     Attributes:
         question: number of the question in the notebook.
-        of_run: False where the sentence is about published or recorded tables, whatever the run.
+        of_run: TABLES, or else True.
     """
 
     question: int
@@ -104,8 +105,7 @@ def unsettled(number: str) -> Seen:
 def above(judged: Judged, form: str = "{:.2f}") -> Seen:
     """Returns whether a measured number lies above its null; not settled where noise hides it.
 
-    Args:
-        form: format of the number and of the ends of its interval.
+    ``form`` is the format of the number and of the ends of its interval.
     """
     return _judged(judged, form, judged.estimate > (judged.null or 0.0))
 
@@ -144,7 +144,6 @@ def is_first(times: pd.DataFrame, arm: Hashable, form: str = "{:.2f}", **how: ob
 
     Args:
         times: a row per round, a column per arm; any unit.
-        form: as in ``above``.
         how: further arguments of ``judged.fastest`` and ``judged.rival_of``.
     """
     return above(_rival(times, arm, **how), form)
@@ -202,16 +201,14 @@ def seen(conclusion: Conclusion, run_dir: str | Path) -> Seen:
 def conclusions_of(notebook: str) -> tuple[Conclusion, ...]:
     """Returns the conclusions of a notebook's answers, in the order of its questions."""
     name = MODULES.get(notebook) or MODULES[notebook.partition("_")[0]]
-    return importlib.import_module(f"{__package__}.{name}").CONCLUSIONS[notebook]
+    entries = importlib.import_module(f"{__package__}.{name}").CONCLUSIONS[notebook]
+    return tuple(Conclusion(*entry) for entry in entries)
 
 
 def conclusions(notebook: str, run_dir: str = "") -> Table:
     """Returns a row per conclusion: what the recorded run says of it, and what this run says.
 
-    Args:
-        notebook: name of the notebook.
-        run_dir: run directory; empty takes what the notebook takes. Of a recorded one there is no
-            second column.
+    An empty ``run_dir`` takes what the notebook takes. Of a recorded one there is no second column.
     """
     assignment = notebook.partition("_")[0]
     recorded = recorded_assignment(assignment)
@@ -227,10 +224,3 @@ def conclusions(notebook: str, run_dir: str = "") -> Table:
             row["this run"] = str(seen(conclusion, run_dir)) if conclusion.of_run else SAME_DATA
         rows.append(row)
     return Table(pd.DataFrame(rows), left=("conclusion", "recorded run", "this run"))
-
-
-def numbered(
-    of_question: Iterable[tuple[int, str, Look]], of_run: bool = True
-) -> tuple[Conclusion, ...]:
-    """Returns conclusions from (question, statement, look)."""
-    return tuple(Conclusion(*entry, of_run=of_run) for entry in of_question)

@@ -12,18 +12,17 @@ from common.analysis.conclusions.conclusion import (
     Seen,
     above,
     below,
+    by_prediction,
     counted,
     is_first,
-    numbered,
 )
 from common.analysis.data_parallel import tables
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies, open_emulated
 from common.analysis.data_parallel.loss_curves import agreement, learned
-from common.analysis.data_parallel.strategy_times import StrategyTimes, open_strategies
+from common.analysis.data_parallel.strategies import StrategyTimes, open_strategies
 from common.analysis.data_parallel.training_parts import peak_memory, training_overlap
 from common.analysis.data_parallel.training_runs import open_learning, open_training
 from common.errors import UserError
-from common.judged import Judged
 
 MIB = 2**20
 DDP, FULL, GRAD = "DDP", "FULL_SHARD", "SHARD_GRAD_OP"
@@ -39,12 +38,6 @@ def _emulated(run_dir: str) -> EmulatedStrategies:
     if run.left_out:
         raise UserError(run.left_out)
     return run
-
-
-def _rounds(strategies: StrategyTimes, accumulation: int) -> pd.DataFrame:
-    if accumulation not in strategies.rounds:
-        raise UserError(f"no steps of {accumulation} micro-batches")
-    return strategies.rounds[accumulation]
 
 
 def _equal_losses(run_dir: str) -> Seen:
@@ -73,19 +66,16 @@ def above_at(name: str, accumulation: int) -> Look:
     return look
 
 
-def _share_falls(run_dir: str) -> Seen:
-    return above(_falls(run_dir)[0], "{:+.0%}")
+def _falls(place: int, form: str) -> Look:
+    """Says whether the exchange adds less with two micro-batches: as a share (place 0) or in ms."""
 
+    def look(run_dir: str) -> Seen:
+        falls = _strategies(run_dir).exchange_falls
+        if 2 not in falls:
+            raise UserError("no steps of 1 and 2 micro-batches with and without exchange")
+        return above(falls[2][place], form)
 
-def _fewer_ms(run_dir: str) -> Seen:
-    return above(_falls(run_dir)[1], "{:+.0f} ms")
-
-
-def _falls(run_dir: str) -> tuple[Judged, Judged]:
-    falls = _strategies(run_dir).exchange_falls
-    if 2 not in falls:
-        raise UserError("no steps of 1 and 2 micro-batches with and without exchange")
-    return falls[2]
+    return look
 
 
 def _overlap(run_dir: str, strategy: str) -> pd.Series:
@@ -163,11 +153,8 @@ def _grows(run_dir: str) -> Seen:
     ratios = _sent(run_dir, FULL)
     if len(ratios) < 2:
         raise UserError("a single number of micro-batches")
-    return counted(ratios.is_monotonic_increasing, _listed(ratios))
-
-
-def _listed(ratios: pd.Series) -> str:
-    return ", ".join(f"{ratio:.2f} with {count}" for count, ratio in ratios.items())
+    listed = ", ".join(f"{ratio:.2f} with {count}" for count, ratio in ratios.items())
+    return counted(ratios.is_monotonic_increasing, listed)
 
 
 def _sent_predicted(run_dir: str) -> Seen:
@@ -182,23 +169,29 @@ def _nccl(run_dir: str) -> Seen:
     ratios = table[table["strategy"] == GRAD]["NCCL over DDP"].dropna()
     if ratios.empty:
         raise UserError(f"no steps of {GRAD} beside {DDP}'s")
-    return counted(bool((ratios - 1).abs().max() < 0.01), f"{ratios.max():.2f}, predicted")
+    return by_prediction(bool((ratios - 1).abs().max() < 0.01), f"{ratios.max():.2f}")
 
 
 def _is_fastest(accumulation: int) -> Look:
     return lambda run_dir: _first(_strategies(run_dir), accumulation)
 
 
+def _require_rounds(strategies: StrategyTimes, accumulation: int) -> None:
+    if accumulation not in strategies.rounds:
+        raise UserError(f"no steps of {accumulation} micro-batches")
+
+
 def _first(strategies: StrategyTimes, accumulation: int) -> Seen:
-    _rounds(strategies, accumulation)
+    _require_rounds(strategies, accumulation)
     times = strategies.exchanging.get(accumulation, pd.DataFrame())
     return is_first(times, DDP, claims=strategies.pairs, **strategies.conditions)
 
 
 def _full_over_grad(accumulation: int) -> Look:
     def look(run_dir: str) -> Seen:
-        _rounds(_strategies(run_dir), accumulation)
-        return above(_strategies(run_dir).over(accumulation, GRAD)[FULL])
+        strategies = _strategies(run_dir)
+        _require_rounds(strategies, accumulation)
+        return above(strategies.over(accumulation, GRAD)[FULL])
 
     return look
 
@@ -217,53 +210,49 @@ def _fastest_between_hosts(run_dir: str) -> Seen:
 
 def _predicted_fastest(run_dir: str) -> Seen:
     predicted_ms = _emulated(run_dir).table().set_index("strategy")["predicted_ms"]
-    return counted(predicted_ms.idxmin() == DDP, f"{predicted_ms.idxmin()}, predicted")
+    return by_prediction(predicted_ms.idxmin() == DDP, predicted_ms.idxmin())
 
 
 def _mostly_exposed(run_dir: str) -> Seen:
     share = _emulated(run_dir).table().set_index("strategy")["exposed_share"]
-    return counted(share[FULL] > 0.5, f"{share[FULL]:.0%}, of DDP's {share[DDP]:.0%}, predicted")
+    return by_prediction(share[FULL] > 0.5, f"{share[FULL]:.0%}, of DDP's {share[DDP]:.0%}")
 
 
 CONCLUSIONS = {
-    "assignment1_ddp": numbered(
-        [
-            (1, "rounding explains how far the loss curves are apart", _equal_losses),
-            (2, "without an exchange, n ranks are less than n times as fast", _below_ranks),
-            (2, "the second gap is the larger one, 1 micro-batch", above_at("second_gap", 1)),
-            (2, "the second gap is the larger one, 2 micro-batches", above_at("second_gap", 2)),
-            (3, "the exchange makes the step longer, 1 micro-batch", above_at("exchange", 1)),
-            (3, "the exchange makes the step longer, 2 micro-batches", above_at("exchange", 2)),
-            (3, "the exchange's share falls with the micro-batches", _share_falls),
-            (3, "the exchange's milliseconds fall with the micro-batches", _fewer_ms),
-            (4, "all gradients make one bucket or two", _few_buckets),
-            (4, "DDP hides less than half of its communication", _hides_little(DDP, 0.5)),
-            (5, "DDP's peak is above that of one device", _buckets_beside),
-            (5, "DDP's peak is predicted within 1 %", _memory_predicted(DDP)),
-            (6, "the loss ends within 0.1 nats of the entropy, not below it", _near_entropy),
-        ]
-    ),
-    "assignment1_fsdp": numbered(
-        [
-            (1, "FULL_SHARD needs more than 1/n of DDP's memory", _more_than_half),
-            (1, "SHARD_GRAD_OP lies between FULL_SHARD and DDP", _grad_op_between),
-            (1, "peaks are predicted within 1 %", _memory_predicted(DDP, FULL, GRAD)),
-            (2, "SHARD_GRAD_OP sends 1.5 times DDP's bytes", _one_and_a_half),
-            (2, "FULL_SHARD's bytes grow with the micro-batches", _grows),
-            (2, "bytes are predicted within 0.1 %", _sent_predicted),
-            (3, "over NCCL SHARD_GRAD_OP sends as much as DDP", _nccl),
-            (4, "FULL_SHARD hides less than 5 % over gloo", _hides_little(FULL, 0.05)),
-            (4, "SHARD_GRAD_OP hides less than 5 %", _hides_little(GRAD, 0.05)),
-            (5, "DDP is the fastest, 1 micro-batch", _is_fastest(1)),
-            (5, "DDP is the fastest, 2 micro-batches", _is_fastest(2)),
-            (5, "FULL_SHARD is slower than SHARD_GRAD_OP, 1 micro-batch", _full_over_grad(1)),
-            (5, "FULL_SHARD is slower than SHARD_GRAD_OP, 2 micro-batches", _full_over_grad(2)),
-            (6, "between hosts DDP is the fastest", _fastest_between_hosts),
-            (6, "between hosts DDP is predicted to be the fastest", _predicted_fastest),
-            (6, "DDP's step is predicted too short", _too_short(DDP)),
-            (6, "FULL_SHARD's step is predicted too short", _too_short(FULL)),
-            (6, "SHARD_GRAD_OP's step is predicted too short", _too_short(GRAD)),
-            (6, "most of FULL_SHARD's step is exposed communication", _mostly_exposed),
-        ]
-    ),
+    "assignment1_ddp": [
+        (1, "rounding explains how far the loss curves are apart", _equal_losses),
+        (2, "without an exchange, n ranks are less than n times as fast", _below_ranks),
+        (2, "the second gap is the larger one, 1 micro-batch", above_at("second_gap", 1)),
+        (2, "the second gap is the larger one, 2 micro-batches", above_at("second_gap", 2)),
+        (3, "the exchange makes the step longer, 1 micro-batch", above_at("exchange", 1)),
+        (3, "the exchange makes the step longer, 2 micro-batches", above_at("exchange", 2)),
+        (3, "the exchange's share falls with the micro-batches", _falls(0, "{:+.0%}")),
+        (3, "the exchange's milliseconds fall with the micro-batches", _falls(1, "{:+.0f} ms")),
+        (4, "all gradients make one bucket or two", _few_buckets),
+        (4, "DDP hides less than half of its communication", _hides_little(DDP, 0.5)),
+        (5, "DDP's peak is above that of one device", _buckets_beside),
+        (5, "DDP's peak is predicted within 1 %", _memory_predicted(DDP)),
+        (6, "the loss ends within 0.1 nats of the entropy, not below it", _near_entropy),
+    ],
+    "assignment1_fsdp": [
+        (1, "FULL_SHARD needs more than 1/n of DDP's memory", _more_than_half),
+        (1, "SHARD_GRAD_OP lies between FULL_SHARD and DDP", _grad_op_between),
+        (1, "peaks are predicted within 1 %", _memory_predicted(DDP, FULL, GRAD)),
+        (2, "SHARD_GRAD_OP sends 1.5 times DDP's bytes", _one_and_a_half),
+        (2, "FULL_SHARD's bytes grow with the micro-batches", _grows),
+        (2, "bytes are predicted within 0.1 %", _sent_predicted),
+        (3, "over NCCL SHARD_GRAD_OP sends as much as DDP", _nccl),
+        (4, "FULL_SHARD hides less than 5 % over gloo", _hides_little(FULL, 0.05)),
+        (4, "SHARD_GRAD_OP hides less than 5 %", _hides_little(GRAD, 0.05)),
+        (5, "DDP is the fastest, 1 micro-batch", _is_fastest(1)),
+        (5, "DDP is the fastest, 2 micro-batches", _is_fastest(2)),
+        (5, "FULL_SHARD is slower than SHARD_GRAD_OP, 1 micro-batch", _full_over_grad(1)),
+        (5, "FULL_SHARD is slower than SHARD_GRAD_OP, 2 micro-batches", _full_over_grad(2)),
+        (6, "between hosts DDP is the fastest", _fastest_between_hosts),
+        (6, "between hosts DDP is predicted to be the fastest", _predicted_fastest),
+        (6, "DDP's step is predicted too short", _too_short(DDP)),
+        (6, "FULL_SHARD's step is predicted too short", _too_short(FULL)),
+        (6, "SHARD_GRAD_OP's step is predicted too short", _too_short(GRAD)),
+        (6, "most of FULL_SHARD's step is exposed communication", _mostly_exposed),
+    ],
 }

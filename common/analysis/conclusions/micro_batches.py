@@ -8,22 +8,10 @@ from functools import cache
 
 import pandas as pd
 
-from common.analysis.conclusions.conclusion import (
-    Look,
-    Seen,
-    above,
-    below,
-    counted,
-    numbered,
-)
+from common.analysis.conclusions.conclusion import Look, Seen, above, below, counted
 from common.analysis.micro_batches import calibration
 from common.analysis.micro_batches.lab import open_assignment3
-from common.analysis.micro_batches.mode_comparison import (
-    DYNAMIC,
-    PAYS_FROM,
-    STATIC,
-    ModeComparison,
-)
+from common.analysis.micro_batches.mode_comparison import DYNAMIC, PAYS_FROM, STATIC, ModeComparison
 from common.analysis.micro_batches.summary import SAME_CURVE, loss_agreement
 from common.analysis.micro_batches.training_runs import mode_name
 from common.analysis.micro_batches.waiting import (
@@ -176,10 +164,8 @@ def _over_told(run_dir: str, plan: str) -> Judged:
 
 def _expected(run_dir: str) -> float:
     """Returns what equal parts take over parts by speed: one rank slower by the factor."""
-    factor, ranks = (
-        calibration.slow_summary(_slow_steps(run_dir)).factor,
-        _comparison(run_dir).ranks,
-    )
+    factor = calibration.slow_summary(_slow_steps(run_dir)).factor
+    ranks = _comparison(run_dir).ranks
     return factor / ranks * (ranks - 1 + 1 / factor)
 
 
@@ -204,9 +190,8 @@ def _simulated(run_dir: str) -> pd.DataFrame:
 def _approaches_bound(run_dir: str) -> Seen:
     dynamic = _simulated(run_dir).xs(DYNAMIC, level="mode")
     few, most = dynamic.iloc[:, 0], dynamic.iloc[:, 1]
-    return counted(
-        bool((most < few).all()), f"{few.max():.2f} → {most.max():.2f} times the bound at most"
-    )
+    number = f"{few.max():.2f} → {most.max():.2f} times the bound at most"
+    return counted(bool((most < few).all()), number)
 
 
 def _far_from_bound(run_dir: str) -> Seen:
@@ -225,31 +210,29 @@ def _plans_fast(run_dir: str) -> Seen:
 
 
 CONCLUSIONS = {
-    "assignment3_dynamic_batches": numbered(
-        [
-            (2, "ranks wait less than padded tokens alone would say", _waits),
-            (4, "dynamic takes less than static", _shorter(DYNAMIC)),
-            (4, "dynamic takes more than its plan promises", _above_promise),
-            (4, "the plan for tokens² is worse than dynamic's", _worse_plan),
-            (4, "equal counts gain less than 2 % (Karmarkar–Karp)", _equal_counts),
-            (5, "token budget takes less per text than dynamic", _own_batches("token_budget")),
-            (5, "length-grouped takes less per text than dynamic", _own_batches("length_grouped")),
-            (6, "dynamic pays on SST-2", _pays("sst2", True)),
-            (6, "dynamic pays on AG News", _pays("ag_news", True)),
-            (6, "on IMDB dynamic takes less than static", _shorter(DYNAMIC, "imdb")),
-            (6, "on IMDB dynamic does not pay", _pays("imdb", False)),
-            (7, "the losses of static and dynamic differ by rounding only", _same_losses),
-            (8, "under static whole steps differ less than computation", _steps_alike),
-            (8, "dynamic makes ranks compute more equally long", _balances),
-            (9, "under dynamic ranks wait at most 2 points more than the control", _near_control),
-            (9, "ranks wait more under tokens² than under static", _waits_more),
-            (10, "the calibrated plan gains less than 5 % more", _calibrated_gains_little),
-            (11, "a plan that is not told of a slow rank takes longer", _untold),
-            (11, "the calibrated mode finds the slow rank", _rank_found),
-            (11, "then its steps take less than 10 % more than if told", _as_told),
-            (12, "with more ranks dynamic comes closer to the bound", _approaches_bound),
-            (12, "static stays far from it, but on IMDB", _far_from_bound),
-            (12, "a plan takes less than 10 ms", _plans_fast),
-        ]
-    ),
+    "assignment3_dynamic_batches": [
+        (2, "ranks wait less than padded tokens alone would say", _waits),
+        (4, "dynamic takes less than static", _shorter(DYNAMIC)),
+        (4, "dynamic takes more than its plan promises", _above_promise),
+        (4, "the plan for tokens² is worse than dynamic's", _worse_plan),
+        (4, "equal counts gain less than 2 % (Karmarkar–Karp)", _equal_counts),
+        (5, "token budget takes less per text than dynamic", _own_batches("token_budget")),
+        (5, "length-grouped takes less per text than dynamic", _own_batches("length_grouped")),
+        (6, "dynamic pays on SST-2", _pays("sst2", True)),
+        (6, "dynamic pays on AG News", _pays("ag_news", True)),
+        (6, "on IMDB dynamic takes less than static", _shorter(DYNAMIC, "imdb")),
+        (6, "on IMDB dynamic does not pay", _pays("imdb", False)),
+        (7, "the losses of static and dynamic differ by rounding only", _same_losses),
+        (8, "under static whole steps differ less than computation", _steps_alike),
+        (8, "dynamic makes ranks compute more equally long", _balances),
+        (9, "under dynamic ranks wait at most 2 points more than the control", _near_control),
+        (9, "ranks wait more under tokens² than under static", _waits_more),
+        (10, "the calibrated plan gains less than 5 % more", _calibrated_gains_little),
+        (11, "a plan that is not told of a slow rank takes longer", _untold),
+        (11, "the calibrated mode finds the slow rank", _rank_found),
+        (11, "then its steps take less than 10 % more than if told", _as_told),
+        (12, "with more ranks dynamic comes closer to the bound", _approaches_bound),
+        (12, "static stays far from it, but on IMDB", _far_from_bound),
+        (12, "a plan takes less than 10 ms", _plans_fast),
+    ],
 }

@@ -8,13 +8,14 @@ from functools import cache
 import numpy as np
 
 from common.analysis.conclusions.conclusion import (
+    TABLES,
     Look,
     Seen,
     above,
     below,
+    by_prediction,
     counted,
     every,
-    numbered,
     opposite,
     unsettled,
 )
@@ -70,13 +71,13 @@ def _largest_savings(run_dir: str) -> Seen:
     peaks_gb = np.array([peak for [peak] in ways.values()]) / 1e9
     attention, precision, pieces, checkpointing = -np.diff(peaks_gb)
     holds = min(attention, pieces) > max(precision, checkpointing)
-    return counted(holds, " → ".join(f"{peak:.1f}" for peak in peaks_gb) + " GB, predicted")
+    return by_prediction(holds, " → ".join(f"{peak:.1f}" for peak in peaks_gb) + " GB")
 
 
 def _saved_by_sharding(run_dir: str) -> Seen:
     table = memory.sharded_peaks(_memory_of(run_dir).workload, [64]).set_index("strategy")
     share = table.at["FULL_SHARD", "peak_bytes"] / table.at["DDP", "peak_bytes"]
-    return counted(share > 0.5, f"{share:.0%} of DDP's peak, predicted")
+    return by_prediction(share > 0.5, f"{share:.0%} of DDP's peak")
 
 
 def _study_errors(_: str) -> Seen:
@@ -184,52 +185,44 @@ def _parameters_take_longer(run_dir: str) -> Seen:
 
 
 CONCLUSIONS = {
-    "assignment0_memory": (
-        *numbered(
-            [
-                (2, "logits and loss are the largest part of the peak", _largest_at_peak),
-                (2, "at the update less is in memory than at the peak", _peak_before_update),
-                (2, "the prediction of the peak is within 1 %", _peak_predicted),
-                (3, "head and loss keep more than a block", _head_above_block),
-                (4, "more is reserved than allocated", _reserved_above_allocated),
-                (5, "fused attention and the loss in pieces save most", _largest_savings),
-                (5, "the loss in pieces makes the step slower", _slower("loss_chunks")),
-                (5, "checkpointing makes the step slower", _slower("activation_checkpointing")),
-            ]
+    "assignment0_memory": [
+        (2, "logits and loss are the largest part of the peak", _largest_at_peak),
+        (2, "at the update less is in memory than at the peak", _peak_before_update),
+        (2, "the prediction of the peak is within 1 %", _peak_predicted),
+        (3, "head and loss keep more than a block", _head_above_block),
+        (4, "more is reserved than allocated", _reserved_above_allocated),
+        (5, "fused attention and the loss in pieces save most", _largest_savings),
+        (5, "the loss in pieces makes the step slower", _slower("loss_chunks")),
+        (5, "checkpointing makes the step slower", _slower("activation_checkpointing")),
+        (6, "the median error of the study is below 0.01 %", _study_errors, TABLES),
+        (
+            6,
+            "large errors: one sequence, attention written out, too low",
+            _study_outliers,
+            TABLES,
         ),
-        *numbered(
-            [
-                (6, "the median error of the study is below 0.01 %", _study_errors),
-                (6, "large errors: one sequence, attention written out, too low", _study_outliers),
-            ],
-            of_run=False,
-        ),
-        *numbered([(7, "FULL_SHARD on 64 ranks keeps over half of the peak", _saved_by_sharding)]),
-    ),
-    "assignment0_profile": numbered(
-        [
-            (1, "matrix products take more than half of the step", _products_share),
-            (1, "matrix products have a larger share of the operations", _products_in_operations),
-            (2, "backward does about twice forward's operations", _backward_operations),
-            (2, "its time is a smaller multiple of forward's", _backward_time),
-            (3, "less than a tenth of the step is idle", _idle),
-            (4, "arithmetic bounds more of the step than memory", _arithmetic_bound),
-            (4, "some operators stand above the roof", _above_roof),
-            (5, "fusing could not make the step twice as fast", _fusing),
-            (5, "`torch.compile` stays below what fusing could gain", _within_fusion_bound),
-        ]
-    ),
-    "assignment0_throughput": numbered(
-        [
-            (1, "the step reaches more than half of the peak", _utilisation),
-            (3, "bfloat16 makes the step faster", _faster("bfloat16")),
-            (3, "`compile` makes the step faster", _faster("compile")),
-            (3, "four passes an update make the step faster", _faster("gradient_accumulation")),
-            (3, "checkpointing makes the step slower", _slower("activation_checkpointing")),
-            (3, "sdpa makes the step faster", _faster("sdpa")),
-            (3, "the fused update makes the step faster", _faster("fused")),
-            (3, "all together gain less than the product", _below_product),
-            (4, "by parameters training takes longer", _parameters_take_longer),
-        ]
-    ),
+        (7, "FULL_SHARD on 64 ranks keeps over half of the peak", _saved_by_sharding),
+    ],
+    "assignment0_profile": [
+        (1, "matrix products take more than half of the step", _products_share),
+        (1, "matrix products have a larger share of the operations", _products_in_operations),
+        (2, "backward does about twice forward's operations", _backward_operations),
+        (2, "its time is a smaller multiple of forward's", _backward_time),
+        (3, "less than a tenth of the step is idle", _idle),
+        (4, "arithmetic bounds more of the step than memory", _arithmetic_bound),
+        (4, "some operators stand above the roof", _above_roof),
+        (5, "fusing could not make the step twice as fast", _fusing),
+        (5, "`torch.compile` stays below what fusing could gain", _within_fusion_bound),
+    ],
+    "assignment0_throughput": [
+        (1, "the step reaches more than half of the peak", _utilisation),
+        (3, "bfloat16 makes the step faster", _faster("bfloat16")),
+        (3, "`compile` makes the step faster", _faster("compile")),
+        (3, "four passes an update make the step faster", _faster("gradient_accumulation")),
+        (3, "checkpointing makes the step slower", _slower("activation_checkpointing")),
+        (3, "sdpa makes the step faster", _faster("sdpa")),
+        (3, "the fused update makes the step faster", _faster("fused")),
+        (3, "all together gain less than the product", _below_product),
+        (4, "by parameters training takes longer", _parameters_take_longer),
+    ],
 }

@@ -7,18 +7,19 @@ from dataclasses import replace
 from functools import cache
 
 from common.analysis.conclusions.conclusion import (
+    TABLES,
     Look,
     Seen,
     above,
     below,
     every,
-    numbered,
     opposite,
     published,
     within,
 )
-from common.analysis.scaling.laws import FITS_WITHIN, FittedLaw
+from common.analysis.scaling.laws import FITS_WITHIN
 from common.analysis.scaling.sweep_rounds import (
+    Judge,
     correction_error,
     exchange_falls,
     grown_share,
@@ -27,7 +28,7 @@ from common.analysis.scaling.sweep_rounds import (
     slowed_passes,
     waits_and_sends,
 )
-from common.analysis.scaling.sweep_run import ScalingLab, Series, SweepRun, open_assignment4
+from common.analysis.scaling.sweep_run import ScalingLab, SweepRun, open_assignment4
 from common.analysis.scaling.training_run import STRONG, WEAK
 from common.errors import UserError
 from common.judged import Judged
@@ -50,37 +51,32 @@ def _replay(run_dir: str) -> SweepRun:
     return lab.replay
 
 
-def _ends(run_dir: str, regime: str = WEAK) -> tuple[Series, Series]:
-    """Returns the series of the smallest and of the largest batch."""
+def _above(judge: Judge, form: str = "{:.2f}") -> Look:
+    """Says whether what the rounds of the sweep say of its steps lies above its null."""
+    return lambda run_dir: above(judge(_sweep(run_dir)), form)
+
+
+_contention = _above(slowed_passes)
+_share_of_communication = _above(grown_share, "{:+.0%}")
+_more_hidden = _above(more_hidden, "{:+.0%}")
+_correction_worse = _above(correction_error, "{:+.1%}")
+
+
+def _speedup(run_dir: str, regime: str, place: int) -> Judged:
+    """Returns the speedup on the most ranks with the smallest (place 0) or the largest batch (−1),
+    as its section judges it."""
     series = [arms for arms in _sweep(run_dir).series if arms.regime == regime]
     if not series:
         raise UserError(f"no series of {regime} scaling")
-    return series[0], series[-1]
-
-
-def _contention(run_dir: str) -> Seen:
-    return above(slowed_passes(_sweep(run_dir)))
-
-
-def _share_of_communication(run_dir: str) -> Seen:
-    return above(grown_share(_sweep(run_dir)), "{:+.0%}")
-
-
-def _speedup(series: Series) -> Judged:
-    """Returns the speedup of the most ranks, as its section judges it."""
-    return series.table["judged"].iloc[-1]
+    return series[place].table["judged"].iloc[-1]
 
 
 def _largest_weak(run_dir: str) -> Seen:
-    return above(_speedup(_ends(run_dir)[1]))
+    return above(_speedup(run_dir, WEAK, -1))
 
 
-def _smallest_weak(run_dir: str) -> Seen:
-    return below(_speedup(_ends(run_dir)[0]))
-
-
-def _smallest_strong(run_dir: str) -> Seen:
-    return below(_speedup(_ends(run_dir, STRONG)[0]))
+def _smallest(regime: str) -> Look:
+    return lambda run_dir: below(_speedup(run_dir, regime, 0))
 
 
 def _none_good(run_dir: str) -> Seen:
@@ -99,10 +95,6 @@ def _none_good(run_dir: str) -> Seen:
     return every([below(efficiency, "{:.0%}") for efficiency in efficiencies])
 
 
-def _more_hidden(run_dir: str) -> Seen:
-    return above(more_hidden(_sweep(run_dir)), "{:+.0%}")
-
-
 def _falls_less(run_dir: str) -> Seen:
     fall = exchange_falls(_sweep(run_dir))
     batches = _sweep(run_dir).exchanges["batch_per_rank"]
@@ -111,22 +103,16 @@ def _falls_less(run_dir: str) -> Seen:
     return replace(outcome, number=f"by {outcome.number} for {times:.0f}")
 
 
-def _correction_worse(run_dir: str) -> Seen:
-    return above(correction_error(_sweep(run_dir)), "{:+.1%}")
-
-
 def _no_law(run_dir: str) -> Seen:
     fitted = [(law, arms) for arms in _replay(run_dir).series for law in arms.laws[0]]
     if not fitted:
         raise UserError("no law was fitted")
-    outcomes = [opposite(_describes(*pair)) for pair in fitted]
-    number = ", ".join(f"{law.law.name} {law.largest_error:.0%}" for law, _ in fitted)
-    return replace(every(outcomes), number=f"{number}; {every(outcomes).number}")
-
-
-def _describes(law: FittedLaw, arms: Series) -> Seen:
-    """Says whether a law is off by at most ``FITS_WITHIN`` at every point that it was fitted to."""
-    return every(within(error, FITS_WITHIN) for error in arms.law_errors(law))
+    outcome = every(
+        opposite(every(within(error, FITS_WITHIN) for error in arms.law_errors(law)))
+        for law, arms in fitted
+    )
+    errors = ", ".join(f"{law.law.name} {law.largest_error:.0%}" for law, _ in fitted)
+    return replace(outcome, number=f"{errors}; {outcome.number}")
 
 
 def _too_short(run_dir: str) -> Seen:
@@ -160,30 +146,26 @@ def _one_unknown(pair: Explanation) -> tuple[bool, str]:
 
 
 CONCLUSIONS = {
-    "assignment4_synthetic_scaling": (
-        *numbered(
-            [
-                (1, "passes take longer on several ranks", _contention),
-                (1, "with a smaller batch communication's share grows", _share_of_communication),
-                (2, "weak scaling, largest batch: faster than one rank", _largest_weak),
-                (2, "weak scaling, smallest batch: slower than one rank", _smallest_weak),
-                (2, "strong scaling, smallest batch: slower than one rank", _smallest_strong),
-                (2, "no series reaches 80 %", _none_good),
-                (3, "more is hidden with the larger batch", _more_hidden),
-                (3, "all-reduces over computation fall less than batches grow", _falls_less),
-                (4, "the correction makes the other arms' predictions worse", _correction_worse),
-                (5, "no law describes the points", _no_law),
-                (6, "all steps of the replay are predicted too short", _too_short),
-                (6, "on the most hosts ranks wait or send for half of the step", _half_waits),
-            ]
+    "assignment4_synthetic_scaling": [
+        (1, "passes take longer on several ranks", _contention),
+        (1, "with a smaller batch communication's share grows", _share_of_communication),
+        (2, "weak scaling, largest batch: faster than one rank", _largest_weak),
+        (2, "weak scaling, smallest batch: slower than one rank", _smallest(WEAK)),
+        (2, "strong scaling, smallest batch: slower than one rank", _smallest(STRONG)),
+        (2, "no series reaches 80 %", _none_good),
+        (3, "more is hidden with the larger batch", _more_hidden),
+        (3, "all-reduces over computation fall less than batches grow", _falls_less),
+        (4, "the correction makes the other arms' predictions worse", _correction_worse),
+        (5, "no law describes the points", _no_law),
+        (6, "all steps of the replay are predicted too short", _too_short),
+        (6, "on the most hosts ranks wait or send for half of the step", _half_waits),
+        (7, "the bandwidth is one that PCIe can carry", _possible(_bandwidth), TABLES),
+        (7, "the slowdown is one that others measured", _possible(_slowdown), TABLES),
+        (
+            7,
+            "with others' mean one unknown explains both steps",
+            _possible(_one_unknown),
+            TABLES,
         ),
-        *numbered(
-            [
-                (7, "the bandwidth is one that PCIe can carry", _possible(_bandwidth)),
-                (7, "the slowdown is one that others measured", _possible(_slowdown)),
-                (7, "with others' mean one unknown explains both steps", _possible(_one_unknown)),
-            ],
-            of_run=False,
-        ),
-    ),
+    ],
 }

@@ -10,7 +10,7 @@ import pandas as pd
 
 from common.analysis import runs
 from common.analysis.comparable import require_same
-from common.analysis.data_parallel.strategy_times import StrategyTimes, read_strategies
+from common.analysis.data_parallel.strategies import StrategyTimes, read_strategies
 from common.analysis.data_parallel.training_runs import ASSIGNMENT, COMMAND, STEPS, TIMES
 from common.csv_tables import read_table
 from common.errors import NotYetWritten, UserError
@@ -73,8 +73,8 @@ class EmulatedStrategies:
     def local_parts(self, accumulation: int) -> StepParts:
         """Returns medians over steps of the slowest rank's times.
 
-        All that precedes the last backward pass is one part. Raises UserError where this
-        accumulation was not measured without communication.
+        All that precedes the last backward pass is one part. Raises UserError for an accumulation
+        that was not measured without communication.
         """
         steps = self.local[self.local["accumulation"] == accumulation]
         if steps.empty:
@@ -118,10 +118,7 @@ class EmulatedStrategies:
         )
 
     def alone_s(self, strategy: str, accumulation: int) -> float:
-        """Returns the seconds of a step of FSDP on a mesh of one rank.
-
-        The median over steps of the slowest rank's times.
-        """
+        """Returns the median step of FSDP on a mesh of one rank, in seconds: its slowest rank's."""
         chosen = (self.alone["strategy"] == strategy) & (self.alone["accumulation"] == accumulation)
         if not chosen.any():
             raise UserError(f"{ALONE}: no steps of {strategy} with accumulation {accumulation}")
@@ -149,14 +146,15 @@ class EmulatedStrategies:
         """Returns a row per accumulation and strategy: predicted and measured.
 
         Columns: accumulation, strategy, computation_ms and exposed_ms (of the prediction),
-        predicted_ms, measured_ms, q25_ms, q75_ms, error (of predicted against each round's median)
-        with error_low and error_high, above_noise (the verdict on the error), judged (the predicted
-        step over the measured one), exposed_share (of the predicted step).
+        predicted_ms, measured_ms, q25_ms, q75_ms, error (of predicted against each round's median),
+        above_noise (the verdict on the error), judged (the predicted step over the measured one),
+        exposed_share (of the predicted step).
 
         Raises UserError where no strategy that exchanges anything was measured.
         """
         summary = self.measured.summary().rename(columns={"step_ms": "measured_ms"})
-        rows = summary[summary["strategy"].isin(PREDICTED)]
+        kept = ["accumulation", "strategy", "measured_ms", "q25_ms", "q75_ms"]
+        rows = summary.loc[summary["strategy"].isin(PREDICTED), kept]
         if rows.empty:
             raise UserError(f"{self.measured.folder.name}: no steps of {', '.join(PREDICTED)}")
         predictions = {}
@@ -173,29 +171,12 @@ class EmulatedStrategies:
             self._error(row.strategy, row.accumulation, row.predicted_ms, len(rows))
             for row in rows.itertuples()
         ]
-        rows["judged"] = errors
-        rows["error"] = [error.difference.estimate for error in errors]
-        rows["error_low"] = [error.difference.low for error in errors]
-        rows["error_high"] = [error.difference.high for error in errors]
-        rows["above_noise"] = [error.said for error in errors]
-        rows["exposed_share"] = rows["exposed_ms"] / rows["predicted_ms"]
-        columns = [
-            "accumulation",
-            "strategy",
-            "computation_ms",
-            "exposed_ms",
-            "predicted_ms",
-            "measured_ms",
-            "q25_ms",
-            "q75_ms",
-            "error",
-            "error_low",
-            "error_high",
-            "above_noise",
-            "judged",
-            "exposed_share",
-        ]
-        return rows[columns].reset_index(drop=True)
+        return rows.assign(
+            error=[error.difference.estimate for error in errors],
+            above_noise=[error.said for error in errors],
+            judged=errors,
+            exposed_share=rows["exposed_ms"] / rows["predicted_ms"],
+        ).reset_index(drop=True)
 
     def _error(self, strategy: str, accumulation: int, predicted_ms: float, claims: int) -> Judged:
         """Returns a predicted step over the measured one, of which rounds are repetitions."""
@@ -204,45 +185,27 @@ class EmulatedStrategies:
         return Judged(ratio, population="predicted, over each round", **self.measured.conditions)
 
 
-@dataclass(frozen=True)
-class PredictionAccuracy:
-    """Accuracy of predicted steps on emulated hosts; errors are of predicted over measured.
+def prediction_accuracy(run: EmulatedStrategies) -> dict[str, object]:
+    """Returns how well the steps of a run were predicted; errors are of predicted over measured.
 
-    Attributes:
-        network: name of the network.
-        median_error: the median of the errors' sizes.
-        worst_error: the largest error, with its sign.
-        worst_strategy: the strategy of the largest error.
-        clear: strategies whose error is told from noise.
-        predicted_fastest: the strategy that the model would choose, with the fewest micro-batches.
-        measured_fastest: the strategy that was fastest with as many; several that are tied.
+    Keys: network, median_error (of the sizes), worst_error and worst_strategy, clear (strategies
+    whose error is told from noise), predicted_fastest (what the model would choose, with the fewest
+    micro-batches), measured_fastest (with as many; several that are tied).
     """
-
-    network: str
-    median_error: float
-    worst_error: float
-    worst_strategy: str
-    clear: tuple[str, ...]
-    predicted_fastest: str
-    measured_fastest: str
-
-
-def prediction_accuracy(run: EmulatedStrategies) -> PredictionAccuracy:
-    """Returns how well the steps of a run were predicted."""
     table = run.table()
     sizes = table["error"].abs()
     worst = table.loc[sizes.idxmax()]
     few = table[table["accumulation"] == table["accumulation"].min()].set_index("strategy")
     best = run.measured.fastest(few["accumulation"].iloc[0])
-    return PredictionAccuracy(
-        network=run.network,
-        median_error=float(sizes.median()),
-        worst_error=float(worst["error"]),
-        worst_strategy=worst["strategy"],
-        clear=tuple(table.loc[table["above_noise"] == Verdict.SETTLED, "strategy"]),
-        predicted_fastest=few["predicted_ms"].idxmin(),
-        measured_fastest=" or ".join(best.tied if best else few.index),
-    )
+    return {
+        "network": run.network,
+        "median_error": float(sizes.median()),
+        "worst_error": float(worst["error"]),
+        "worst_strategy": worst["strategy"],
+        "clear": tuple(table.loc[table["above_noise"] == Verdict.SETTLED, "strategy"]),
+        "predicted_fastest": few["predicted_ms"].idxmin(),
+        "measured_fastest": " or ".join(best.tied if best else few.index),
+    }
 
 
 def open_emulated(run_dir: str | Path | None = None) -> EmulatedStrategies:

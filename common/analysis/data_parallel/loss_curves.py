@@ -23,10 +23,7 @@ class Agreement:
     """Largest difference between the loss curves of a comparison, and the tolerance for rounding.
 
     Attributes:
-        curves: number of curves.
-        precision: the format of the numbers in which the runs computed.
-        largest_nats: the largest difference of any two curves at any step.
-        step: the step of that difference.
+        largest_nats, step: the largest difference of any two curves at any step, and that step.
         rounding_nats: the largest difference that rounding explains over a short run.
     """
 
@@ -47,9 +44,7 @@ class Learned:
     """Relates a run's final loss to the entropy of its text; losses in nats per token.
 
     Attributes:
-        final_nats: the mean loss of the last steps.
-        averaged_steps: number of these last steps.
-        steps: all steps of the run.
+        final_nats, averaged_steps: the mean loss of the last steps, and the number of these.
         entropy_nats: the entropy of the text, below which no model's loss can stay.
         unigram_nats: the loss of a model that knows only how often each token comes; NaN where it
             was not recorded.
@@ -88,23 +83,17 @@ def loss_differences(training: Training) -> pd.DataFrame:
     return table.sub(table.iloc[:, 0], axis=0).abs()
 
 
-def largest_difference(training: Training) -> tuple[float, int]:
-    """Returns the largest difference of any two curves at any step, in nats, and that step."""
-    table = losses(training)
-    spread = table.max(axis=1) - table.min(axis=1)
-    return float(spread.max()), int(spread.idxmax())
-
-
 def agreement(training: Training) -> Agreement:
     """Returns how far apart the compared curves are, and how far rounding may carry them."""
-    largest_nats, step = largest_difference(training)
+    table = losses(training)
+    spread = table.max(axis=1) - table.min(axis=1)
     settings = training.compared[0].settings
     precision = "TensorFloat-32" if settings.get("tf32") else settings["precision"]
     return Agreement(
         curves=len(training.compared),
         precision=precision,
-        largest_nats=largest_nats,
-        step=step,
+        largest_nats=float(spread.max()),
+        step=int(spread.idxmax()),
         rounding_nats=ROUNDING_NATS.get(precision, ROUGH_ROUNDING_NATS),
     )
 
@@ -118,18 +107,12 @@ def smoothed_loss(run: TrainingRun) -> pd.Series:
     return smooth
 
 
-def final_loss(run: TrainingRun) -> tuple[float, int]:
-    """Returns the mean loss of the last tenth of the steps, and the number of these."""
-    count = max(1, round(LAST_SHARE * len(run.loss)))
-    return float(run.loss.iloc[-count:].mean()), count
-
-
 def learned(run: TrainingRun) -> Learned:
     """Returns how near a run on text of known entropy came to it."""
-    final_nats, averaged_steps = final_loss(run)
+    averaged_steps = max(1, round(LAST_SHARE * len(run.loss)))
     unigram_nats = run.settings.get("unigram_entropy_nats")
     return Learned(
-        final_nats=final_nats,
+        final_nats=float(run.loss.iloc[-averaged_steps:].mean()),
         averaged_steps=averaged_steps,
         steps=len(run.loss),
         entropy_nats=run.entropy_nats,

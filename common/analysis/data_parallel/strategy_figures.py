@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies
-from common.analysis.data_parallel.strategy_times import StrategyTimes
+from common.analysis.data_parallel.strategies import StrategyTimes
 from common.analysis.data_parallel.training_figures import COLOURS, DIAMONDS
 from common.analysis.data_parallel.training_runs import strategy_name
 from common.analysis.style import BLUE, GREY, MEASURED, ORANGE, SKY, THOUSANDS, figure
@@ -17,9 +17,7 @@ from common.runtime.wording import counted
 def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:
     """Draws time per step by strategy, a panel per accumulation: median, quartiles, speedup.
 
-    Args:
-        strategies: Measured steps.
-        only: Strategies to show; by default all.
+    ``only`` has the strategies to show; by default all.
     """
     table = strategies.summary(only)
     panels = list(table.groupby("accumulation"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from common.analysis.data_parallel.loss_curves import learned
-from common.analysis.data_parallel.strategy_times import StrategyTimes
+from common.analysis.data_parallel.strategies import StrategyTimes
 from common.analysis.data_parallel.training_parts import PARTS, overlap_by_run, peak_memory
 from common.analysis.data_parallel.training_runs import Training, open_training, strategy_name
 from common.analysis.runs import gpu_folder

@@ -56,17 +56,7 @@ SETTINGS = (
 
 @dataclass(frozen=True, eq=False)
 class TrainingRun(runs.OfRun):
-    """One complete training run: its settings, and the tables of its steps and memory.
-
-    Attributes:
-        opened: files of the run.
-    """
-
-    @classmethod
-    def of(cls, opened: runs.Run) -> TrainingRun:
-        """Returns the training run of an opened one. Raises UserError without settings."""
-        opened.require(STEPS)
-        return cls(opened)
+    """One complete training run: its settings, and the tables of its steps and memory."""
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -145,6 +135,11 @@ class Training:
     left_out: str = ""
 
     @property
+    def largest(self) -> TrainingRun:
+        """Returns the first compared run on most ranks."""
+        return max(self.compared, key=lambda run: run.ranks)
+
+    @property
     def recorded(self) -> bool:
         """Returns True if these measurements came with the project."""
         return runs.is_recorded(self.folder)
@@ -152,8 +147,7 @@ class Training:
     @property
     def caption(self) -> str:
         """Returns hardware, date and source of the run on most ranks, for figures."""
-        largest = max(self.compared, key=lambda run: run.ranks)
-        return largest.opened.caption
+        return self.largest.caption
 
     @property
     def origin(self) -> str:
@@ -164,20 +158,16 @@ class Training:
     @property
     def learning_origin(self) -> str:
         """Returns whose data the long run is, as Markdown."""
-        return runs.origin(self.learning.opened.caption, self.recorded, COMMAND, self.left_out)
-
-    def names(self) -> list[str]:
-        """Returns names of the compared runs, with ranks where a strategy ran on several."""
-        strategies = [run.strategy for run in self.compared]
-        return [
-            strategy_name(run.strategy)
-            + (f" × {run.ranks}" if strategies.count(run.strategy) > 1 else "")
-            for run in self.compared
-        ]
+        return runs.origin(self.learning.caption, self.recorded, COMMAND, self.left_out)
 
     def named(self) -> list[tuple[str, TrainingRun]]:
-        """Returns the compared runs, each with its name."""
-        return list(zip(self.names(), self.compared, strict=True))
+        """Returns the compared runs by name, with the ranks where a strategy ran on several."""
+        strategies = [run.strategy for run in self.compared]
+        named = []
+        for run in self.compared:
+            ranks = f" × {run.ranks}" if strategies.count(run.strategy) > 1 else ""
+            named.append((f"{strategy_name(run.strategy)}{ranks}", run))
+        return named
 
 
 def open_training(run_dir: str | Path | None = None) -> Training:
@@ -214,14 +204,14 @@ def open_learning(run_dir: str | Path | None = None) -> Training:
 def read_runs(folder: Path) -> list[TrainingRun]:
     """Returns all complete training runs in ``folder`` and below, the newest first.
 
-    Those on emulated hosts count only where there are no others.
-
-    Raises UserError where there is none.
+    Those on emulated hosts count only where there are no others. Raises UserError where there is
+    none, or one has no settings.
     """
     for places in (("", "*/"), ("emulated-*/*/",)):
-        complete = runs.complete_runs(folder, STEPS, places)
-        if complete:
-            return [TrainingRun.of(opened) for opened in reversed(complete)]
+        if complete := runs.complete_runs(folder, STEPS, places):
+            for opened in complete:
+                opened.require(STEPS)
+            return [TrainingRun(opened) for opened in reversed(complete)]
     raise UserError(f"{relative_to_project(folder)}: no complete training run (none with {STEPS})")
 
 
@@ -241,10 +231,7 @@ def split_learning(trained: Sequence[TrainingRun]) -> tuple[TrainingRun | None, 
 
 
 def compare(trained: Iterable[TrainingRun]) -> tuple[TrainingRun, ...]:
-    """Returns the newest run of each strategy and number of ranks, in order.
-
-    Args:
-        trained: Runs, the newest first.
+    """Returns the newest run of each strategy and number of ranks, in order; the newest come first.
 
     Raises UserError naming a setting, the device or the network, in which two of them differ.
     """

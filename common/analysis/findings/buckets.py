@@ -13,14 +13,7 @@ from common.analysis.buckets.choice import cap_or_ties, near_text
 from common.analysis.buckets.measurements import CALIBRATED_BY, open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.analysis.buckets.sweep import Accuracy
-from common.analysis.findings.finding import (
-    MEASURED,
-    PREDICTED,
-    Answer,
-    Question,
-    repeated,
-    with_interval,
-)
+from common.analysis.findings.finding import Answer, Question, with_interval
 from common.analysis.runs import Run
 from common.judged import DISTURBED, Verdict
 from common.runtime.records.run_directory import find_table
@@ -34,8 +27,7 @@ def best_cap(folder: Path) -> Answer:
     return Answer(
         value=f"b* = {best.cap_mib:.3g} MiB",
         spread=f"within 1 %: {near_text(best)}; {_measured_best(accuracy)}; {network.scope}",
-        kind=PREDICTED,
-        runs=(run,),
+        run=run,
         doubt=_calibrated_while(network, folder),
     )
 
@@ -76,8 +68,7 @@ def gain_over_default(folder: Path) -> Answer:
         return Answer(
             value=f"{1 - best_s / default_s:.1%} of the backward pass",
             spread=f"the sweep has no steps with the default; {network.scope}",
-            kind=PREDICTED,
-            runs=(run,),
+            run=run,
         )
     return Answer(
         value=f"{gain.estimate:.1%} of the backward pass",
@@ -85,11 +76,9 @@ def gain_over_default(folder: Path) -> Answer:
             f"{with_interval(gain, '{:.1%}')}; {chosen:g} MiB against 1 MiB, then 25; "
             f"{network.scope}"
         ),
-        kind=MEASURED,
-        runs=(run,),
+        run=run,
         judged=gain,
         hidden="whether it gains anything",
-        settle=repeated(run),
     )
 
 
@@ -121,12 +110,10 @@ def error_of_prediction(folder: Path) -> Answer:
             f"{with_interval(error, '{:.1%}')}; {noise}; at most {accuracy.worst_error:.1%}, of "
             f"{len(accuracy.table)} bucketings; {network.scope}{elsewhere}"
         ),
-        kind=MEASURED,
-        runs=(run,),
+        run=run,
         judged=error,
         hidden=f"the median error{at_most}",
         doubt="; ".join(beaten),
-        settle=repeated(run),
     )
 
 

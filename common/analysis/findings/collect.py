@@ -32,8 +32,6 @@ def findings_of(
     A question that the run cannot answer is a finding with the reason.
 
     Args:
-        assignment: Name, such as ``assignment2``.
-        folder: Run directory, which holds a folder per stage.
         earlier: Findings of an earlier call while the run was still growing; a question that has
             its answer is not asked again.
     """
@@ -52,10 +50,8 @@ def machine_states(folder: Path, *, with_copies: bool = True) -> dict[str, tuple
     Keys are the stages' folders. Left out are stages that are not complete, or that are measured
     once more: of these one is kept in the end.
 
-    Args:
-        folder: Run directory.
-        with_copies: False to leave out stages that were copied from another assignment, where both
-            are asked.
+    ``with_copies`` is False to leave out stages that were copied from another assignment, where
+    both are asked.
     """
     states = {}
     for record in sorted(folder.rglob("environment.json")):

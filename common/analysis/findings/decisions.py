@@ -11,7 +11,7 @@ import pandas as pd
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
 from common.analysis.comparable import network_of, short_network
-from common.analysis.data_parallel.strategy_times import read_strategies
+from common.analysis.data_parallel.strategies import read_strategies
 from common.analysis.findings.finding import UNREADABLE, unreadable
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.micro_batches.mode_comparison import DYNAMIC
@@ -64,12 +64,10 @@ class Decision:
     """A change and what it brought.
 
     Attributes:
-        change: name of the change, and what it replaces.
-        where: model and network.
+        change, where: what replaces what; model and network.
         judged: how many times as fast it is; intervals of one kind of change hold at once. None
             where its tables cannot be read.
-        costs: what it costs beside time.
-        training: what becomes of training.
+        costs, training: what it costs beside time, and what becomes of training.
     """
 
     change: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
@@ -34,10 +34,10 @@ MOST_KINDS = 5
 class SmallFigure:
     """A figure, its heading, and what it shows, for those who do not see it."""
 
-    assignment: str
     title: str
     figure: CourseFigure
     alt: str
+    assignment: str = ""
 
 
 @contextmanager
@@ -62,9 +62,7 @@ def kinds_of_work(folder: Path) -> SmallFigure:
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("share of a step (%)")
     parts = ", ".join(f"{name} {share:.0%}" for name, share in bars.items())
-    return SmallFigure(
-        "assignment0", "A step by kind of work", figure, f"Bars, the share of a step: {parts}."
-    )
+    return SmallFigure("A step by kind of work", figure, f"Bars, the share of a step: {parts}.")
 
 
 def bucket_times(folder: Path) -> SmallFigure:
@@ -87,7 +85,6 @@ def bucket_times(folder: Path) -> SmallFigure:
         axes.set_ylabel("backward pass (ms)")
         axes.legend(fontsize=7.5, ncols=3, loc="lower center")
     return SmallFigure(
-        "assignment2",
         f"Bucket cap, {network.name}",
         figure,
         f"Backward pass over bucket caps: predicted as a line, shortest at {best.cap_mib:.3g} MiB; "
@@ -122,7 +119,6 @@ def modes_by_data_set(folder: Path) -> SmallFigure:
         axes.legend(fontsize=7.5, loc="lower left", bbox_to_anchor=(0, 1))
     parts = ", ".join(f"{name} {judged_format()(row['judged'])}" for name, row in rows)
     return SmallFigure(
-        "assignment3",
         "Planned micro-batches",
         figure,
         f"Step of dynamic micro-batches over static ones: {parts}.",
@@ -149,7 +145,6 @@ def changes_made(folder: Path) -> SmallFigure:
         )
     )
     return SmallFigure(
-        "assignment4",
         "Changes, predicted and achieved",
         figure,
         f"Bars, the speedup of {changes.ranks} ranks, predicted and achieved: {parts}.",
@@ -170,7 +165,9 @@ def figure_of(assignment: str, folder: Path) -> SmallFigure | None:
 
     Of tables that cannot be read the findings say so.
     """
+    if assignment not in FIGURES:
+        return None
     try:
-        return FIGURES[assignment](folder) if assignment in FIGURES else None
+        return replace(FIGURES[assignment](folder), assignment=assignment)
     except (UserError, *UNREADABLE):
         return None

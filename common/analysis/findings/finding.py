@@ -19,6 +19,12 @@ UNREADABLE = (LookupError, ValueError, TypeError, ArithmeticError, AttributeErro
 run whose page is made."""
 
 
+def stage_of(run: Run) -> str:
+    """Returns the name of a stage: its folder below the run directory."""
+    is_stage = run.folder != run.source
+    return run.folder.relative_to(run.source).as_posix() if is_stage else run.folder.name
+
+
 def unreadable(error: Exception) -> str:
     """Returns that tables cannot be read, and why."""
     return f"its tables cannot be read ({type(error).__name__}: {error})"
@@ -29,28 +35,27 @@ class Answer:
     """A number that was found in a run.
 
     Attributes:
-        value: the number with its unit.
         spread: interval of the number and of what; or what it is compared with.
-        kind: MEASURED or PREDICTED.
-        runs: the runs that the number comes from.
         judged: the same number as its section judges it; None for a prediction.
         hidden: what is open where the number is not settled; it is said in place of the number.
         doubt: another reason not to rely on the number; empty where there is none.
-        settle: the command that repeats the measurement, without its number of rounds.
-        option: the command's option for the number of rounds.
+        option: option for the number of rounds of the command that measured.
         in_rounds: share of the run's time that its rounds take; the rest does not grow with them.
     """
 
     value: str
     spread: str
-    kind: str
-    runs: tuple[Run, ...]
+    run: Run
     judged: Judged | None = None
     hidden: str = ""
     doubt: str = ""
-    settle: str = ""
     option: str = "--rounds"
     in_rounds: float = 1.0
+
+    @property
+    def kind(self) -> str:
+        """Returns MEASURED or PREDICTED."""
+        return PREDICTED if self.judged is None else MEASURED
 
     @property
     def is_settled(self) -> bool:
@@ -68,23 +73,20 @@ class Answer:
     @property
     def to_settle(self) -> str:
         """Returns how the number could be settled, in words; empty where it is, or nobody knows."""
-        if self.is_settled or self.judged is None or not self.settle:
+        command = "" if self.is_settled else repeated(self.run, self.option)
+        if not command:
             return ""
         if self.judged.verdict is Verdict.DISTURBED:
-            return f"measure again while the machine is quiet: {self.settle}"
-        rounds = self.judged.rounds_to_settle
-        if rounds:
-            return f"about {self._effort(rounds)} would settle it: {self._repeated(rounds)}"
+            return f"measure again while the machine is quiet: {command}"
+        if rounds := self.judged.rounds_to_settle:
+            return f"about {self._effort(rounds)} would settle it: {command} {self.option} {rounds}"
         if self.judged.rounds < (least := self.judged.least_rounds):
-            return f"{self._effort(least)} may settle it: {self._repeated(least)}"
+            return f"{self._effort(least)} may settle it: {command} {self.option} {least}"
         return f"more than {MOST_ROUNDS} rounds would be needed: the difference is that small"
-
-    def _repeated(self, rounds: int) -> str:
-        return f"{self.settle} {self.option} {rounds}"
 
     def _effort(self, rounds: int) -> str:
         """Returns so many rounds, with the minutes that they take where the run tells them."""
-        record = self.runs[0].environment
+        record = self.run.environment
         times = [record.get(name) for name in ("start_time", "end_time")]
         if not all(times) or not self.judged.rounds:
             return counted(rounds, "round")
@@ -99,7 +101,6 @@ class Question:
     """A number that the first page asks for.
 
     Attributes:
-        title: title of the finding.
         meaning: one fixed sentence that says what the number means.
         anchor: anchor of the report's section with the evidence: notebook, then heading.
         find: looks for the number in a run directory; raises UserError where it is not there.
@@ -116,12 +117,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Finding:
-    """A question and its answer in one run.
-
-    Attributes:
-        answer: the number; None where the run has none.
-        missing: why there is no answer; empty where there is one.
-    """
+    """A question and its answer in one run; without one, ``missing`` says why."""
 
     assignment: str
     question: Question
@@ -134,19 +130,17 @@ class Finding:
         if self.answer is None:
             return ()
         marks = [PREDICTED] if self.answer.kind == PREDICTED else []
-        if any(run.recorded for run in self.answer.runs):
+        if self.answer.run.recorded:
             marks.append("recorded data, not measured here")
         return (*marks, self.answer.doubt) if self.answer.doubt else tuple(marks)
 
     @property
     def source(self) -> str:
         """Returns the hardware that the number comes from; empty where there is none."""
-        if self.answer is None:
-            return ""
-        return "; ".join(dict.fromkeys(run.environment["hardware"] for run in self.answer.runs))
+        return self.answer.run.environment["hardware"] if self.answer else ""
 
 
-def repeated(run: Run, option: str = "--rounds") -> str:
+def repeated(run: Run, option: str) -> str:
     """Returns the command that makes a run again, on as many ranks and hosts, without its rounds.
 
     Empty where its record does not say, or names several real hosts. ``option`` is the command's
@@ -176,12 +170,6 @@ def _emulated(environment: Mapping) -> Mapping | None:
 
 
 def with_interval(judged: Judged, form: str, unit: str = "round") -> str:
-    """Returns the 95 % interval and its rounds, in words; or that it is not told.
-
-    Args:
-        judged: the number.
-        form: format of an end.
-        unit: what the rounds are.
-    """
+    """Returns the 95 % interval, its ends in a format, and its rounds; or that it is not told."""
     rounds = f", {counted(judged.rounds, unit)}" if judged.interval.is_told else ""
     return f"95 % interval {judged.interval.text(form, unit)}{rounds}"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.analysis.buckets.measurements import open_run
-from common.analysis.data_parallel.strategy_times import read_strategies
-from common.analysis.findings.finding import UNREADABLE, unreadable
-from common.analysis.runs import DEPTHS, complete_runs
+from common.analysis.data_parallel.strategies import read_strategies
+from common.analysis.findings.finding import UNREADABLE, stage_of, unreadable
+from common.analysis.runs import DEPTHS, Run, complete_runs
 from common.analysis.step_parts import TIMED, decompose_all
 from common.analysis.sweep_speedups import sweep_speedups
 from common.errors import UserError
@@ -22,8 +22,6 @@ STAGES_APART = 0.10
 """Relative difference up to which one step in two stages is the same, whatever the intervals."""
 PARTS_OF_STEP = 1.05
 """Most that the parts of a step may be of it, each a mean over the same steps."""
-
-
 UNSTEADY = 2.0
 """Times that one configuration's median step may take as long as its fastest; 1.4 were seen."""
 SAME_STEPS = (
@@ -57,7 +55,7 @@ def exchange_that_gains(folder: Path) -> Iterator[str]:
         for accumulation, ratio in read_strategies(run).exchange.items():
             if ratio.is_settled and ratio.estimate < 1:
                 yield (
-                    f"{_stage(run.folder, folder)}: with its exchange DDP's step takes "
+                    f"{stage_of(run)}: with its exchange DDP's step takes "
                     f"{ratio.estimate:.2f} times ({ratio.interval.text()}) "
                     f"as long as the same computation without one, at {accumulation} "
                     "micro-batches; it cannot be shorter"
@@ -69,17 +67,17 @@ def more_than_ideal(folder: Path) -> Iterator[str]:
     for run in complete_runs(folder, "strategy-times.csv", DEPTHS):
         strategies = read_strategies(run)
         for (_, strategy), judged in strategies.speedups.items():
-            yield from _too_fast(run.folder, folder, strategies.ranks, strategy, judged)
+            yield from _too_fast(run, strategies.ranks, strategy, judged)
     for run in complete_runs(folder, "arms.csv", DEPTHS):
         table = sweep_speedups(run.table("arms.csv"), run.table("steps.csv"))
         for row in table.dropna(subset="judged").itertuples():
-            yield from _too_fast(run.folder, folder, row.world_size, f"arm {row.arm}", row.judged)
+            yield from _too_fast(run, row.world_size, f"arm {row.arm}", row.judged)
 
 
-def _too_fast(stage: Path, folder: Path, ranks: int, name: str, speedup: Judged) -> Iterator[str]:
+def _too_fast(run: Run, ranks: int, name: str, speedup: Judged) -> Iterator[str]:
     if speedup.interval.is_told and speedup.interval.low > ranks * (1 + PEAKS_APART):
         yield (
-            f"{_stage(stage, folder)}: {name} on {ranks} ranks is {speedup.estimate:.2f} times "
+            f"{stage_of(run)}: {name} on {ranks} ranks is {speedup.estimate:.2f} times "
             f"({speedup.interval.text()}) as fast as one; more than {ranks} times is not possible"
         )
 
@@ -93,7 +91,7 @@ def parts_beyond_the_step(folder: Path) -> Iterator[str]:
         parts = decompose_all(run.table("arms.csv"), steps)
         for row in parts[parts["sum_ms"] > PARTS_OF_STEP * parts["step_ms"]].itertuples():
             yield (
-                f"{_stage(run.folder, folder)}: the parts of arm {row.arm} add up to "
+                f"{stage_of(run)}: the parts of arm {row.arm} add up to "
                 f"{row.sum_ms:.1f} ms of a step of {row.step_ms:.1f} ms"
             )
 
@@ -103,7 +101,7 @@ def peaks_apart(folder: Path) -> Iterator[str]:
     peaks: dict[tuple[str, str], tuple[str, float]] = {}
     for run in complete_runs(folder, "device-peak.csv"):
         for row in run.table("device-peak.csv").itertuples():
-            stage = _stage(run.folder, folder)
+            stage = stage_of(run)
             before, peak = peaks.setdefault((row.device, row.precision), (stage, row.flops_per_s))
             ratio = row.flops_per_s / peak
             if not 1 / (1 + PEAKS_APART) <= ratio <= 1 + PEAKS_APART:
@@ -126,7 +124,7 @@ def unsteady_steps(folder: Path) -> Iterator[str]:
             if ratio.max() > UNSTEADY:
                 low, usual, high = spread.iloc[int(ratio.argmax())]
                 yield (
-                    f"{_stage(run.folder, folder)}: the same step took {low:,.0f} to "
+                    f"{stage_of(run)}: the same step took {low:,.0f} to "
                     f"{high:,.0f} ms, half of its repetitions more than {usual:,.0f}: the machine "
                     "did not keep its speed"
                 )
@@ -159,8 +157,3 @@ CHECKS: tuple[Callable[[Path], Iterator[str]], ...] = (
     unsteady_steps,
     one_pass_in_two_stages,
 )
-
-
-def _stage(run: Path, folder: Path) -> str:
-    """Returns the name of a stage: its folder below the run directory."""
-    return run.relative_to(folder).as_posix() if run != folder else run.name

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.findings.finding import (
-    MEASURED,
-    Answer,
-    Question,
-    repeated,
-    with_interval,
-)
+from common.analysis.findings.finding import Answer, Question, with_interval
 from common.analysis.runs import Run, complete_runs
 from common.analysis.show import ends_format
 from common.analysis.sweep_speedups import NO_CHANGE, step_times_by_round
@@ -60,12 +54,10 @@ def main_cause(folder: Path) -> Answer:
     return Answer(
         value=value,
         spread=spread,
-        kind=MEASURED,
-        runs=(run,),
+        run=run,
         judged=judged,
         hidden=hidden,
         doubt=doubt,
-        settle=repeated(run),
     )
 
 
@@ -168,12 +160,10 @@ def best_change(folder: Path) -> Answer:
             f"{_speedup(before)}; predicted {best['predicted_speedup']:.2f}{beside}{batch}; "
             f"{lead.scope}"
         ),
-        kind=MEASURED,
-        runs=(run,),
+        run=run,
         judged=lead,
         hidden="which change helps most, or whether any does",
         doubt="the prediction missed by more than 10 %" if missed else "",
-        settle=repeated(run),
     )
 
 

@@ -49,19 +49,19 @@ from common.perfmodel.cluster.scale_out import (
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.one_device.workload import Workload
 
+
+def _said(share: float, verdict: str) -> str:
+    """Returns a share, or the verdict in its place where it is not settled."""
+    return f"{share:.1%}" if verdict == Verdict.SETTLED else verdict
+
+
 PREDICTION = {
     "network": "network",
     "gradient_mib": ("gradients (MiB)", "{:.0f}"),
     "buckets": ("buckets by default", "{:.0f}"),
-    ("median error", "error told from noise"): (
-        "median error",
-        lambda error, verdict: _said(error, verdict),
-    ),
+    ("median error", "error told from noise"): ("median error", _said),
     "noise floor": "noise floor",
-    ("regret", "regret told from noise"): (
-        "regret",
-        lambda regret, verdict: _said(regret, verdict),
-    ),
+    ("regret", "regret told from noise"): ("regret", _said),
     GAIN: GAIN,
 }
 """Titles of ``Summary.errors_of_prediction``."""
@@ -72,11 +72,7 @@ ASSIGNMENTS = tuple(f"assignment{number}" for number in range(5))
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """The run directories of a run.
-
-    Attributes:
-        folders: run directory by assignment; those that were not run are left out.
-    """
+    """The run directories of a run by assignment; those that were not run are left out."""
 
     folders: Mapping[str, Path]
 
@@ -180,11 +176,6 @@ def open_summary(run_dirs: Mapping[str, str]) -> Summary:
     if run_dirs:
         return Summary({name: given_folder(path) for name, path in run_dirs.items()})
     return Summary({name: recorded_assignment(name) for name in ASSIGNMENTS})
-
-
-def _said(share: float, verdict: str) -> str:
-    """Returns a share, or the verdict in its place where it is not settled."""
-    return f"{share:.1%}" if verdict == Verdict.SETTLED else verdict
 
 
 def _not_run(assignment: str) -> str:

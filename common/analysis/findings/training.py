@@ -5,15 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.analysis.data_parallel.strategy_times import StrategyTimes, open_strategies
-from common.analysis.findings.finding import (
-    MEASURED,
-    PREDICTED,
-    Answer,
-    Question,
-    repeated,
-    with_interval,
-)
+from common.analysis.data_parallel.strategies import StrategyTimes, open_strategies
+from common.analysis.findings.finding import Answer, Question, with_interval
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.micro_batches.mode_comparison import DYNAMIC, STATIC
 from common.analysis.one_device.memory import open_memory_run
@@ -32,14 +25,13 @@ def tokens_per_second(folder: Path) -> Answer:
     mfu = ""
     if run.peak_flops_per_s:
         mfu = f", {run.flops_per_s / run.peak_flops_per_s:.0%} MFU"
+    step = f"{run.workload.title}, batch {run.batch_size}"
     return Answer(
         value=f"{run.tokens_per_s:,.0f} tokens/s{mfu}",
-        spread=f"{with_interval(run.speed, '{:,.0f}')}; {run.title}, batch {run.batch_size}",
-        kind=MEASURED,
-        runs=(run.opened,),
+        spread=f"{with_interval(run.speed, '{:,.0f}')}; {step}",
+        run=run.opened,
         judged=run.speed,
         hidden="how much another visit to the same batch would differ",
-        settle=repeated(run.opened),
         in_rounds=run.share_of_visits,
     )
 
@@ -65,8 +57,7 @@ def largest_batch(folder: Path) -> Answer:
             f"{int(row['both']):,} with checkpointing and the loss in pieces; {work.title}, "
             f"{work.seq_len:,} tokens each; predicted peak off {seen_by} by {abs(run.error):.2%}"
         ),
-        kind=PREDICTED,
-        runs=(run.opened,),
+        run=run.opened,
     )
 
 
@@ -85,12 +76,10 @@ def largest_kind_of_work(folder: Path) -> Answer:
             f"{run.most.lead.estimate:.2f} times as long as its closest rival, {rival}; "
             f"{with_interval(run.most.lead, '{:.2f}', 'step')}; {run.workload}"
         ),
-        kind=MEASURED,
-        runs=(run.opened,),
+        run=run.opened,
         judged=run.most.lead,
         doubt="steps of a single visit",
         hidden=f"which takes more, {first} or {rival}",
-        settle=repeated(run.opened, "--active_steps"),
         option="--active_steps",
     )
 
@@ -114,11 +103,9 @@ def speedup_of_ddp(folder: Path) -> Answer:
         spread=(
             f"{with_interval(speedup, '{:.2f}')}{_lost(strategies, accumulation)}; {speedup.scope}"
         ),
-        kind=MEASURED,
-        runs=(run,),
+        run=run,
         judged=speedup,
         hidden=f"whether {ranks} ranks are faster than one device",
-        settle=repeated(run),
     )
 
 
@@ -150,11 +137,9 @@ def dynamic_over_static(folder: Path) -> Answer:
             f"{with_interval(ratio, '{:.2f}')}; the plan promises "
             f"{comparison.dynamic['padded_ratio']:.2f}; {ratio.scope}"
         ),
-        kind=MEASURED,
-        runs=(comparison.opened,),
+        run=comparison.opened,
         judged=ratio,
         hidden="whether it differs from static's step",
-        settle=repeated(comparison.opened, "--steps"),
         option="--steps",
     )
 

@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from common.analysis.comparable import network_of, short_network
-from common.analysis.data_parallel.strategy_times import read_strategies
+from common.analysis.data_parallel.strategies import read_strategies
+from common.analysis.findings.finding import stage_of
 from common.analysis.runs import DEPTHS, complete_runs
 from common.analysis.step_parts import TIMED, decompose_all
 from common.analysis.style import BLUE, GREY, ORANGE, SKY, figure
@@ -23,18 +24,26 @@ PARTS = {
     "rest_ms": ("rest", GREY),
 }
 """Columns of ``step_bars``, with their titles and colours."""
+ALONE = {"single": "alone", "local": "without an exchange"}
+"""Strategies that exchange nothing, with their names."""
 
 
 def step_bars(run_dir: Path) -> pd.DataFrame:
     """Returns a row per configuration whose step was measured in parts or beside its computation.
 
-    Columns: configuration, network, step_ms, those of ``PARTS``, and exchange (the verdict on the
-    exposed exchange; empty where it was timed by itself). Where strategies took turns, computation
-    is the step without an exchange of the same round, and waiting is in the exchange.
+    Columns: configuration (with the stage, where several have measured it), network, step_ms, those
+    of ``PARTS``, and exchange (the verdict on the exposed exchange; empty where it was timed by
+    itself). Where strategies took turns, computation is the step without an exchange of the same
+    round, and waiting is in the exchange.
     """
     rows = [*_strategies(run_dir), *_arms(run_dir)]
-    bars = pd.DataFrame(rows, columns=["configuration", "network", "step_ms", *PARTS, "exchange"])
-    return bars.drop_duplicates(["configuration", "network"], ignore_index=True)
+    key = ["configuration", "network"]
+    bars = pd.DataFrame(rows, columns=["stage", *key, "step_ms", *PARTS, "exchange"])
+    # A sweep has the same step under the names of two regimes.
+    bars = bars.drop_duplicates(["stage", *key], ignore_index=True)
+    in_several = bars.duplicated(key, keep=False)
+    bars.loc[in_several, "configuration"] += " (" + bars["stage"] + ")"
+    return bars.drop(columns="stage")
 
 
 def _strategies(run_dir: Path) -> Iterator[dict]:
@@ -44,30 +53,26 @@ def _strategies(run_dir: Path) -> Iterator[dict]:
         rounds = strategies.rounds[fewest]
         if "local" not in rounds:
             continue
-        alone = [name for name in ("single", "local") if name in rounds]
-        exchanging = rounds.drop(columns=[*{"single"} & {*alone}])
+        exchanging = rounds.drop(columns="single", errors="ignore")
         against = compared(exchanging, "local", **strategies.conditions)
         against |= {"DDP": strategies.exchange[fewest]} if fewest in strategies.exchange else {}
         model = strategies.settings["model"]
         for name in rounds:
             step_ms = float(rounds[name].mean())
-            share = 0.0 if name in alone else 1 - 1 / against[name].estimate
+            share = 0.0 if name in ALONE else 1 - 1 / against[name].estimate
             exchange = step_ms * share
             ranks = 1 if name == "single" else strategies.ranks
             yield {
-                "configuration": f"{model}, {_named(name)}, {counted(ranks, 'rank')}",
+                "stage": stage_of(run),
+                "configuration": f"{model}, {ALONE.get(name, name)}, {counted(ranks, 'rank')}",
                 "network": short_network(network_of(run.environment)),
                 "step_ms": step_ms,
                 "computation_ms": step_ms - max(0.0, exchange),
                 "exchange_ms": max(0.0, exchange),
                 "waiting_ms": 0.0,
                 "rest_ms": 0.0,
-                "exchange": "" if name in alone else against[name].said,
+                "exchange": "" if name in ALONE else against[name].said,
             }
-
-
-def _named(strategy: str) -> str:
-    return {"single": "alone", "local": "without an exchange"}.get(strategy, strategy)
 
 
 def _arms(run_dir: Path) -> Iterator[dict]:
@@ -80,6 +85,7 @@ def _arms(run_dir: Path) -> Iterator[dict]:
             computation_ms = row.forward_ms + row.backward_ms
             batches = f"{counted(row.world_size, 'rank')} × {row.batch_per_rank:g}"
             yield {
+                "stage": stage_of(run),
                 "configuration": f"{model}, {batches}",
                 "network": short_network(network_of(run.environment)),
                 "step_ms": row.step_ms,

@@ -117,7 +117,7 @@ def measured_points(
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The response of a mode to one slowed rank.
+    """The response of calibrated costs to one slowed rank.
 
     Attributes:
         rank: Rank that was slowed.
@@ -127,7 +127,6 @@ class SlowRank:
             that never happened.
     """
 
-    mode: str
     rank: int
     factor: float
     estimate: float
@@ -143,12 +142,12 @@ def slow_steps(table: pd.DataFrame, mode: str) -> pd.Series:
     return slowest[mode] / slowest[TOLD]
 
 
-def relative_factors(table: pd.DataFrame, mode: str = CALIBRATED) -> pd.DataFrame:
+def relative_factors(table: pd.DataFrame) -> pd.DataFrame:
     """Returns each rank's estimated factor over that of the ranks that were not slowed, by step.
 
     Shape [steps, ranks].
     """
-    rows = table[table["mode"] == mode]
+    rows = table[table["mode"] == CALIBRATED]
     estimates = rows.pivot(index="step", columns="rank", values="estimated_factor")
     factors = rows.groupby("rank")["slow_factor"].max()
     # A machine that is slower for all ranks alike changes no plan. So a rank is compared with the
@@ -157,45 +156,31 @@ def relative_factors(table: pd.DataFrame, mode: str = CALIBRATED) -> pd.DataFram
     return estimates.div(np.exp(unslowed), axis=0)
 
 
-def slow_summary(table: pd.DataFrame, mode: str = CALIBRATED) -> SlowRank:
-    """Returns which rank was slowed, and when it was found.
-
-    Args:
-        table: Rows of ``slow-rank.csv``.
-        mode: Mode whose estimates are followed.
-    """
-    rows = table[table["mode"] == mode]
-    factors = rows.groupby("rank")["slow_factor"].max()
-    estimates = relative_factors(table, mode)
+def slow_summary(table: pd.DataFrame) -> SlowRank:
+    """Returns which rank was slowed, and when it was found, from rows of ``slow-rank.csv``."""
+    factors = table.groupby("rank")["slow_factor"].max()
     slowed, factor = int(factors.idxmax()), float(factors.max())
+    estimates = relative_factors(table)[slowed]
     # Found is the step after the last one with an estimate that is off: an estimate that was close
     # and went away again had not been found. A missing estimate counts as off.
-    away = ~((estimates[slowed] / factor - 1).abs() <= CLOSE)
-    last_away = np.flatnonzero(away)
-    row = int(last_away[-1]) + 1 if len(last_away) else 0
-    found_at = int(away.index[row]) if row < len(away) else None
-    return SlowRank(
-        mode=mode,
-        rank=slowed,
-        factor=factor,
-        estimate=float(estimates[slowed].iloc[-1]),
-        found_at=found_at,
-    )
+    away = np.flatnonzero(~((estimates / factor - 1).abs() <= CLOSE))
+    row = int(away[-1]) + 1 if len(away) else 0
+    found_at = int(estimates.index[row]) if row < len(estimates) else None
+    return SlowRank(slowed, factor, float(estimates.iloc[-1]), found_at)
 
 
-def slow_plans(table: pd.DataFrame, mode: str = CALIBRATED, **conditions: object) -> pd.DataFrame:
+def slow_plans(table: pd.DataFrame, **conditions: object) -> pd.DataFrame:
     """Returns what steps take under each plan, over one that was told: a row per plan.
 
-    Columns: plan, steps, ``OVER_TOLD`` (the median) and judged (the mean, as it may be said). The
-    mode has two rows where it found the slow rank, before and after.
+    Columns: plan, steps, ``OVER_TOLD`` (the median) and judged (the mean, as it may be said).
+    Calibrated costs have two rows where they found the slow rank, before and after.
 
     Args:
         table: rows of ``slow-rank.csv``.
-        mode: mode whose estimates are followed.
         conditions: further fields of ``Judged``.
     """
-    found_at, ratios = slow_summary(table, mode).found_at, slow_steps(table, mode)
-    name, plans = mode_name(mode), {}
+    found_at, ratios = slow_summary(table).found_at, slow_steps(table, CALIBRATED)
+    name, plans = mode_name(CALIBRATED), {}
     if NOT_TOLD in set(table["mode"]):
         plans[mode_name(NOT_TOLD)] = slow_steps(table, NOT_TOLD)
     if found_at is None:
@@ -212,12 +197,12 @@ def slow_plans(table: pd.DataFrame, mode: str = CALIBRATED, **conditions: object
         )
         for plan, steps in plans.items()
     ]
-    return pd.DataFrame(rows, columns=["plan", "steps", OVER_TOLD, "judged"])
+    return pd.DataFrame(rows, columns=[*PLANS])
 
 
-def slow_found(table: pd.DataFrame, mode: str = CALIBRATED) -> dict[str, str]:
+def slow_found(table: pd.DataFrame) -> dict[str, str]:
     """Returns whether and when the slow rank was found, as facts for a reader."""
-    slowed = slow_summary(table, mode)
+    slowed = slow_summary(table)
     return {
         f"estimate stays within {CLOSE:.0%}": "no" if slowed.found_at is None else "yes",
         "from step": "–" if slowed.found_at is None else f"{slowed.found_at}",

@@ -11,51 +11,55 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from common.analysis.data_parallel.training_figures import DASHES
-from common.analysis.micro_batches.lengths import expected_longest, padded_tokens
+from common.analysis.micro_batches.lengths import TEXTS, expected_longest, padded_tokens
 from common.analysis.micro_batches.mode_comparison import STATIC, ModeComparison
-from common.analysis.style import BLACK, BLUE, CYCLE, GREY, ORANGE, RED, SKY, figure
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    GREY,
+    ORANGE,
+    RED,
+    SKY,
+    figure,
+    legend_above,
+    rank_look,
+)
 
-RANK_MARKERS = "o^sDvP"
-"""A marker per rank, repeated from the seventh on."""
+SHOWN_STEPS = 30
+"""Static steps of which each rank's padded tokens are drawn."""
 
 
-def length_histogram(lengths: Mapping[str, np.ndarray], caption: str, count: int = 16) -> Figure:
-    """Draws the lengths of texts by data set, with the mean and the longest of ``count`` texts."""
+def length_histogram(lengths: Mapping[str, np.ndarray], caption: str) -> Figure:
+    """Draws the lengths of texts by data set, with the mean and the longest of ``TEXTS``."""
     with figure(caption, figsize=(7.2, 3.1), ncols=len(lengths), squeeze=False) as (fig, grid):
         for axes, (name, values) in zip(grid[0], lengths.items(), strict=True):
             edges = np.linspace(0, values.max() + 1, min(int(values.max()) + 2, 48))
             share = np.full(len(values), 100 / len(values))
             axes.hist(values, bins=edges, weights=share, color=SKY)
-            mean, longest = values.mean(), expected_longest(values, count)
+            mean, longest = values.mean(), expected_longest(values, TEXTS)
             axes.axvline(mean, color=BLUE, linewidth=1.6, label="mean")
             axes.axvline(
-                longest, color=RED, linewidth=1.6, linestyle="--", label=f"longest of {count} texts"
+                longest, color=RED, linewidth=1.6, linestyle="--", label=f"longest of {TEXTS} texts"
             )
             axes.set_title(
                 f"{name}: mean {mean:.0f},\nlongest {longest:.0f}", loc="left", fontsize=9
             )
             axes.set_xlabel("tokens of a text")
         grid[0, 0].set_ylabel("texts (%)")
-        handles, labels = grid[0, 0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8)
+        legend_above(fig, 2)
     return fig
 
 
-def padded_by_rank(comparison: ModeComparison, steps: int = 30) -> Figure:
+def padded_by_rank(comparison: ModeComparison) -> Figure:
     """Draws padded tokens of the ranks in static steps, from the emptiest to the fullest."""
     rows = comparison.times[comparison.times["mode"] == STATIC]
-    chosen = sorted(set(rows["step"]))[:steps]
-    wide = rows[rows["step"].isin(chosen)].pivot(
-        index="step", columns="rank", values="padded_tokens"
-    )
-    wide = wide.set_axis(range(len(wide)), axis=0)
+    wide = rows.pivot(index="step", columns="rank", values="padded_tokens")
+    wide = wide.iloc[:SHOWN_STEPS].reset_index(drop=True)
     with figure(comparison.caption, figsize=(7.2, 3.3)) as (fig, axes):
         axes.vlines(wide.index, wide.min(axis=1), wide.max(axis=1), color=ORANGE, linewidth=2.5)
         for index, rank in enumerate(wide):
-            look = {
-                "marker": RANK_MARKERS[index % len(RANK_MARKERS)],
-                "color": CYCLE[index % len(CYCLE)],
-            }
+            look = rank_look(index)
             axes.plot(wide.index, wide[rank], linestyle="none", markersize=5, **look)
             axes.plot([], [], linestyle="none", label=f"rank {rank:.0f}", **look)
         axes.plot([], [], color=ORANGE, linewidth=2.5, label="from the emptiest to the fullest")
@@ -137,14 +141,14 @@ def _draw_groups(
 def where_it_pays(
     ratios: Mapping[str, float],
     caption: str,
-    measured: Mapping[str, tuple[float, float]] | None = None,
+    measured: Mapping[str, tuple[float, float]],
 ) -> Figure:
     """Draws the ratio to static that is left, over the share of a static step that is constant.
 
     Args:
         ratios: Ratio that padded tokens promise, by data set.
         caption: Source of the lengths.
-        measured: Share and measured ratio of computation, by data set, where they are known.
+        measured: Share and measured ratio of computation, by data set, where they were measured.
     """
     share = np.linspace(0, 1, 50)
     with figure(caption, figsize=(7.2, 3.6)) as (fig, axes):
@@ -157,7 +161,7 @@ def where_it_pays(
                 linestyle=DASHES[index % len(DASHES)],
                 label=f"{name}: promised",
             )
-            if name in (measured or {}):
+            if name in measured:
                 at, measured_ratio = measured[name]
                 axes.plot(
                     [at * 100], [measured_ratio], "D", color=colour, label=f"{name}: measured"

@@ -14,6 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 Partition = Callable[[NDArray, int], list[list[int]]]
 """Maps the lengths of a global batch and the number of ranks to the texts of each rank."""
+TEXTS = 16
+"""Number of texts whose longest is told on average."""
+BATCHES = 200
+"""Number of global batches that a promise is the mean of."""
 
 
 def expected_longest(lengths: NDArray, count: int) -> float:
@@ -25,7 +29,7 @@ def expected_longest(lengths: NDArray, count: int) -> float:
     return float((ordered * np.diff(below)).sum())
 
 
-def length_table(lengths: Mapping[str, NDArray], count: int = 16) -> pd.DataFrame:
+def length_table(lengths: Mapping[str, NDArray], count: int = TEXTS) -> pd.DataFrame:
     """Returns how unequal the texts of each data set are, in tokens.
 
     Columns: data set, mean, longest of ``count`` (on average), over the mean, and the share of
@@ -91,15 +95,14 @@ def promised_ratio(
     world_size: int,
     batch_size: int,
     partition: Partition,
-    draws: int = 200,
 ) -> float:
     """Returns the fullest rank's padded tokens under a partition over those of equal counts.
 
-    Both are means over global batches drawn from the lengths of a data set.
+    Both are means over ``BATCHES`` global batches drawn from the lengths of a data set.
     """
     generator = np.random.default_rng(0)
     planned, equal = 0, 0
-    for _ in range(draws):
+    for _ in range(BATCHES):
         batch = generator.choice(lengths, batch_size)
         equal += bottleneck(batch, equal_counts(batch_size, world_size))
         planned += bottleneck(batch, partition(batch, world_size))
@@ -111,11 +114,10 @@ def promised_ratios(
     world_sizes: Sequence[int],
     batch_size: int,
     partition: Partition,
-    draws: int = 200,
 ) -> pd.DataFrame:
     """Returns ``promised_ratio`` of each data set (index) on each number of ranks (columns)."""
     rows = {
-        name: [promised_ratio(values, ranks, batch_size, partition, draws) for ranks in world_sizes]
+        name: [promised_ratio(values, ranks, batch_size, partition) for ranks in world_sizes]
         for name, values in lengths.items()
     }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(world_sizes))

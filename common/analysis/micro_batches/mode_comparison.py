@@ -14,13 +14,13 @@ import pandas as pd
 
 from common.analysis.micro_batches.training_runs import dataset_name, in_order, mode_name
 from common.analysis.runs import OfRun, Run, caption_of
-from common.analysis.show import interval_format, judged_format
+from common.analysis.show import RATIO, interval_format, judged_format, ratio_table
 from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.judged import FIRST_PAGE_ROUNDS, Fastest, Judged, compared, fastest
 from common.runtime.paths import relative_to_project
-from common.samples import DRAWS, Interval, mean_ratio, slowest_rank, student_quantile
+from common.samples import DRAWS, Interval, mean_ratio, slowest_rank, welch
 from common.tables import CALIBRATION_COLUMNS, MODE_COLUMNS
 
 MODE_TIMES, CALIBRATION, SLOW_RANK = "mode-times.csv", "calibration.csv", "slow-rank.csv"
@@ -137,9 +137,9 @@ class ModeComparison(OfRun):
         by_step = slowest_rank(rows, column, by=["step", "mode"]).unstack("mode")
         return by_step[self.modes].dropna()
 
-    def ratios(self, column: str = "step_time_ms") -> pd.DataFrame:
+    def ratios(self) -> pd.DataFrame:
         """Returns ``slowest`` over static's on the same global batch: paired, by step."""
-        slowest = self.slowest(column)
+        slowest = self.slowest()
         return slowest.div(slowest[STATIC], axis=0)
 
     @property
@@ -174,26 +174,23 @@ class ModeComparison(OfRun):
     def judged(self) -> dict[str, Judged]:
         """Returns each mode's mean step over static's, paired by global batch; per text for modes
         that form batches of their own, whose steps have no counterpart."""
-        same = self.over(STATIC)
-        static = self._texts_and_times.loc[STATIC]
-        return same | {
-            mode: self._unpaired(self._texts_and_times.loc[mode], static)
-            for mode in self.own_batch_modes
-        }
-
-    def _unpaired(self, steps: pd.DataFrame, base: pd.DataFrame) -> Judged:
-        ratio = _rate_ratio(steps, base, self.claims)
-        return Judged(ratio, population="steps of other batches, unpaired", **self.conditions)
+        return self.over(STATIC) | self._per_text_over(STATIC)
 
     @cached_property
     def over_dynamic(self) -> dict[str, Judged]:
-        """Returns each mode's mean step over dynamic's, and of modes with their own batches the
-        time per text; empty without dynamic."""
+        """Returns the same over dynamic's steps; empty without dynamic."""
         if DYNAMIC not in self.modes:
             return {}
-        dynamic = self._texts_and_times.loc[DYNAMIC]
-        return self.over(DYNAMIC) | {
-            mode: self._unpaired(self._texts_and_times.loc[mode], dynamic)
+        return self.over(DYNAMIC) | self._per_text_over(DYNAMIC)
+
+    def _per_text_over(self, base: str) -> dict[str, Judged]:
+        steps, how = self._texts_and_times, "steps of other batches, unpaired"
+        return {
+            mode: Judged(
+                _rate_ratio(steps.loc[mode], steps.loc[base], self.claims),
+                population=how,
+                **self.conditions,
+            )
             for mode in self.own_batch_modes
         }
 
@@ -205,38 +202,30 @@ class ModeComparison(OfRun):
 
     @cached_property
     def _texts_and_times(self) -> pd.DataFrame:
-        """Returns each mode's steps: of the slowest rank step_time_ms and padded_tokens, and
-        global_batch; the index is mode and step."""
-        rows = self.times[self.times["mode"].isin([*self.modes, *self.own_batch_modes])]
-        columns = ["step_time_ms", "global_batch", "padded_tokens"]
-        return slowest_rank(rows, columns, by=["mode", "step"])
+        """Returns the slowest rank's step_time_ms, and global_batch, by mode and step."""
+        return slowest_rank(self.times, ["step_time_ms", "global_batch"], by=["mode", "step"])
 
     @cached_property
     def summary(self) -> pd.DataFrame:
         """Returns a row per mode of ``modes``; times are those of the slowest rank.
 
         Columns: mean_ms, p95_ms; ratio (mean over static's mean) with ratio_low and ratio_high
-        (``judged``, a column too), p95_ratio; paired_median, paired_q25, paired_q75 (of the
-        ratios step by step); compute_ratio, compute_p95_ratio; padded_ratio (promised by the
-        plan: the largest number of padded tokens of a rank, over static's); planning_ms (mean
-        time that a step was held up by planning); waiting (share of all ranks' step time);
-        differs (the verdict; None for static itself); tied (with the mode that looks fastest);
-        over_dynamic (None for dynamic itself).
+        (``judged``, a column too), p95_ratio; paired_median (of the ratios step by step);
+        compute_ratio; padded_ratio (promised by the plan: the largest number of padded tokens of
+        a rank, over static's); planning_ms (mean time that a step was held up by planning);
+        waiting (share of all ranks' step time); differs (the verdict; None for static itself);
+        tied (with the mode that looks fastest); over_dynamic (None for dynamic itself).
         """
         slowest, compute = self.slowest(), self.slowest("compute_time_ms")
         padded = self.slowest("padded_tokens")
-        paired = self.ratios().quantile([0.25, 0.5, 0.75]).T
         table = pd.DataFrame(
             {
                 "mean_ms": slowest.mean(),
                 "p95_ms": slowest.quantile(0.95),
                 **self._ratio_columns(self.modes),
                 "p95_ratio": slowest.quantile(0.95) / slowest[STATIC].quantile(0.95),
-                "paired_median": paired[0.5],
-                "paired_q25": paired[0.25],
-                "paired_q75": paired[0.75],
+                "paired_median": self.ratios().median(),
                 "compute_ratio": compute.mean() / compute[STATIC].mean(),
-                "compute_p95_ratio": compute.quantile(0.95) / compute[STATIC].quantile(0.95),
                 "padded_ratio": padded.mean() / padded[STATIC].mean(),
             },
             index=pd.Index(self.modes, name="mode"),
@@ -250,19 +239,9 @@ class ModeComparison(OfRun):
 
     def _ratio_columns(self, modes: Sequence[str]) -> dict[str, pd.Series]:
         """Returns ratio, its ends, differs and judged by mode; 1 and None of static."""
-        rows = {STATIC: (1.0, 1.0, 1.0, None, None)} | {
-            mode: (
-                judged.estimate,
-                judged.interval.low,
-                judged.interval.high,
-                judged.said,
-                judged,
-            )
-            for mode, judged in self.judged.items()
-        }
-        columns = ["ratio", "ratio_low", "ratio_high", "differs", "judged"]
-        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-        return dict(table.loc[modes].items())
+        table = ratio_table(self.judged, verdict="differs").reindex(modes)
+        table.loc[STATIC, RATIO] = 1.0
+        return dict(table.items())
 
     @property
     def dynamic(self) -> pd.Series | None:
@@ -290,8 +269,7 @@ class ModeComparison(OfRun):
     def noise_floor(self) -> float:
         """Returns the median relative difference between two random halves of static's steps.
 
-        Global batches differ from each other, so this is the noise of unpaired means. Paired
-        ratios, in which the batches cancel, are less noisy.
+        Global batches differ, so this is the noise of unpaired means; paired ratios have less.
         """
         times = self.slowest()[STATIC].to_numpy()
         # Each row of order is a permutation of the steps; its first and second half are compared.
@@ -306,24 +284,15 @@ class ModeComparison(OfRun):
     def per_sample(self) -> pd.DataFrame:
         """Returns every mode per text, including those with batches of their own.
 
-        Columns: same_batch, texts (a step, mean), per_text_ms (the slowest rank's steps over all
-        texts), ratio (to static), ratio_low, ratio_high and differs (``judged``), padded_per_text
-        (the largest rank's, over all texts), padded_ratio, over_dynamic (of own batches).
+        Columns: same_batch, texts (a step, mean), ratio (to static), ratio_low, ratio_high, differs
+        and judged, over_dynamic (of own batches).
         """
-        steps, modes = self._texts_and_times, [*self.modes, *self.own_batch_modes]
-        sums = steps.groupby("mode").sum()
+        own, modes = self.own_batch_modes, [*self.modes, *self.own_batch_modes]
+        groups = self.times.groupby("mode")
         table = pd.DataFrame(
-            {
-                "same_batch": self.times.groupby("mode")["same_batch"].first(),
-                "texts": steps.groupby("mode")["global_batch"].mean(),
-                "per_text_ms": sums["step_time_ms"] / sums["global_batch"],
-                "padded_per_text": sums["padded_tokens"] / sums["global_batch"],
-            }
+            {"same_batch": groups["same_batch"].first(), "texts": groups["global_batch"].mean()}
         ).loc[modes]
-        table["padded_ratio"] = table["padded_per_text"] / table.loc[STATIC, "padded_per_text"]
-        over_dynamic = [
-            self.over_dynamic.get(mode) if mode in self.own_batch_modes else None for mode in modes
-        ]
+        over_dynamic = [self.over_dynamic.get(mode) if mode in own else None for mode in modes]
         return table.assign(**self._ratio_columns(modes), over_dynamic=over_dynamic)
 
 
@@ -349,6 +318,18 @@ def read_comparison(run: Run) -> ModeComparison:
     )
 
 
+def by_step(values: pd.Series, sizes: pd.Series) -> pd.Series:
+    """Returns a number for each step, of which the mean is the sum of values over that of sizes.
+
+    How far it is off that ratio is the linear part of the step's error, so intervals of means are
+    those of the ratio.
+
+    Source: Cochran, Sampling Techniques, 3rd edition, chapter 6 (ratio estimators), 1977.
+    """
+    ratio = values.sum() / sizes.sum()
+    return ratio + (values - ratio * sizes) / sizes.mean()
+
+
 def _rate_ratio(steps: pd.DataFrame, base: pd.DataFrame, claims: int) -> Interval:
     """Estimates the ratio of two times per text, of steps that have no counterpart.
 
@@ -356,22 +337,11 @@ def _rate_ratio(steps: pd.DataFrame, base: pd.DataFrame, claims: int) -> Interva
         steps, base: a row per step with step_time_ms and global_batch.
         claims: number of intervals that hold all at once.
     """
-    rates, variances, counts = [], [], np.array([len(steps), len(base)])
+    logs = []
     for rows in (steps, base):
-        time_ms, texts = rows["step_time_ms"], rows["global_batch"]
-        rates.append(time_ms.sum() / texts.sum())
-        # How far a step is off its mode's rate, as a share: the linear part of the ratio's error.
-        off = (time_ms - rates[-1] * texts) / time_ms.mean()
-        variances.append(off.var() / len(rows))
-    center, spread = np.log(rates[0] / rates[1]), np.array(variances)
-    half_width = np.nan
-    if counts.min() > 1:
-        # Welch and Satterthwaite's degrees of freedom; those of one sample where nothing varies.
-        total = spread.sum()
-        freedom = total**2 / (spread**2 / (counts - 1)).sum() if total else counts.min() - 1
-        half_width = student_quantile(freedom, claims=claims) * np.sqrt(total)
-    ends = (center, center - half_width, center + half_width)
-    return Interval(*map(float, ends), rounds=int(counts.min())).map(np.exp)
+        rates = by_step(rows["step_time_ms"], rows["global_batch"])
+        logs.append(np.log(rates.mean()) + rates / rates.mean() - 1)
+    return welch(*logs, claims=claims).map(np.exp)
 
 
 def _beside(run: Run, name: str, columns: Sequence[str]) -> pd.DataFrame | None:

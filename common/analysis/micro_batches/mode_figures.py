@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from common.analysis.micro_batches.calibration import NOT_TOLD, TOLD, relative_factors, slow_steps
-from common.analysis.micro_batches.length_figures import RANK_MARKERS
 from common.analysis.micro_batches.mode_comparison import CONTROL, STATIC, ModeComparison
 from common.analysis.micro_batches.simulation import Simulation
 from common.analysis.micro_batches.training_figures import COLOURS
@@ -20,15 +19,17 @@ from common.analysis.micro_batches.training_runs import mode_name
 from common.analysis.style import (
     BLACK,
     BLUE,
-    CYCLE,
     GREY,
     PLAIN,
     PLATE,
     RED,
     THOUSANDS,
+    band,
     doubling_axis,
     figure,
+    legend_above,
     log_axis,
+    rank_look,
 )
 from common.analysis.sweep_speedups import error_bars
 
@@ -44,17 +45,8 @@ def mode_ratios(comparison: ModeComparison) -> Figure:
             ("compute_ratio", "o", "measured: computation of the slowest rank"),
             ("p95_ratio", "^", "measured: P95 of steps"),
         ):
-            axes.plot(
-                table[column],
-                places,
-                marker=marker,
-                markersize=6,
-                label=label,
-                linestyle="none",
-                color=BLACK,
-                mfc="white",
-                zorder=4,
-            )
+            look = {"marker": marker, "markersize": 6, "color": BLACK, "mfc": "white", "zorder": 4}
+            axes.plot(table[column], places, label=label, linestyle="none", **look)
         widest = table[["padded_ratio", "compute_ratio", "p95_ratio"]].max(axis=1)
         widest = np.fmax(widest, _drawn_ends(table))
         for y, ratio, end in zip(places, table["ratio"], widest, strict=True):
@@ -138,19 +130,11 @@ def calibration(predicted: pd.DataFrame, caption: str) -> Figure:
     with figure(caption, figsize=(7.2, 3.8)) as (fig, axes):
         times = predicted[["time_ms", "predicted_ms"]].clip(lower=1e-3)
         ends = np.array([times.min().min() / 1.2, times.max().max() * 1.2])
-        axes.fill_between(ends, ends * 0.9, ends * 1.1, color=GREY, alpha=0.2, linewidth=0)
+        band(axes, ends, ends * 0.9, ends * 1.1, GREY)
         axes.plot(ends, ends, color=GREY, linewidth=1, label="equal, and 10 % either way")
         for index, (rank, rows) in enumerate(predicted.groupby("rank")):
-            axes.plot(
-                rows["time_ms"],
-                rows["predicted_ms"],
-                marker=RANK_MARKERS[index % len(RANK_MARKERS)],
-                color=CYCLE[index % len(CYCLE)],
-                alpha=0.7,
-                linestyle="none",
-                markersize=5,
-                label=f"rank {rank:.0f}",
-            )
+            look = rank_look(index) | {"alpha": 0.7, "linestyle": "none", "markersize": 5}
+            axes.plot(rows["time_ms"], rows["predicted_ms"], label=f"rank {rank:.0f}", **look)
         for which in "xy":
             log_axis(axes, which, (1, 2, 5))
         axes.set_xlabel("measured time of a forward and backward pass (ms)")
@@ -199,9 +183,7 @@ def simulated(simulation: Simulation) -> Figure:
         for axes, dataset in zip(grid[0], datasets, strict=True):
             for mode, rows in table[table["dataset"] == dataset].groupby("mode", sort=False):
                 ranks, colour = rows["world_size"], COLOURS.get(mode, GREY)
-                axes.fill_between(
-                    ranks, rows["q25"], rows["q75"], color=colour, alpha=0.2, linewidth=0
-                )
+                band(axes, ranks, rows["q25"], rows["q75"], colour)
                 look = {"color": colour, "marker": "o", "markersize": 3.5, "linewidth": 1.4}
                 look |= _simulated_look(mode, rows["same_batch"].all())
                 other = "" if rows["same_batch"].all() else " (other batches)"
@@ -213,8 +195,7 @@ def simulated(simulation: Simulation) -> Figure:
         axes.set_yscale("log")
         _plain_log_ticks(axes, table["q75"].max())
         axes.set_ylabel("bottleneck over its lower bound\n(median and quartiles of draws)")
-        handles, labels = axes.get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8)
+        legend_above(fig, 3)
     return fig
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.micro_batches import training_figures as plots
+from common.analysis.micro_batches.training_figures import FIGURES
 from common.analysis.micro_batches.training_runs import (
     MicroBatchRun,
     check_comparable,
@@ -20,6 +20,7 @@ from common.analysis.micro_batches.training_runs import (
     what_text,
 )
 from common.analysis.runs import Run, caption_of, written_whole
+from common.analysis.style import DPI
 from common.runtime.paths import relative_to_project
 from common.runtime.wording import digits
 from common.samples import slowest_rank
@@ -144,9 +145,8 @@ def summary(runs: Sequence[MicroBatchRun]) -> pd.DataFrame:
     together = measured_together(runs)
     table = pd.DataFrame([summarise(run) for run in together], index=labels(runs))
     if len(runs) == 2:
-        first, second = table.to_numpy()
-        with_change = pd.DataFrame([first, second], columns=table.columns)
-        table.loc[CHANGE] = (with_change.loc[1] / with_change.loc[0].where(first != 0) - 1) * 100
+        first, second = table.iloc[0], table.iloc[1]
+        table.loc[CHANGE] = (second / first.where(first != 0) - 1) * 100
     return table.rename_axis("mode")
 
 
@@ -163,25 +163,17 @@ def training_measures(runs: Mapping[str, MicroBatchRun]) -> pd.DataFrame:
     return table.loc[[*SHOWN]].rename_axis("measure")
 
 
-def loss_difference(runs: Mapping[str, MicroBatchRun]) -> pd.Series:
-    """Returns |loss of dynamic − loss of static| over the loss of static, by step.
-
-    It is empty without runs, or without recorded losses.
-    """
-    if not runs:
-        return pd.Series(dtype=float)
-    static, dynamic = (run.loss for run in runs.values())
-    return ((dynamic - static).abs() / static.abs()).dropna()
-
-
 def loss_agreement(runs: Mapping[str, MicroBatchRun]) -> pd.DataFrame:
     """Returns one row on how far static and dynamic are apart; none without recorded losses.
 
     Columns: within rounding (in all steps by at most ``SAME_CURVE``), steps, largest difference
-    (relative), at step, in the first step, accuracy of static and of dynamic at the end (NaN
-    without evaluations).
+    (over static's loss), at step, in the first step, accuracy of static and of dynamic at the end
+    (NaN without evaluations).
     """
-    away = loss_difference(runs)
+    away = pd.Series(dtype=float)
+    if runs:
+        static, dynamic = (run.loss for run in runs.values())
+        away = ((dynamic - static).abs() / static.abs()).dropna()
     if away.empty:
         return pd.DataFrame({"within rounding": [], "steps": [], "largest difference": []})
     row = {
@@ -217,8 +209,8 @@ def write_analysis(runs: Sequence[MicroBatchRun]) -> Path:
         merged(runs).to_csv(folder / "merged_metrics.csv", index=False)
         summary(runs).to_csv(folder / "summary.csv")
         (folder / "figures").mkdir()
-        for name, draw in plots.FIGURES.items():
-            plots.save(draw(together, where), folder / "figures" / f"{name}.png")
+        for name, draw in FIGURES.items():
+            draw(together, where).savefig(folder / "figures" / f"{name}.png", dpi=DPI)
     return target
 
 

@@ -6,7 +6,7 @@ Each takes the runs by name, restricted to the steps that they are compared on, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,18 @@ from matplotlib.ticker import MaxNLocator
 
 from common.analysis.data_parallel.training_figures import DASHES, LEAST_NATS
 from common.analysis.micro_batches.training_runs import MicroBatchRun
-from common.analysis.style import BLACK, BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    figure,
+    legend_above,
+)
 
 COLOURS = {
     "static": BLACK,
@@ -78,7 +89,7 @@ def max_step_time(runs: Runs, caption: str) -> Figure:
             axes.axhline(run.slowest.mean(), color=colour, linestyle="--", linewidth=1)
         _step_axis(axes, "step of the slowest rank (ms)")
         axes.set_title("each step's slowest rank; dashed: mean", loc="left", fontsize=9)
-        _legend(fig, axes)
+        legend_above(fig, 3)
     return fig
 
 
@@ -96,18 +107,25 @@ def std_step_time(runs: Runs, caption: str) -> Figure:
             _step_axis(axes, "")
         grid[0].set_ylim(bottom=0)
         grid[0].set_ylabel("standard deviation over ranks (ms)")
-        _legend(fig, grid[0])
+        legend_above(fig, 3)
     return fig
 
 
-def std_padded_tokens(runs: Runs, caption: str) -> Figure:
-    """Draws the standard deviation over ranks of padded tokens, by step."""
-    return _spread(runs, caption, "padded_tokens", "padded tokens: std over ranks (tokens)")
-
-
-def std_peak_mem_mb(runs: Runs, caption: str) -> Figure:
-    """Draws the standard deviation over ranks of a step's peak memory."""
-    return _spread(runs, caption, "peak_mem_mb", "peak memory: std over ranks (MB)")
+def spread(runs: Runs, caption: str, *, column: str, label: str) -> Figure:
+    """Draws the standard deviation over ranks of a column, by step."""
+    with figure(caption) as (fig, axes):
+        for name, run in runs.items():
+            values = run.over_ranks(column).dropna()
+            if not values.empty:
+                _by_step(axes, values, name, colour_of(run, runs))
+        _step_axis(axes, label)
+        if axes.lines:
+            legend_above(fig, 3)
+        else:
+            axes.text(
+                0.5, 0.5, "not measured here", color=GREY, ha="center", transform=axes.transAxes
+            )
+    return fig
 
 
 def step_time_distribution(runs: Runs, caption: str) -> Figure:
@@ -137,7 +155,7 @@ def step_time_distribution(runs: Runs, caption: str) -> Figure:
         right.set_yticks([0, 25, 50, 75, 95])
         right.set(ylabel="steps at most as long (%)", xlabel="step of the slowest rank (ms)")
         right.set_xlim(left.get_xlim())
-        _legend(fig, left)
+        legend_above(fig, 3)
     return fig
 
 
@@ -159,25 +177,23 @@ def timeline(runs: Runs, caption: str) -> Figure:
             axes.set_title(title, loc="left", fontsize=9)
         grid[-1, 0].set_xlabel("time (ms)")
         grid[-1, 0].set_xlim(left=0)
-        handles, labels = grid[0, 0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8)
+        legend_above(fig, 3)
     return fig
 
 
 FIGURES = {
     "max_step_time": max_step_time,
     "std_step_time": std_step_time,
-    "std_padded_tokens": std_padded_tokens,
-    "std_peak_mem_mb": std_peak_mem_mb,
+    "std_padded_tokens": partial(
+        spread, column="padded_tokens", label="padded tokens: std over ranks (tokens)"
+    ),
+    "std_peak_mem_mb": partial(
+        spread, column="peak_mem_mb", label="peak memory: std over ranks (MB)"
+    ),
     "step_time_distribution": step_time_distribution,
     "timeline": timeline,
 }
 """The figures that ``analyze_metrics.py`` writes, by file name."""
-
-
-def save(fig: Figure, path: Path) -> None:
-    """Writes a figure as PNG."""
-    fig.savefig(path, format="png", dpi=DPI)
 
 
 def colour_of(run: MicroBatchRun, runs: Runs) -> str:
@@ -205,24 +221,6 @@ def _draw_steps(axes: Axes, run: MicroBatchRun, ranks: int) -> tuple[list[int], 
     return times.index.tolist(), float(times.sum())
 
 
-def _spread(runs: Runs, caption: str, column: str, label: str) -> Figure:
-    with figure(caption) as (fig, axes):
-        unknown = True
-        for name, run in runs.items():
-            spread = run.over_ranks(column).dropna()
-            if not spread.empty:
-                unknown = False
-                _by_step(axes, spread, name, colour_of(run, runs))
-        _step_axis(axes, label)
-        if unknown:
-            axes.text(
-                0.5, 0.5, "not measured here", color=GREY, ha="center", transform=axes.transAxes
-            )
-        else:
-            _legend(fig, axes)
-    return fig
-
-
 def _by_step(axes: Axes, values: pd.Series, name: str, colour: str) -> None:
     """Draws a line over steps; where there are many, thin and with its moving mean on top."""
     if len(values) < SMOOTH_FROM:
@@ -240,8 +238,3 @@ def _step_axis(axes: Axes, label: str) -> None:
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _legend(fig: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8)

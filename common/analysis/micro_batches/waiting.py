@@ -9,11 +9,12 @@ from common.analysis.micro_batches.mode_comparison import (
     DYNAMIC,
     STATIC,
     ModeComparison,
+    by_step,
 )
 from common.analysis.micro_batches.training_runs import mode_name
 from common.analysis.show import judged_format
 from common.judged import Judged
-from common.samples import Interval, mean_ratio, paired_difference, welch
+from common.samples import Interval, mean_ratio, paired_difference, student_quantile, welch
 
 WAITING = {
     "mode": ("mode", mode_name),
@@ -58,22 +59,22 @@ def waiting_points(comparison: ModeComparison) -> pd.DataFrame:
     The control is the last row. A difference that was not measured is None.
     """
     columns = ["waiting_time_ms", "step_time_ms"]
-    sums = comparison.times.groupby(["step", "mode"])[columns].sum()
-    points = (100 * sums["waiting_time_ms"] / sums["step_time_ms"]).unstack("mode")
+    sums = comparison.times.groupby(["mode", "step"])[columns].sum()
+    points = {
+        mode: 100 * by_step(rows["waiting_time_ms"], rows["step_time_ms"]).droplevel("mode")
+        for mode, rows in sums.groupby("mode")
+    }
     shares = comparison.waiting
     same, unlike = comparison.modes, comparison.own_batch_modes
     modes = [*same, *unlike, *({CONTROL} & set(shares.index))]
-    control = points[CONTROL].dropna() if CONTROL in points else ()
+    control = points.get(CONTROL, ())
     above_control = {
-        mode: _judged(comparison, welch(points[mode].dropna(), control, claims=len(same + unlike)))
+        mode: _judged(comparison, welch(points[mode], control, claims=len(same + unlike)))
         for mode in same + unlike
-        if min(len(control), points[mode].count()) > 1
+        if min(len(control), len(points[mode])) > 1
     }
     above_static = {
-        mode: _judged(
-            comparison,
-            paired_difference(points[mode], points[STATIC], claims=len(same) - 1),
-        )
+        mode: _judged(comparison, _mean(points[mode] - points[STATIC], claims=len(same) - 1))
         for mode in same[1:]
     }
     return pd.DataFrame(
@@ -97,6 +98,14 @@ def unequal_ranks_ms(comparison: ModeComparison) -> dict[str, Judged]:
         name: _judged(comparison, paired_difference(*pair, claims=len(pairs)))
         for name, pair in pairs.items()
     }
+
+
+def _mean(values: pd.Series, *, claims: int) -> Interval:
+    """Estimates a mean with Student's interval; none is trimmed, as the shares are of all steps."""
+    values = values.dropna()
+    off = student_quantile(len(values) - 1, claims=claims) * values.sem()
+    mean = values.mean()
+    return Interval(float(mean), float(mean - off), float(mean + off), rounds=len(values))
 
 
 def _judged(comparison: ModeComparison, interval: Interval) -> Judged:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from common.analysis.one_device.origin import OneDeviceRun
 from common.analysis.runs import open_run_with
-from common.analysis.show import interval_format
+from common.analysis.show import RATIO, interval_format, ratio_table
 from common.csv_tables import numbers
 from common.errors import UserError
 from common.judged import Judged, compared, fastest
@@ -53,18 +53,34 @@ class OptionsRun(OneDeviceRun):
 
     @cached_property
     def ratios(self) -> dict[str, Judged]:
-        """Returns the ratio of each measured arm to the baseline (``judged_ratios``)."""
-        return judged_ratios(self.times, **self.conditions)
+        """Returns each arm's rate over the baseline's, paired by round; intervals hold at once."""
+        return compared(rates(self.times), BASELINE, **self.conditions)
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Returns a row per arm with its ratio to the baseline (``option_ratios``)."""
-        return option_ratios(self.times, self.arms, self.ratios)
+        """Returns a row per arm, in the order of options-arms.csv, whose columns are kept.
+
+        Adds tokens_per_s (median over rounds) and, of ``ratios``, ratio, ratio_low, ratio_high,
+        above_noise (the verdict) and judged (both None for the baseline); empty where an arm was
+        not measured.
+        """
+        table = _summary(self.ratios, rates(self.times).median())
+        table.loc[BASELINE, RATIO] = 1.0
+        return self.arms.set_index("arm").join(table).reset_index()
 
     @cached_property
     def company(self) -> pd.DataFrame:
-        """Returns gains of each option on top of all the others (``in_company``)."""
-        return in_company(self.times, **self.conditions)
+        """Returns what an option adds to all the others: ``all`` over ``all-but-it``, in rounds.
+
+        Index: options; columns as in ``table``. Empty without such arms.
+        """
+        by_round = rates(self.times)
+        without = [name for name in by_round.columns if name.startswith(WITHOUT)]
+        if ALL not in by_round or not without:
+            return _summary({}, pd.Series(dtype=float))
+        steps = 1 / by_round[[ALL, *without]]  # the ratio of rates is that of times upside down
+        table = _summary(compared(steps, ALL, **self.conditions), by_round[without].median())
+        return table.rename(index=lambda name: name.removeprefix(WITHOUT))
 
     @property
     def control(self) -> Judged:
@@ -156,48 +172,15 @@ def rates(times: pd.DataFrame) -> pd.DataFrame:
     return tokens_per_s.groupby([times["round"], times["arm"]]).median().unstack()
 
 
-def judged_ratios(times: pd.DataFrame, **conditions: object) -> dict[str, Judged]:
-    """Returns each arm's rate over the baseline's, paired by round; intervals hold all at once."""
-    return compared(rates(times), BASELINE, **conditions)
-
-
-def option_ratios(
-    times: pd.DataFrame, arms: pd.DataFrame, ratios: Mapping[str, Judged]
-) -> pd.DataFrame:
-    """Returns a row per arm, in the order of options-arms.csv, whose columns are kept.
-
-    Adds tokens_per_s (median over rounds) and, of ``judged_ratios``, ratio, ratio_low, ratio_high,
-    above_noise (the verdict) and judged (both None for the baseline); empty where an arm was not
-    measured.
-    """
-    table = _summary(ratios, rates(times).median())
-    table.loc[BASELINE, ["ratio", "ratio_low", "ratio_high"]] = 1.0
-    return arms.set_index("arm").join(table).reset_index()
-
-
-def in_company(times: pd.DataFrame, **conditions: object) -> pd.DataFrame:
-    """Returns what an option adds to all the others: ``all`` over ``all-but-it``, within rounds.
-
-    Index: options; columns as in ``option_ratios``. Empty without such arms.
-    """
-    by_round = rates(times)
-    without = [name for name in by_round.columns if name.startswith(WITHOUT)]
-    if ALL not in by_round or not without:
-        return _summary({}, pd.Series(dtype=float))
-    steps = 1 / by_round[[ALL, *without]]  # the ratio of rates is that of times upside down
-    return _summary(compared(steps, ALL, **conditions), by_round[without].median()).rename(
-        index=lambda name: name.removeprefix(WITHOUT)
-    )
-
-
 def not_measured(run: OptionsRun) -> dict[str, str]:
     """Maps each arm that was not measured to the reason."""
     table = run.table[~run.table["measured"]]
     return dict(zip(table["arm"], table["reason"].fillna(""), strict=True))
 
 
-def ratios_text(table: pd.DataFrame, ratios: Mapping[str, Judged]) -> str:
+def ratios_text(run: OptionsRun) -> str:
     """Returns the table as options.py prints it."""
+    table, ratios = run.table, run.ratios
     on_gpu = table["peak_allocated_mib"].notna().any()
     width = max(len(name) for name in table["arm"])
     head = (
@@ -220,17 +203,12 @@ def ratios_text(table: pd.DataFrame, ratios: Mapping[str, Judged]) -> str:
             "--- What Each Option Buys ---",
             *lines,
             "Ratio: tokens/s over the baseline's in the same round; intervals hold all at once.",
-            f"Control: the baseline over itself, measured again: {with_interval(ratios[AGAIN])}.",
+            f"Control: the baseline over itself, measured again: {with_interval(run.control)}.",
         ]
     )
 
 
 def _summary(ratios: Mapping[str, Judged], tokens_per_s: pd.Series) -> pd.DataFrame:
     """Returns the median rate, and the ratio with its interval and verdict, by arm."""
-    rows = {
-        name: (ratio.estimate, ratio.interval.low, ratio.interval.high, ratio.said, ratio)
-        for name, ratio in ratios.items()
-    }
-    columns = ["ratio", "ratio_low", "ratio_high", "above_noise", "judged"]
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+    table = ratio_table(ratios, verdict="above_noise")
     return tokens_per_s.rename("tokens_per_s").to_frame().join(table)

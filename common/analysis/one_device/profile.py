@@ -17,7 +17,6 @@ from common.perfmodel.one_device.roofline import COMPUTE, MEMORY, Roof, placed
 from common.samples import paired_ratio, student
 from common.traces.operator_categories import (
     BOOKKEEPING,
-    CATEGORIES,
     COPIES,
     ELEMENTWISE,
     FUSED,
@@ -92,15 +91,19 @@ class ProfileRun(OneDeviceRun):
         parts = self.operators.groupby(["step", *keys])["time_us"].sum().unstack("step")
         return parts.fillna(0.0).median(axis=1).sum() / 1e3
 
+    def _steps_ms(self, *, profiled: bool) -> pd.Series:
+        """Returns the times of steps, by the same clock under the profiler and without it."""
+        return self.steps.loc[self.steps["profiled"] == profiled, "time_ms"]
+
     @property
     def plain_ms(self) -> float:
         """Returns the median of the steps that ran without the profiler."""
-        return self.steps.loc[~self.steps["profiled"], "time_ms"].median()
+        return self._steps_ms(profiled=False).median()
 
     @property
     def profiled_ms(self) -> float:
-        """Returns the median of the steps under the profiler, by the same clock."""
-        return self.steps.loc[self.steps["profiled"], "time_ms"].median()
+        """Returns the median of the steps under the profiler."""
+        return self._steps_ms(profiled=True).median()
 
     @property
     def repeats(self) -> int:
@@ -110,17 +113,9 @@ class ProfileRun(OneDeviceRun):
     @cached_property
     def overhead(self) -> Judged:
         """Returns a step under the profiler over one without it, paired in the order of time."""
-        plain, profiled = (
-            self.steps.loc[self.steps["profiled"] == which, "time_ms"].to_numpy()
-            for which in (False, True)
-        )
+        plain, profiled = self._steps_ms(profiled=False), self._steps_ms(profiled=True)
         pairs = min(len(plain), len(profiled))
         return Judged(paired_ratio(profiled[:pairs], plain[:pairs]), **self.conditions)
-
-    @property
-    def profiler_overhead(self) -> float:
-        """Returns the profiler's cost as a share of a step without it; below zero is noise."""
-        return self.overhead.estimate - 1
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -174,27 +169,25 @@ class ProfileRun(OneDeviceRun):
         is_busy = "yes" if idle.estimate < BUSY else "no"
         return None if self.on_host else is_busy if idle.is_settled else idle.said
 
-    def phases(self) -> pd.DataFrame:
-        """Returns the time of each phase. Index: the phases in order. Columns: ms, share."""
-        ms = self.step.groupby("phase")["time_us"].sum() / 1e3
-        ms = ms.reindex([*PHASES, BETWEEN]).fillna(0.0)
-        return pd.DataFrame({"ms": ms, "share": ms / self.step_ms})
-
     def phase_costs(self) -> pd.DataFrame:
         """Returns time and operations of each phase, also as multiples of the forward pass's.
 
         Index: the phases in order. Columns: ms, share, flops, ms_over_forward, flops_over_forward;
         judged (the time over forward's in all profiled steps; None but for the backward pass).
         """
-        table = self.phases()
-        flops = self.roofline.groupby("phase")["flops"].sum().reindex(table.index).fillna(0.0)
-        return table.assign(
-            flops=flops,
-            ms_over_forward=table["ms"] / (table.at["forward", "ms"] or float("nan")),
-            flops_over_forward=flops / (flops["forward"] or float("nan")),
-            judged=[
-                self.backward_over_forward if phase == "backward" else None for phase in table.index
-            ],
+        order = [*PHASES, BETWEEN]
+        ms = self.step.groupby("phase")["time_us"].sum().reindex(order).fillna(0.0) / 1e3
+        flops = self.roofline.groupby("phase")["flops"].sum().reindex(order).fillna(0.0)
+        judged = {"backward": self.backward_over_forward}
+        return pd.DataFrame(
+            {
+                "ms": ms,
+                "share": ms / self.step_ms,
+                "flops": flops,
+                "ms_over_forward": ms / (ms["forward"] or float("nan")),
+                "flops_over_forward": flops / (flops["forward"] or float("nan")),
+                "judged": [judged.get(phase) for phase in order],
+            }
         )
 
     @property
@@ -208,42 +201,27 @@ class ProfileRun(OneDeviceRun):
     def categories(self) -> pd.DataFrame:
         """Returns the time of each kind of work.
 
-        Index: categories, the longest first. Columns: ms, share; low_ms, high_ms over steps;
-        low_share, high_share, each of its own step; kind, the category's name; flops_share; judged
-        (the share over all profiled steps); most (the verdict on the lead of the one that takes
-        most; None for the others).
+        Index: categories, the longest first. Columns: ms, share; low_ms, high_ms over steps; kind,
+        the category's name; flops_share; judged (the share over all profiled steps); most (the
+        verdict on the lead of the one that takes most; None for the others).
         """
-        by_step = self.category_ms
+        by_step, most = self.category_ms, self.most
         ms = self.step.groupby("category")["time_us"].sum() / 1e3
-        shares = by_step.div(by_step.sum(axis=1), axis=0)
         spread = {"low_ms": by_step.min(), "high_ms": by_step.max()}
-        spread |= {"low_share": shares.min(), "high_share": shares.max()}
         table = pd.DataFrame({"ms": ms, "share": ms / self.step_ms} | spread).fillna(0.0)
         table["kind"] = [self.category_name(name) for name in table.index]
         table["flops_share"] = self.flops_shares().reindex(table.index).fillna(0.0)
         table["judged"] = [self.share_of(name) for name in table.index]
-        table["most"] = [
-            self.most.lead.said if self.most and name == self.most.arm else None
-            for name in table.index
-        ]
+        leads = {most.arm: most.lead.said} if most else {}
+        table["most"] = [leads.get(name) for name in table.index]
         return table.sort_values("ms", ascending=False)
 
     def flops_shares(self) -> pd.Series:
         """Returns the share of each kind of work in the step's counted operations, by category."""
-        kinds = [
-            in_phase(operator_category(row.operator), row.phase)
-            for row in self.roofline.itertuples()
-        ]
-        flops = self.roofline.assign(category=kinds).groupby("category")["flops"].sum()
-        return flops / self.roofline["flops"].sum()
-
-    def by_phase(self) -> pd.DataFrame:
-        """Returns ms by phase (index) and category (columns), in order, without absent ones."""
-        table = self.step.pivot_table(
-            index="phase", columns="category", values="time_us", aggfunc="sum", fill_value=0.0
-        )
-        rows = [phase for phase in (*PHASES, BETWEEN) if phase in table.index]
-        return table.loc[rows, [name for name in CATEGORIES if name in table.columns]] / 1e3
+        rows = self.roofline
+        kinds = [in_phase(operator_category(row.operator), row.phase) for row in rows.itertuples()]
+        flops = rows.assign(category=kinds).groupby("category")["flops"].sum()
+        return flops / rows["flops"].sum()
 
     @property
     def between_products(self) -> pd.DataFrame:
@@ -318,20 +296,15 @@ class ProfileRun(OneDeviceRun):
     @cached_property
     def operators_ms(self) -> pd.DataFrame:
         """Returns the time of ``main_operators``: a row per profiled step, a column per row."""
-        rows = self.operators
-        return pd.DataFrame(
-            {
-                row.Index: self.times_ms(
-                    (rows["phase"] == row.phase) & (rows["operator"] == row.operator)
-                )
-                for row in self.main_operators().itertuples()
-            }
-        )
+        keys = ["phase", "operator"]
+        by_step = self.operators.groupby([*keys, "step"])["time_us"].sum().unstack(keys) / 1e3
+        rows = [*self.main_operators()[keys].itertuples(index=False, name=None)]
+        return by_step.reindex(columns=rows).fillna(0.0).set_axis(range(len(rows)), axis=1)
 
     @property
     def more_arithmetic_ms(self) -> Judged | None:
-        """Returns how much longer the operators take that arithmetic bounds than those that memory
-        bounds, in ms; None where the roof is unknown."""
+        """Returns how much longer operators bound by arithmetic take than those bound by memory, in
+        ms; None where the roof is unknown."""
         if self.roof is None:
             return None
         bound = self.main_operators()["bound"]
@@ -376,13 +349,9 @@ def open_profile(run_dir: str | Path | None = None) -> ProfileRun:
         raise UserError(f"{opened.folder / TABLES[0]}: no rows")
     return ProfileRun(
         opened=opened,
-        operators=_filled(opened.table("profile-operators.csv"), "operator", "shapes"),
+        # Texts may be empty, which is no missing value.
+        operators=opened.table("profile-operators.csv").fillna({"operator": "", "shapes": ""}),
         steps=opened.table("profile-steps.csv"),
-        roofline=_filled(opened.table("roofline.csv"), "shapes"),
+        roofline=opened.table("roofline.csv").fillna({"shapes": ""}),
         peak=read_peak(opened.table("device-peak.csv")),
     )
-
-
-def _filled(table: pd.DataFrame, *texts: str) -> pd.DataFrame:
-    """Returns the table; its columns ``texts`` may be empty, which is no missing value."""
-    return table.fillna(dict.fromkeys(texts, ""))

@@ -22,6 +22,7 @@ from common.perfmodel.one_device.roofline import Roof
 from common.traces.operator_categories import (
     ATTENTION,
     BOOKKEEPING,
+    CATEGORIES,
     COPIES,
     DATA,
     ELEMENTWISE,
@@ -34,6 +35,7 @@ from common.traces.operator_categories import (
     OPTIMIZER,
     OTHER,
 )
+from common.traces.trace_work import BETWEEN, PHASES
 
 COLOURS = {
     MATRIX: BLUE,
@@ -63,7 +65,9 @@ LINE_FROM = 12
 
 def step_parts(run: ProfileRun) -> Figure:
     """Draws where one step goes: a bar per phase, cut into kinds of work, in milliseconds."""
-    table = run.by_phase()
+    table = run.step.groupby(["phase", "category"])["time_us"].sum().unstack(fill_value=0.0) / 1e3
+    phases, kinds = [*PHASES, BETWEEN], [*CATEGORIES]
+    table = table.reindex(index=phases, columns=kinds, fill_value=0.0)
     table = table[table.sum(axis=1) > 0.002 * run.step_ms]
     table = table.loc[:, table.sum() > 0]
     with figure(run.caption, figsize=(7.2, 1.9 + 0.5 * len(table))) as (fig, axes):

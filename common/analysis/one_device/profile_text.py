@@ -43,11 +43,8 @@ PROFILER = {
     "overhead.said": "the profiler's cost is",
     "plain_ms": ("step without the profiler (median of {0.repeats})", "{:.1f} ms"),
     "profiled_ms": ("step under the profiler (median of {0.repeats})", "{:.1f} ms"),
-    "profiler_overhead": ("difference, paired by step", "{:+.1%}"),
-    "overhead.interval": (
-        "its 95 % interval",
-        lambda ratio: ratio.map(lambda end: end - 1).text("{:+.1%}"),
-    ),
+    "overhead.difference.estimate": ("difference, paired by step", "{:+.1%}"),
+    "overhead.difference": ("its 95 % interval", lambda interval: interval.text("{:+.1%}")),
     "step_ms": ("profiled step of median length, shown below", "{:.1f} ms"),
 }
 """Titles of ``ProfileRun``: a step with and without the profiler."""
@@ -111,7 +108,7 @@ def summary(run: ProfileRun, top: int = 10) -> str:
     """Returns what the script prints: phases, categories, the longest operators and their bound."""
     cost = f"what the profiler costs is {run.overhead.said}"
     if run.overhead.is_settled:
-        cost = f"{run.profiler_overhead:+.0%}"
+        cost = f"{run.overhead.difference.estimate:+.0%}"
     lines = [run.workload]
     lines.append(
         f"A step takes {run.plain_ms:.1f} ms, and {run.profiled_ms:.1f} ms under the profiler "
@@ -119,7 +116,7 @@ def summary(run: ProfileRun, top: int = 10) -> str:
         f"length, {run.step_ms:.1f} ms."
     )
     for title, table in (
-        ("Where the step goes", run.phases()),
+        ("Where the step goes", run.phase_costs()),
         ("By kind of work", run.categories()),
     ):
         lines += ["", f"--- {title} ---"]

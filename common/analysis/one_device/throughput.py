@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
 
 from common.analysis.one_device.origin import OneDeviceRun, step_text
+from common.analysis.one_device.saturation import LEAST_BATCHES, Saturation
 from common.analysis.one_device.throughput_text import (
     MEMORY,
     TARGET_DAYS,
@@ -40,29 +39,6 @@ from common.runtime.wording import digits
 from common.samples import student
 
 BATCHES, PEAK, TIMES = "throughput-batches.csv", "device-peak.csv", "throughput-times.csv"
-LEAST_BATCHES = 3
-"""Measured batch sizes from which on a line is put through the steps' times."""
-
-
-@dataclass(frozen=True)
-class Saturation:
-    """The time of a step as fixed_s + batch · per_sequence_s.
-
-    The first part is paid once a step whatever its size: launching kernels, reading the weights,
-    the update. The second is what each sequence adds.
-    """
-
-    fixed_s: float
-    per_sequence_s: float
-
-    @property
-    def half_batch(self) -> float:
-        """Returns the batch at which half of the highest rate is reached."""
-        return self.fixed_s / self.per_sequence_s
-
-    def step_s(self, batch_size: np.ndarray) -> np.ndarray:
-        """Computes the time of a step, in seconds."""
-        return self.fixed_s + np.asarray(batch_size) * self.per_sequence_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +62,6 @@ class ThroughputRun(OneDeviceRun):
     def workload(self) -> Workload:
         """Returns the step that was timed."""
         return Workload.of(self.settings)
-
-    @property
-    def title(self) -> str:
-        """Returns the model's name, such as GPT-2 Small."""
-        return self.workload.title
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -180,10 +151,8 @@ class ThroughputRun(OneDeviceRun):
     @property
     def utilisation(self) -> str:
         """Returns MFU and where its peak comes from, or why it is unknown."""
-        text = utilisation_text(
-            self.flops_per_s, self.peak_flops_per_s, self.peak, self.opened.device
-        )
-        return text.removeprefix("MFU: ")
+        peaks = self.peak_flops_per_s, self.peak
+        return utilisation_text(self.flops_per_s, *peaks, self.opened.device)
 
     @property
     def sweep(self) -> pd.DataFrame:
@@ -211,21 +180,12 @@ class ThroughputRun(OneDeviceRun):
             (way, large.tokens_per_s, large.years, large.devices_for(TARGET_DAYS))
             for way, large in ways.items()
         ]
-        return pd.DataFrame(rows, columns=["way", "tokens_per_s", "years", "devices"])
+        return pd.DataFrame(rows, columns=[*EXTRAPOLATIONS])
 
     @cached_property
     def saturation(self) -> Saturation | None:
         """Fits a straight line to the times of the steps; None where there is none (no_line)."""
-        if len(self.measured) < LEAST_BATCHES:
-            return None
-        batch = self.measured["batch_size"].to_numpy(float)
-        step_s = 1 / self.measured["steps_per_s"].to_numpy(float)
-        # Least squares of the relative error: each row is divided by its measured time, so that
-        # the line has to give 1 everywhere, and long steps do not outweigh short ones. Neither
-        # part of a step can be negative, hence NNLS.
-        parts = np.column_stack([1 / step_s, batch / step_s])
-        (fixed_s, per_sequence_s), _ = nnls(parts, np.ones(len(batch)))
-        return Saturation(float(fixed_s), float(per_sequence_s)) if per_sequence_s > 0 else None
+        return Saturation.fit(self.measured["batch_size"], self.measured["steps_per_s"])
 
     @property
     def no_line(self) -> str | None:
@@ -262,7 +222,7 @@ UTILISATION = {
     "tokens_per_s": ("tokens/s at batch {0.batch_size} (median step)", "{:,.0f}"),
     "speed.said": "tokens/s are",
     "speed.rounds": "visits to this batch",
-    "flops_per_token": ("operations per token of {0.title}", digits),
+    "flops_per_token": ("operations per token of {0.workload.title}", digits),
     "flops_per_s": ("operations per second", rate_text),
     "utilisation": "MFU",
 }
@@ -381,24 +341,20 @@ def extrapolation_facts(run: ThroughputRun) -> dict[str, str]:
     By parameters, a token costs as many operations per parameter in the large model as in the
     small one. The ratio of the two numbers of operations is the ratio of the two answers.
     """
+    config, name = run.config, run.workload.title
     length, longest = run.settings["seq_len"], ONE_TRILLION.n_positions
-    per_parameter = run.flops_per_token / run.config.num_parameters()
     of_large = training_flops_per_token(ONE_TRILLION, longest) / PARAMETERS
+    attention, of_largest = attention_share(config, length), attention_share(ONE_TRILLION, longest)
+    more = run.naive.years / run.by_operations.years - 1
+    outside = 1 - matrix_parameters(config) / config.num_parameters()
+    per_parameter = run.flops_per_token / config.num_parameters()
     return {
-        "years by parameters, over years by operations": (
-            f"{run.naive.years / run.by_operations.years - 1:+.1%}"
-        ),
-        f"operations per token and parameter, {run.title}": f"{per_parameter:.3f}",
+        "years by parameters, over years by operations": f"{more:+.1%}",
+        f"operations per token and parameter, {name}": f"{per_parameter:.3f}",
         "operations per token and parameter, 1T model": f"{of_large:.3f}",
-        f"attention's share of operations, {run.title}, {length:,} tokens": (
-            f"{attention_share(run.config, length):.1%}"
-        ),
-        f"attention's share of operations, 1T model, {longest:,} tokens": (
-            f"{attention_share(ONE_TRILLION, longest):.1%}"
-        ),
-        f"parameters outside of matrix products, {run.title}": (
-            f"{1 - matrix_parameters(run.config) / run.config.num_parameters():.1%}"
-        ),
+        f"attention's share of operations, {name}, {length:,} tokens": f"{attention:.1%}",
+        f"attention's share of operations, 1T model, {longest:,} tokens": f"{of_largest:.1%}",
+        f"parameters outside of matrix products, {name}": f"{outside:.1%}",
     }
 
 

@@ -6,11 +6,22 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from common.analysis.one_device.options import ALL, OptionsRun
 from common.analysis.one_device.throughput import ThroughputRun
-from common.analysis.style import BLACK, BLUE, GREY, MEASURED, ORANGE, RED, THOUSANDS, figure
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    MEASURED,
+    ORANGE,
+    RED,
+    THOUSANDS,
+    doubling_axis,
+    figure,
+    level,
+)
 from common.analysis.sweep_speedups import DRAWN, error_bars
 
 WIDE_TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)
@@ -28,7 +39,9 @@ def batch_sweep(run: ThroughputRun) -> Figure:
         axes.errorbar(table["batch_size"], middle, yerr=bars, label=label, **MEASURED)
         _saturation_line(axes, run)
         _points_that_ended(axes, run)
-        _batch_axis(axes, run.batches["batch_size"])
+        sizes = run.batches["batch_size"]
+        doubling_axis(axes, "batch size (sequences per step)", FixedLocator(sizes))
+        axes.set_xlim(sizes.min() / 1.3, sizes.max() * 1.3)
         axes.set(ylabel="throughput (tokens/s)", ylim=(0, 1.25 * np.fmax(middle, high).max()))
         axes.yaxis.set_major_formatter(THOUSANDS)
         axes.legend(loc="lower right", fontsize=8)
@@ -109,44 +122,17 @@ def _saturation_line(axes: Axes, run: ThroughputRun) -> None:
     fixed_ms, sequence_ms = line.fixed_s * 1e3, line.per_sequence_s * 1e3
     ceiling = run.ceiling_tokens_per_s
     batch = np.geomspace(run.batches["batch_size"].min(), run.batches["batch_size"].max(), 200)
-    axes.plot(
-        batch,
-        run.tokens_per_sequence * batch / line.step_s(batch),
-        color=BLUE,
-        label=f"a step takes {fixed_ms:.3g} ms and {sequence_ms:.3g} ms per sequence",
-    )
-    axes.axhline(ceiling, color=GREY, linestyle="--", linewidth=1)
-    axes.text(
-        0.01,
-        ceiling,
-        f"ceiling, without the fixed part: {ceiling:,.0f} tokens/s",
-        color=GREY,
-        va="bottom",
-        fontsize=8,
-        transform=axes.get_yaxis_transform(),
-    )
+    label = f"a step takes {fixed_ms:.3g} ms and {sequence_ms:.3g} ms per sequence"
+    rates = run.tokens_per_sequence * batch / line.step_s(batch)
+    axes.plot(batch, rates, color=BLUE, label=label)
+    text = f"ceiling, without the fixed part: {ceiling:,.0f} tokens/s"
+    level(axes, ceiling, text, is_left=True)
 
 
 def _points_that_ended(axes: Axes, run: ThroughputRun) -> None:
     """Marks the batch sizes without a result, at the bottom."""
     if run.ended.empty:
         return
-    axes.plot(
-        run.ended["batch_size"],
-        np.zeros(len(run.ended)),
-        "x",
-        color=RED,
-        markersize=9,
-        mew=2,
-        clip_on=False,
-        zorder=5,
-        label=" or ".join(sorted(set(run.ended["status"]))),
-    )
-
-
-def _batch_axis(axes: Axes, batch_sizes: pd.Series) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(batch_sizes, [f"{size:g}" for size in batch_sizes])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(batch_sizes.min() / 1.3, batch_sizes.max() * 1.3)
-    axes.set_xlabel("batch size (sequences per step)")
+    look = {"color": RED, "markersize": 9, "mew": 2, "clip_on": False, "zorder": 5}
+    label = " or ".join(sorted(set(run.ended["status"])))
+    axes.plot(run.ended["batch_size"], np.zeros(len(run.ended)), "x", label=label, **look)

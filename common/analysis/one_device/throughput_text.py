@@ -89,15 +89,13 @@ def utilisation_text(
 ) -> str:
     """Returns MFU and where its peak comes from; unknown where there is none."""
     if peak is None:
-        return f"MFU: unknown ({device} is not in the table of peaks)"
+        return f"unknown ({device} is not in the table of peaks)"
     if peak_flops_per_s is None:
-        return f"MFU: unknown ({peak.source} has no peak in this precision for {device})"
+        return f"unknown ({peak.source} has no peak in this precision for {device})"
     utilisation = flops_per_s / peak_flops_per_s
     doubt = "; above 100 %: the machine was busier when the peak was measured"
-    return (
-        f"MFU: {utilisation:.1%} of {rate_text(peak_flops_per_s)} "
-        f"({peak.source}{doubt if utilisation > 1 else ''})"
-    )
+    source = f"{peak.source}{doubt if utilisation > 1 else ''}"
+    return f"{utilisation:.1%} of {rate_text(peak_flops_per_s)} ({source})"
 
 
 def operations_block(
@@ -115,7 +113,7 @@ def operations_block(
             "\n--- Utilization, and the Extrapolation by Operations ---",
             f"Operations per token: {per_token:.3g} (6N + 12 · layers · width · length)",
             f"Achieved: {rate_text(flops_per_s)}",
-            utilisation_text(flops_per_s, peak_flops_per_s, peak, device),
+            f"MFU: {utilisation_text(flops_per_s, peak_flops_per_s, peak, device)}",
             f"1T Model: {model.n_layer} layers of width {model.n_embd:,}, sequence "
             f"{model.n_positions:,}, {needed:.3g} operations per token ({ONE_TRILLION_SOURCE})",
             f"1T Model throughput at the same operations per second: "

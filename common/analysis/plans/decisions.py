@@ -10,9 +10,15 @@ from common.errors import UserError
 from common.perfmodel.architectures.published_sizes import sized_architecture
 from common.perfmodel.cluster.clusters import load_cluster
 from common.planning.answer import GB, beside, lack
-from common.planning.asked import named_fields, named_plan, named_plans
 from common.planning.cluster_times import search_cluster
-from common.planning.search import Searched, TimedPlan, matches
+from common.planning.search import (
+    Searched,
+    TimedPlan,
+    matches,
+    named_fields,
+    named_plan,
+    named_plans,
+)
 from common.planning.space import Question, SizedPlan
 from common.runtime.wording import digits
 

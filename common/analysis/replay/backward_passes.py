@@ -111,14 +111,13 @@ def _pass(
     """Makes a pass from its nodes and buckets, as (handed over, copies in, copies out)."""
 
     def times(span: Span) -> tuple[float, float, float]:
-        return (
-            device.of(span) if device else (span.start_us, span.end_us, span.end_us - span.start_us)
-        )
+        if device:
+            return device.of(span)
+        return span.start_us, span.end_us, span.end_us - span.start_us
 
     made = Pass()
-    begin_us = times(nodes[0])[0]
+    begin_us = last_us = times(nodes[0])[0]
     spent_us = 0.0
-    last_us = begin_us
     for handed, inside, outside in buckets:
         made.buckets.append(len(inside))
         made.handed.append(handed)
@@ -132,9 +131,7 @@ def _pass(
         launch_us = handed.end_us - handed.start_us
         made.launched_s += launch_us / 1e6
         spent_us += launch_us
-        for copy in outside:
-            _, end_us, _ = times(copy)
-            last_us = max(last_us, end_us)
+        last_us = max([last_us, *(times(copy)[1] for copy in outside)])
     made.copied_out_s = _copied_out_us(buckets, main) / 1e6
     compute_end_us = max(times(node)[1] for node in nodes[-8:])
     made.begin_us, made.end_us = begin_us, max(last_us, compute_end_us)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.analysis.replay.lanes import Cut, HostLane, Joinable, RankLanes, numbered_steps
+from common.analysis.replay.lanes import Cut, HostLane, Joinable, RankLanes, StepRanges
 from common.errors import UserError
 from common.perfmodel.replay.program import DEVICE, Program
 from common.traces.operation_names import (
@@ -34,39 +34,32 @@ AS_IT_ENDS_US = 15.0
 
 def device_lanes(program: Program, trace: RankTrace, steps: Sequence[int]) -> RankLanes:
     """Adds the lanes of a rank that computes on a GPU, for some steps of its trace."""
-    ranges = {number: span for number, span in numbered_steps(trace) if number in steps}
-    first_us = min(span.start_us for span in ranges.values())
-    last_us = max(span.end_us for span in ranges.values())
+    ranges = StepRanges(trace, steps)
     launches = {
         span.correlation: span
         for span in trace.runtime
-        if LAUNCHES.match(span.name) and first_us <= span.start_us < last_us
+        if LAUNCHES.match(span.name) and ranges.holds(span)
     }
     kernels = sorted(
         (kernel for kernel in trace.kernels if kernel.correlation in launches),
         key=lambda kernel: (launches[kernel.correlation].start_us, kernel.start_us),
     )
     index_of = {kernel.correlation: index for index, kernel in reversed([*enumerate(kernels)])}
-    cuts = [Cut(span.start_us, span.start_us, step=n) for n, span in ranges.items()]
+    cuts = ranges.cuts()
     for correlation, index in index_of.items():
         at_us = launches[correlation].start_us
         cuts.append(Cut(at_us, at_us, hands=index))
-    synchronised = _synchronised(trace, launches, kernels, first_us, last_us)
+    synchronised = _synchronised(trace, launches, kernels, ranges)
     cuts += [Cut(span.start_us, span.end_us, waits=index) for span, index in synchronised]
-    cuts.append(Cut(last_us, last_us))
     host = HostLane(program, trace)
-    host.make(cuts, first_us)
-    first = [(program.lanes[host.lane].operations[0], first_us)]
-    lanes = RankLanes(trace, first=first, seen_us=host.seen_us)
+    lanes = host.make(cuts, ranges.first_us)
     ids = _add_kernels(program, lanes, kernels, launches, index_of, host)
     for operation, index, resumed_us in host.waits:
         lag_us = max(0.0, resumed_us - kernels[index].end_us)
         program.after[operation].append((ids[index], lag_us / 1e6))
-    step_starts = sorted((span.start_us, n) for n, span in ranges.items())
     begun = set()
     for kernel, operation in zip(kernels, ids, strict=True):
-        at_us = launches[kernel.correlation].start_us
-        step = step_starts[max(0, bisect_right(step_starts, (at_us, 1 << 60)) - 1)][1]
+        step = ranges.step_at(launches[kernel.correlation].start_us)
         what = _communicates(kernel)
         if what:
             lanes.calls.append(
@@ -75,7 +68,7 @@ def device_lanes(program: Program, trace: RankTrace, steps: Sequence[int]) -> Ra
         elif step not in begun and not kernel.name.startswith(("Memcpy", "Memset")):
             begun.add(step)
             lanes.boundaries.append((step, operation, False, kernel.start_us))
-    if len(begun) < len(ranges):
+    if len(begun) < len(ranges.spans):
         raise UserError(f"{trace.path}: a step launched no computing kernels")
     last = max(range(len(kernels)), key=lambda index: kernels[index].end_us)
     lanes.boundaries.append((-1, ids[last], True, kernels[last].end_us))
@@ -93,8 +86,7 @@ def _synchronised(
     trace: RankTrace,
     launches: dict[int, Span],
     kernels: Sequence[Span],
-    first_us: float,
-    last_us: float,
+    ranges: StepRanges,
 ) -> list[tuple[Span, int]]:
     """Finds calls in which the host waits for the device: the call, and the kernel it waits for.
 
@@ -104,10 +96,8 @@ def _synchronised(
     launched = np.array([launches[kernel.correlation].start_us for kernel in kernels])
     waits = []
     for span in trace.runtime:
-        is_sync = SYNCHRONISES.match(span.name)
-        if not is_sync or not first_us <= span.start_us < last_us:
-            continue
-        if span.end_us - span.start_us < LONG_CALL_US:
+        is_sync = SYNCHRONISES.match(span.name) and ranges.holds(span)
+        if not is_sync or span.end_us - span.start_us < LONG_CALL_US:
             continue
         before = int(np.searchsorted(launched, span.end_us))
         ended = ends[:before]
@@ -127,7 +117,6 @@ def _add_kernels(
 ) -> list[int]:
     """Adds an operation for each kernel, on the lane of its stream; returns their ids."""
     streams: dict[int, int] = {}
-    previous: dict[int, Span] = {}
     lag_us = _launch_lag_us(kernels, launches)
     waits = _stream_waits(lanes.trace, kernels, launches, lag_us)
     ids: list[int] = []
@@ -140,15 +129,15 @@ def _add_kernels(
         if communicates and last_computing >= 0:
             after.append((ids[last_computing], 0.0))
         after += [(ids[other], 0.0) for other in waits.get(index, ()) if other < index]
-        if stream not in streams:
+        is_first = stream not in streams
+        if is_first:
             streams[stream] = program.add_lane(lanes.trace.rank, DEVICE)
         work_us = 0.0 if communicates else kernel.end_us - kernel.start_us
         label = communicates or "kernel"
         ids.append(program.add(streams[stream], work_us / 1e6, after, label))
         lanes.seen_us[ids[-1]] = (kernel.start_us, kernel.end_us)
-        if stream not in previous:
+        if is_first:
             lanes.first.append((ids[-1], _free_since(lanes.trace, kernel)))
-        previous[stream] = kernel
         if not communicates:
             last_computing = index
     return ids
@@ -200,12 +189,10 @@ def _stream_waits(
         explained_us = max(free_us[kernel.thread], launched[index] + lag_us)
         index_before = bisect_right(ends, (kernel.start_us, 1 << 60)) - 1
         is_late = kernel.start_us > explained_us + AS_IT_ENDS_US / 3
-        if (
-            is_late
-            and index_before >= 0
-            and kernel.start_us - ends[index_before][0] < AS_IT_ENDS_US
-        ):
-            waits[index].append(ends[index_before][1])
+        if is_late and index_before >= 0:
+            ended_us, call = ends[index_before]
+            if kernel.start_us - ended_us < AS_IT_ENDS_US:
+                waits[index].append(call)
         free_us[kernel.thread] = max(free_us[kernel.thread], kernel.end_us)
     return waits
 

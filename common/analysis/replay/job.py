@@ -193,16 +193,15 @@ def _set_clocks(job: Job, groups: list[list[tuple[int, Joinable]]]) -> None:
     reference = job.lanes[0].trace
     job.clocks_us[reference.rank] = 0.0
     for part in job.lanes[1:]:
-        rank, apart = part.trace.rank, []
-        early = 0
+        rank, apart, early = part.trace.rank, [], 0
         for members in groups:
             of_rank = dict(members)
             if rank in of_rank and reference.rank in of_rank:
                 ours, theirs = of_rank[rank], of_rank[reference.rank]
                 apart.append(ours.end_us - theirs.end_us)
                 early += ours.end_us < theirs.start_us or theirs.end_us < ours.start_us
-        offset_us = float(np.median(apart)) if apart else 0.0
-        spread_us = float(np.median(np.abs(np.array(apart) - offset_us))) if apart else 0.0
+        offset_us = float(np.median(apart or [0.0]))
+        spread_us = float(np.median(np.abs(np.array(apart or [0.0]) - offset_us)))
         is_sure = abs(offset_us) > max(CLOCKS_DIFFER_US, 10 * spread_us)
         differ = early > len(apart) / 20 or (
             is_sure and part.trace.host_name != reference.host_name

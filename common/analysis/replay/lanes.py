@@ -69,6 +69,29 @@ class RankLanes:
     seen_us: dict[int, tuple[float, float]] = field(default_factory=dict)
 
 
+class StepRanges:
+    """Some steps of a trace: number → range, and the moments at which they begin and end."""
+
+    def __init__(self, trace: RankTrace, steps: Sequence[int]) -> None:
+        self.spans = {number: span for number, span in numbered_steps(trace) if number in steps}
+        self.first_us = min(span.start_us for span in self.spans.values())
+        self.last_us = max(span.end_us for span in self.spans.values())
+        self._starts = sorted((span.start_us, number) for number, span in self.spans.items())
+
+    def holds(self, span: Span) -> bool:
+        """Returns True if something begins in the time of these steps."""
+        return self.first_us <= span.start_us < self.last_us
+
+    def step_at(self, moment_us: float) -> int:
+        """Returns the number of the step that a moment is in; of the first where it is before."""
+        return self._starts[max(0, bisect_right(self._starts, (moment_us, 1 << 60)) - 1)][1]
+
+    def cuts(self) -> list[Cut]:
+        """Returns the cuts at which steps begin, and the last one ends."""
+        begins = [Cut(span.start_us, span.start_us, step=n) for n, span in self.spans.items()]
+        return [*begins, Cut(self.last_us, self.last_us)]
+
+
 @dataclass(eq=False)
 class Cut:
     """A moment of the host at which it hands something over, waits, or begins a step.
@@ -96,8 +119,8 @@ class HostLane:
         self.seen_us: dict[int, tuple[float, float]] = {}
         self.last = -1
 
-    def make(self, cuts: Sequence[Cut], start_us: float) -> None:
-        """Adds an operation for the time up to each cut.
+    def make(self, cuts: Sequence[Cut], start_us: float) -> RankLanes:
+        """Adds an operation for the time up to each cut; returns the rank's lanes.
 
         What a loader takes is an operation of its own.
         """
@@ -121,6 +144,8 @@ class HostLane:
             if cut.hands >= 0:
                 self.handed[cut.hands] = self.last
             now_us = max(cut.end_us, until_us)
+        first = [(self.program.lanes[self.lane].operations[0], start_us)]
+        return RankLanes(self.trace, first=first, seen_us=self.seen_us)
 
     def _pieces(self, start_us: float, end_us: float) -> list[tuple[float, float, str]]:
         """Cuts a stretch of time where a loader begins and ends."""
@@ -135,14 +160,11 @@ class HostLane:
 
 def host_lanes(program: Program, trace: RankTrace, steps: Sequence[int]) -> RankLanes:
     """Adds the lanes of a rank that computes on its CPU, for some steps of its trace."""
-    ranges = {number: span for number, span in numbered_steps(trace) if number in steps}
-    first_us = min(span.start_us for span in ranges.values())
-    last_us = max(span.end_us for span in ranges.values())
-    calls = _matched(trace, first_us, last_us)
+    ranges = StepRanges(trace, steps)
+    calls = _matched(trace, ranges)
     main = main_thread(trace)
     bucket_waits = _bucket_waits(trace, calls, main)
-    cuts = [Cut(span.start_us, span.start_us, step=n) for n, span in ranges.items()]
-    ends_us = []
+    cuts, ends_us = ranges.cuts(), []
     for index, (handed, sent) in enumerate(calls):
         wait = bucket_waits.get(index) or _wait(main, trace, handed, sent)
         end_us = sent.end_us
@@ -152,17 +174,13 @@ def host_lanes(program: Program, trace: RankTrace, steps: Sequence[int]) -> Rank
             cuts.append(Cut(still_us, wait[1], waits=index))
         ends_us.append(end_us)
         cuts.append(Cut(handed.start_us, handed.start_us, hands=index))
-    cuts.append(Cut(last_us, last_us))
     host = HostLane(program, trace)
-    host.make(cuts, first_us)
-    first = [(program.lanes[host.lane].operations[0], first_us)]
-    lanes = RankLanes(trace, first=first, seen_us=host.seen_us)
+    lanes = host.make(cuts, ranges.first_us)
     exchange = program.add_lane(trace.rank, EXCHANGE, GLOO_THREADS)
-    step_starts = sorted((span.start_us, n) for n, span in ranges.items())
     taken_up_us = _usual_lag_us(calls)
     for index, (handed, sent) in enumerate(calls):
         operation = program.add(exchange, 0.0, [(host.handed[index], taken_up_us / 1e6)])
-        step = step_starts[max(0, bisect_right(step_starts, (handed.start_us, 1 << 60)) - 1)][1]
+        step = ranges.step_at(handed.start_us)
         what = collective(handed.name) or collective(sent.name) or handed.name
         lanes.seen_us[operation] = (sent.start_us, ends_us[index])
         lanes.calls.append(
@@ -176,7 +194,7 @@ def host_lanes(program: Program, trace: RankTrace, steps: Sequence[int]) -> Rank
         lag_us = goes_on_us if index in real else 0.0
         program.after[operation].append((lanes.calls[index].operation, lag_us / 1e6))
     lanes.boundaries = [(n, operation, False, at_us) for n, operation, at_us in host.steps]
-    lanes.boundaries.append((-1, host.last, True, last_us))
+    lanes.boundaries.append((-1, host.last, True, ranges.last_us))
     return lanes
 
 
@@ -195,17 +213,16 @@ def numbered_steps(trace: RankTrace) -> list[tuple[int, Span]]:
     return [(int(step.name.partition("#")[2]), step) for step in trace.steps]
 
 
-def _matched(trace: RankTrace, first_us: float, last_us: float) -> list[tuple[Span, Span]]:
+def _matched(trace: RankTrace, ranges: StepRanges) -> list[tuple[Span, Span]]:
     """Returns collectives as (handed over, sent), in the order in which they were handed over.
 
     Threads take collectives from one queue in order, but two that start within microseconds of
     each other may be noted the other way round; their sizes then tell them apart.
     """
-    handed = [span for span in trace.handed if first_us <= span.start_us < last_us]
-    handed = [span for span in handed if collective(span.name)]
-    queue = [span for span in trace.gloo if first_us <= span.start_us < last_us]
+    handed = [span for span in trace.handed if ranges.holds(span) and collective(span.name)]
+    queue = [span for span in trace.gloo if ranges.holds(span)]
     if len(handed) != len(queue):  # one hands over several, or none: taken as handed when sent
-        return [(_as_handed(span), span) for span in queue]
+        return [(replace(span, end_us=span.start_us), span) for span in queue]
     matched = []
     for index, call in enumerate(handed):
         near = queue[:GLOO_THREADS]
@@ -217,10 +234,6 @@ def _matched(trace: RankTrace, first_us: float, last_us: float) -> list[tuple[Sp
         queue.remove(chosen)
         matched.append((call, chosen))
     return matched
-
-
-def _as_handed(span: Span) -> Span:
-    return replace(span, end_us=span.start_us)
 
 
 def _copied_before(trace: RankTrace, handed: Sequence[Span], index: int) -> float:

@@ -62,9 +62,7 @@ def timeline_figure(base: Replayed, answers: Sequence[Predicted]) -> Figure:
     chosen = judged[:MOST_CHANGES]
     every = timelines(base, chosen)
     runs = {REPLAYED: base} | {answer.name: answer.replayed for answer in chosen}
-    spans = {name: _step_of(run) for name, run in runs.items()}
-    first, last = _seen_step(base)
-    spans = {MEASURED: (first, last)} | spans
+    spans = {MEASURED: _seen_step(base)} | {name: _step_of(run) for name, run in runs.items()}
     lanes = _lanes(every[MEASURED])
     names = sorted({box.name for boxes in every.values() for box in boxes}, key=_order)
     colours = dict(zip(names, [*CYCLE, *CYCLE, *CYCLE], strict=False)) | {WAITS: "#dddddd"}
@@ -82,9 +80,8 @@ def timeline_figure(base: Replayed, answers: Sequence[Predicted]) -> Figure:
             axis.set_title(f"{name}: {(end_s - start_s) * 1e3:.4g} ms", loc="left", fontsize=8.5)
             axis.set_xlim(0, longest_s * 1.02 * 1e3)
         axes[-1].set_xlabel("ms")
-        drawn = [n for n in names if n in {b.name for boxes in every.values() for b in boxes}]
-        handles = [axes[0].barh(0, 0, color=colours[n], label=n) for n in drawn]
-        fig.legend(handles, drawn, loc="outside upper right", ncols=4, fontsize=7)
+        handles = [axes[0].barh(0, 0, color=colours[name], label=name) for name in names]
+        fig.legend(handles, names, loc="outside upper right", ncols=4, fontsize=7)
     return fig
 
 
@@ -97,8 +94,7 @@ def _lanes(boxes: Sequence[Box]) -> list[str]:
     busy_s: dict[str, float] = {}
     for box in boxes:
         busy_s[box.lane] = busy_s.get(box.lane, 0.0) + box.end_s - box.start_s
-    most = sorted(busy_s, key=lambda lane: -busy_s[lane])[:MOST_LANES]
-    return sorted(most)
+    return sorted(sorted(busy_s, key=lambda lane: -busy_s[lane])[:MOST_LANES])
 
 
 def _draw(
@@ -114,12 +110,9 @@ def _draw(
             bars = [
                 (max(box.start_s, start_s), min(box.end_s, end_s))
                 for box in boxes
-                if box.lane == lane
-                and box.name == name
-                and box.end_s > start_s
-                and box.start_s < end_s
+                if (box.lane, box.name) == (lane, name)
             ]
-            pieces = [((a - start_s) * 1e3, (b - a) * 1e3) for a, b in bars]
+            pieces = [((a - start_s) * 1e3, (b - a) * 1e3) for a, b in bars if a < b]
             axis.broken_barh(pieces, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
     axis.set_yticks(range(len(lanes)), lanes, fontsize=7)
     axis.invert_yaxis()

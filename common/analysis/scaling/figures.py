@@ -61,11 +61,9 @@ def _throughput_line(axes: Axes, series: Series, index: int) -> None:
     table = series.table
     ranks, rate = table["world_size"], table["throughput_samples_per_s"]
     alone = rate.iloc[0]
-    names = ("ideal", f"{GOOD_EFFICIENCY:.0%} of it") if index == 0 else ("", "")
-    axes.plot(ranks, alone * ranks, "--", color=GREY, linewidth=1, label=names[0] or None)
-    axes.plot(
-        ranks, GOOD_EFFICIENCY * alone * ranks, ":", color=GREY, linewidth=1, label=names[1] or None
-    )
+    for share, dashes, name in ((1.0, "--", "ideal"), (GOOD_EFFICIENCY, ":", "80% of it")):
+        label = name if index == 0 else None
+        axes.plot(ranks, share * alone * ranks, dashes, color=GREY, linewidth=1, label=label)
     axes.errorbar(
         ranks,
         rate,
@@ -83,10 +81,7 @@ def step_parts(
 ) -> Figure:
     """Draws a bar of parts per arm, with the step nobody watched and the predicted one.
 
-    Args:
-        parts: Steps in parts, as ``decompose_all`` returns them.
-        caption: Hardware, date and source.
-        predictions: Predicted steps, as ``predicted_steps`` returns them.
+    ``parts`` are those of ``decompose_all``, ``predictions`` those of ``predicted_steps``.
     """
     parts = parts.sort_values(["regime", "global_batch", "world_size"], kind="stable")
     places = np.arange(len(parts))[::-1]
@@ -94,47 +89,20 @@ def step_parts(
         starts = np.zeros(len(parts))
         for name, colour in PART_COLOURS.items():
             widths = parts[f"{name}_ms"].to_numpy()
-            axes.barh(
-                places,
-                widths,
-                left=starts,
-                height=0.66,
-                color=colour,
-                edgecolor="white",
-                linewidth=0.4,
-                label=name,
-            )
+            look = {"color": colour, "edgecolor": "white", "linewidth": 0.4}
+            axes.barh(places, widths, left=starts, height=0.66, label=name, **look)
             starts += widths
         ends = [starts.max()]
         plain = parts["plain_step_ms"].astype(float)
         if plain.notna().any():
-            axes.plot(
-                plain,
-                places,
-                linestyle="none",
-                zorder=4,
-                marker="|",
-                markersize=15,
-                mew=2,
-                color=BLACK,
-                label="step with nothing watched",
-            )
+            label = "step with nothing watched"
+            axes.plot(plain, places, "|", ms=15, mew=2, color=BLACK, zorder=4, label=label)
             ends.append(plain.max())
         if predictions is not None:
-            predicted = parts[["arm"]].merge(predictions, on="arm", how="left")
-            axes.plot(
-                predicted["predicted_step_ms"],
-                places,
-                linestyle="none",
-                zorder=4,
-                marker="D",
-                markersize=5.5,
-                color=RED,
-                mec="white",
-                mew=0.6,
-                label="predicted",
-            )
-            ends.append(predicted["predicted_step_ms"].max())
+            predicted = parts["arm"].map(predictions.set_index("arm")["predicted_step_ms"])
+            look = {"color": RED, "ms": 5.5, "mec": "white", "mew": 0.6, "zorder": 4}
+            axes.plot(predicted, places, "D", label="predicted", **look)
+            ends.append(predicted.max())
         axes.set_yticks(places, [arm_name(*row) for row in parts[ARM].values], fontsize=8.5)
         axes.set_xlim(0, 1.05 * np.nanmax(ends))
         axes.grid(axis="y", visible=False)

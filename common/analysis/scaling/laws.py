@@ -115,7 +115,6 @@ def fit_law(
     error shows.
 
     Args:
-        law: Law to fit: AMDAHL, GUSTAFSON or USL.
         ranks: Numbers of ranks; 1 may be among them and is left out.
         speedup: Speedup S at each number of ranks.
         low, high: Ends of the 95 % intervals of the speedups.

@@ -35,14 +35,11 @@ SAME = ("world_size", "batch_per_rank", "accumulation")
 def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Predicts the step of each arm without a change, in ms.
 
-    Args:
-        opened: Run with probes.
-        tables: Tables of the run (``evidence.read_tables``).
+    ``tables`` are those of the run, with probes (``evidence.read_tables``).
 
     Returns a row per arm: arm; predicted_step_ms (nothing taken from any step); adjusted_step_ms
     (corrected by what an arm marked ``reference`` shows, whose own is then no prediction, nor is
-    that of an arm with the same step in the other regime);
-    predicted_exposed_ms and predicted_communication_ms (0 on one rank).
+    that of an arm with the same step in the other regime).
 
     Raises UserError where nothing was measured apart, or no arm has two ranks.
     """
@@ -65,33 +62,20 @@ def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataF
             batch_per_rank=int(arm.batch_per_rank),
             accumulation=int(arm.accumulation),
         )
-        bare, adjusted = (
-            predict(model if ranks == 1 else on_fewer_ranks(model, ranks), settings)
-            for model in (apart, reference)
-        )
-        step_s, adjusted_s = bare.step_n_s, adjusted.step_n_s
-        exposed_s, exchange_s = bare.exchange.exposed_communication_s, bare.exchange.communication_s
-        if ranks == 1:
-            step_s, adjusted_s, exposed_s, exchange_s = bare.step_1_s, adjusted.step_1_s, 0.0, 0.0
-        rows.append(
-            {
-                "arm": arm.arm,
-                "reference": ranks > 1 and all(getattr(arm, name) == fitted[name] for name in SAME),
-                "predicted_step_ms": step_s * 1e3,
-                "adjusted_step_ms": adjusted_s * 1e3,
-                "predicted_exposed_ms": exposed_s * 1e3,
-                "predicted_communication_ms": exchange_s * 1e3,
-            }
-        )
+        row = {"arm": arm.arm}
+        row["reference"] = ranks > 1 and all(getattr(arm, name) == fitted[name] for name in SAME)
+        for name, model in (("predicted", apart), ("adjusted", reference)):
+            if ranks == 1:
+                step_s = predict(model, settings).step_1_s
+            else:
+                step_s = predict(on_fewer_ranks(model, ranks), settings).step_n_s
+            row[f"{name}_step_ms"] = step_s * 1e3
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
 def prediction_errors(parts: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Compares predicted with measured steps, for the arms on several ranks.
-
-    Args:
-        parts: Steps in parts, as ``decompose_all`` returns them.
-        predicted: Predicted steps, as ``predicted_steps`` returns them.
+    """Compares ``predicted_steps`` with measured ones, for the arms on several ranks.
 
     Returns the rows of both with measured_ms (the plain step, or else the watched one), error and
     adjusted_error (predicted over measured, minus 1; NaN for the reference, which was fitted to).

@@ -8,8 +8,9 @@ sample, and none per epoch. Intervals come from repeated runs, or else from the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,24 +93,15 @@ class Speedup:
 def why_not_comparable(base: RunIdentity, run: RunIdentity, regime: str) -> str | None:
     """Returns the first reason why ``run`` has no speedup over ``base``; None where it has one.
 
-    Args:
-        base: Run to compare with.
-        run: Run that may be faster.
-        regime: ``strong``, the same global batch, or ``weak``, the same batch per rank.
-
-    Raises ValueError for another regime.
+    ``regime`` is ``strong``, the same global batch, or ``weak``, the same batch per rank.
     """
-    if regime not in BATCHES:
-        raise ValueError(f"regime {regime!r} is neither {STRONG} nor {WEAK}")
     field, name = BATCHES[regime]
     fields = SAME | {field: name}
-    different = _first_difference(base, run, fields) or _other_processor(base, run)
-    if different:
+    if different := _first_difference(base, run, fields):
         return different
     if base.distinct_per_epoch is None or run.distinct_per_epoch is None:
         return NOT_COUNTED
-    repeated = _repeated(base) or _repeated(run)
-    if repeated:
+    if repeated := _repeated(base) or _repeated(run):
         return repeated
     if not _same_count(base.distinct_per_epoch, run.distinct_per_epoch, run.world_size):
         return (
@@ -120,14 +112,19 @@ def why_not_comparable(base: RunIdentity, run: RunIdentity, regime: str) -> str 
     return f"{unknown[0]} is not recorded" if unknown else None
 
 
-def _first_difference(base: RunIdentity, run: RunIdentity, fields: dict[str, str]) -> str | None:
+def _first_difference(
+    base: RunIdentity, run: RunIdentity, fields: Mapping[str, str] = SAME
+) -> str | None:
+    """Returns the first difference in these fields, or in processors where both are known."""
     for field, name in fields.items():
         values = getattr(base, field), getattr(run, field)
         if None not in values and values[0] != values[1]:
             return f"{name} differs ({values[0]} and {values[1]})"
         if values.count(None) == 1:
             return f"{name} is recorded for one of the two only"
-    return None
+    if None in (base.processor, run.processor) or base.processor == run.processor:
+        return None
+    return f"processor differs ({base.processor} and {run.processor})"
 
 
 def _repeated(run: RunIdentity) -> str | None:
@@ -156,21 +153,12 @@ def speedup(
 ) -> Speedup:
     """Computes how many times as fast ``runs`` go through the samples as ``base_runs``.
 
-    Args:
-        base_runs: Repetitions of the configuration to compare with.
-        runs: Repetitions of the other configuration.
-        regime: Either ``strong`` or ``weak``.
-        warmup: Number of first epochs that are left out.
-
-    Raises UserError with the reason where the two cannot be compared.
+    Both are repetitions of one configuration; ``warmup`` is the number of first epochs that are
+    left out. Raises UserError with the reason where the two cannot be compared.
     """
-    _check_repeats(base_runs)
-    _check_repeats(runs)
-    reason = why_not_comparable(base_runs[0].identity, runs[0].identity, regime)
-    if reason:
-        raise UserError(f"{_both(base_runs, runs)}: not comparable: {reason}")
-    counts = [side[0].identity.distinct_per_epoch for side in (base_runs, runs)]
-    return _speedup(base_runs, runs, warmup, counts[1] / counts[0])
+    _check(base_runs, runs, partial(why_not_comparable, regime=regime))
+    base, other = (side[0].identity.distinct_per_epoch for side in (base_runs, runs))
+    return _speedup(base_runs, runs, warmup, other / base)
 
 
 def printed_speedup(
@@ -180,7 +168,7 @@ def printed_speedup(
 
     Raises UserError where even the data set or the model differ.
     """
-    _check_same(base_runs, runs)
+    _check(base_runs, runs, _first_difference)
     return _speedup(base_runs, runs, warmup, 1.0)
 
 
@@ -193,7 +181,7 @@ def per_sample_speedup(
 
     Raises UserError where the data set or the model differ, or nobody knows the samples.
     """
-    _check_same(base_runs, runs)
+    _check(base_runs, runs, _first_difference)
     counts = [side[0].processed_per_epoch for side in (base_runs, runs)]
     for side, count in zip((base_runs, runs), counts, strict=True):
         if count is None:
@@ -201,32 +189,21 @@ def per_sample_speedup(
     return _speedup(base_runs, runs, warmup, counts[1] / counts[0])
 
 
-def _check_same(base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun]) -> None:
-    _check_repeats(base_runs)
-    _check_repeats(runs)
-    base, run = base_runs[0].identity, runs[0].identity
-    reason = _first_difference(base, run, SAME) or _other_processor(base, run)
-    if reason:
-        raise UserError(f"{_both(base_runs, runs)}: not comparable: {reason}")
-
-
-def _other_processor(base: RunIdentity, run: RunIdentity) -> str | None:
-    """Returns the difference in processors, where they are known of both; else None."""
-    if None in (base.processor, run.processor) or base.processor == run.processor:
-        return None
-    return f"processor differs ({base.processor} and {run.processor})"
-
-
-def _check_repeats(runs: Sequence[ScalingRun]) -> None:
-    if not runs:
-        raise UserError("no speedup can be computed: one of the two sides has no run")
-    for run in runs[1:]:
-        if run.identity != runs[0].identity:
-            raise UserError(f"{runs[0].name} and {run.name} are not repetitions of one run")
-
-
-def _both(base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun]) -> str:
-    return f"{base_runs[0].name} and {runs[0].name}"
+def _check(
+    base_runs: Sequence[ScalingRun],
+    runs: Sequence[ScalingRun],
+    why_not: Callable[[RunIdentity, RunIdentity], str | None],
+) -> None:
+    """Raises UserError where a side is not one run and its repetitions, or there is a reason."""
+    for side in (base_runs, runs):
+        if not side:
+            raise UserError("no speedup can be computed: one of the two sides has no run")
+        for run in side[1:]:
+            if run.identity != side[0].identity:
+                raise UserError(f"{side[0].name} and {run.name} are not repetitions of one run")
+    base, other = base_runs[0], runs[0]
+    if reason := why_not(base.identity, other.identity):
+        raise UserError(f"{base.name} and {other.name}: not comparable: {reason}")
 
 
 def _speedup(
@@ -258,10 +235,7 @@ def ratio_interval(base: list[NDArray], other: list[NDArray]) -> tuple[Interval,
     Repeated runs on both sides: Welch's t on the logarithms of the runs' means, since a bootstrap
     of two or three values is far too narrow. Else over epochs, which do not know how much runs
     differ: a bootstrap, or Welch's t where they are few.
-
-    Args:
-        base: Times of each repetition of the base.
-        other: Times of each repetition of the other side.
+    Each side has the times of each repetition.
     """
     if len(base) > 1 and len(other) > 1:
         logs = ([np.log(np.mean(run)) for run in side] for side in (base, other))

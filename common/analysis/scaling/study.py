@@ -28,19 +28,8 @@ from common.analysis.scaling.speedups import (
 from common.analysis.scaling.training_run import RunIdentity, ScalingRun, data_key
 from common.errors import UserError
 from common.judged import FIRST_PAGE_ROUNDS
+from common.runtime.wording import counted
 
-SUMMARY_COLUMNS = (
-    "Configuration",
-    "Dataset",
-    "Train Size",
-    "Mean Epoch Time (s)",
-    "Total Time (s)",
-    "Speedup",
-    "Efficiency",
-    "Throughput (sps)",
-    "Final Val Acc",
-)
-"""Columns of comprehensive_summary.csv, the original's."""
 NONE, MARK = "n/a", "*"
 """Text of a cell without a number, and the mark behind a ratio of uncounted samples."""
 EXCELLENT, LOW, NEGATIVE = 0.85, 0.70, 0.8
@@ -168,15 +157,11 @@ def chosen_runs(
 def compare(runs: Sequence[ScalingRun], warmup: int) -> list[Compared]:
     """Compares the configurations of one data set, each with its speedup over one rank.
 
-    Raises UserError for a run without any epoch after warm-up.
+    Each run has an epoch after warm-up.
     """
     groups: dict[RunIdentity, list[ScalingRun]] = {}
     for run in runs:
         groups.setdefault(run.identity, []).append(run)
-        if not len(run.epoch_times_s(warmup)):
-            raise UserError(
-                f"{run.name}: all of its {len(run.epochs)} epochs are warm-up (--warmup {warmup})"
-            )
     ordered = sorted(groups.values(), key=lambda repeats: _order(repeats[0].identity))
     names = configuration_names([repeats[0] for repeats in ordered])
     configurations = [
@@ -205,19 +190,12 @@ def configuration_names(runs: Sequence[ScalingRun]) -> list[str]:
             for field in differing
             if getattr(run.identity, field) is not None
         ]
-        names.append(", ".join([*parts, ranks_name(run)]))
-    repeated = {name for name in names if names.count(name) > 1}
+        unit = "rank" if run.environment.get("device") == "cpu" else "GPU"
+        names.append(", ".join([*parts, counted(run.identity.world_size, unit)]))
     return [
-        f"{name} ({run.name})" if name in repeated else name
+        f"{name} ({run.name})" if names.count(name) > 1 else name
         for name, run in zip(names, runs, strict=True)
     ]
-
-
-def ranks_name(run: ScalingRun) -> str:
-    """Returns the number of ranks in words: ``4 GPUs``, or ``2 ranks`` of a CPU."""
-    count = run.identity.world_size
-    unit = "rank" if run.environment.get("device") == "cpu" else "GPU"
-    return f"{count} {unit}{'s' * (count > 1)}"
 
 
 def _compared(configuration: Configuration, configurations: Sequence[Configuration]) -> Compared:
@@ -228,8 +206,7 @@ def _compared(configuration: Configuration, configurations: Sequence[Configurati
     if not bases:
         sizes = sorted({other.ranks for other in configurations})
         why = "one world size only" if len(sizes) == 1 else "no run on one rank"
-        counts = " and ".join(map(str, sizes))
-        why = f"{why} ({counts}): no speedup can be computed"
+        why = f"{why} ({' and '.join(map(str, sizes))}): no speedup can be computed"
         return Compared(configuration, None, reason=why)
     identity = configuration.identity
     base = min(bases, key=lambda base: _how_far(base.identity, identity))
@@ -288,7 +265,7 @@ def summary(compared: Sequence[Compared]) -> pd.DataFrame:
     Efficiency is the speedup over the number of ranks. ``n/a`` stands where there is no number, and
     ``*`` behind a ratio of epochs whose samples were not counted.
     """
-    return pd.DataFrame([_summary_row(case) for case in compared], columns=[*SUMMARY_COLUMNS])
+    return pd.DataFrame([_summary_row(case) for case in compared])
 
 
 def _summary_row(case: Compared) -> dict[str, str]:

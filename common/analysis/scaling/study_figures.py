@@ -7,21 +7,18 @@ the notebook shows the epochs, the losses and the file that two jobs wrote into.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    MaxNLocator,
-    PercentFormatter,
-    StrMethodFormatter,
-)
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from common.analysis.scaling.speedups import OVER_RUNS, Speedup
-from common.analysis.scaling.study import Compared
+from common.analysis.scaling.study import Compared, Configuration
 from common.analysis.scaling.text_study import passes, updates_per_epoch
+from common.analysis.scaling.training_run import ScalingRun
 from common.analysis.style import (
     BLACK,
     BLUE,
@@ -32,9 +29,11 @@ from common.analysis.style import (
     PLATE,
     RED,
     SKY,
+    THOUSANDS,
     figure,
     log_axis,
 )
+from common.runtime.wording import counted
 from common.samples import LEAST_ROUNDS
 
 ONE_RANK, COUNTED, PRINTED, PER_SAMPLE = "one rank", "counted", "printed", "per sample"
@@ -49,7 +48,6 @@ HIGHEST = 1.2
 """Wide intervals are cut off at so many times the ideal."""
 NAME_LETTERS = 18
 PERCENT = PercentFormatter(1, symbol=" %")
-THOUSANDS = StrMethodFormatter("{x:,.0f}")
 MARKERS = "osD^vP*X"
 
 
@@ -59,15 +57,13 @@ def epoch_time_detailed(compared: Sequence[Compared], caption: str) -> Figure:
         fig,
         (left, right),
     ):
-        for index, (case, colour) in enumerate(zip(compared, _colours(compared), strict=True)):
-            configuration = case.configuration
-            for repeat, run in enumerate(configuration.runs):
+        for index, case in enumerate(compared):
+            configuration, colour = case.configuration, _colour(index)
+            for run, label, look in _repeats(configuration, colour):
                 epochs, times = run.epochs["epoch"], run.epochs["train_time_s"]
                 warm = epochs <= configuration.warmup
-                style = {"color": colour, "marker": MARKERS[repeat % len(MARKERS)], "markersize": 4}
-                label = configuration.name if repeat == 0 else None
-                left.plot(epochs[~warm], times[~warm], linewidth=1, label=label, **style)
-                left.plot(epochs[warm], times[warm], linestyle="none", mfc="white", **style)
+                left.plot(epochs[~warm], times[~warm], linewidth=1, label=label, **look)
+                left.plot(epochs[warm], times[warm], linestyle="none", mfc="white", **look)
             times = configuration.epoch_times_s
             right.boxplot(
                 times,
@@ -78,11 +74,9 @@ def epoch_time_detailed(compared: Sequence[Compared], caption: str) -> Figure:
                 medianprops={"color": BLACK},
                 flierprops={"markersize": 3},
             )
-            mean = f"{np.mean(times):.3g}"
-            right.annotate(
-                mean, (index, times.max()), (0, 3), textcoords="offset points", ha="center"
-            )
-        left.set_ylim(0, 1.1 * max(run.epochs["train_time_s"].max() for run in _runs(compared)))
+            _number(right, f"{np.mean(times):.3g}", index, times.max())
+        runs = [run for case in compared for run in case.configuration.runs]
+        left.set_ylim(0, 1.1 * max(run.epochs["train_time_s"].max() for run in runs))
         left.set(xlabel="epoch (hollow: warm-up)", ylabel="training time of an epoch (s)")
         left.xaxis.set_major_locator(MaxNLocator(integer=True))
         _names(right, compared)
@@ -137,17 +131,7 @@ def _bar(
     )
     highest = max(value, HIGHEST * speedup.ranks * scale)
     top = value if error is None else min(speedup.high * scale, highest)
-    text = form.format(value).replace("%", " %")
-    axes.annotate(
-        text,
-        (x, top),
-        (0, 2),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=7.5,
-        bbox=PLATE,
-    )
+    _number(axes, form.format(value).replace("%", " %"), x, top, fontsize=7.5, bbox=PLATE)
 
 
 def _legend(fig: Figure, axes: Axes, ncols: int) -> None:
@@ -161,12 +145,12 @@ def _legend(fig: Figure, axes: Axes, ncols: int) -> None:
 def throughput(compared: Sequence[Compared], caption: str) -> Figure:
     """Draws the samples that all ranks compute in a second, and N times one rank's."""
     with figure(caption, figsize=(7.2, 3.9)) as (fig, axes):
-        for index, (case, colour) in enumerate(zip(compared, _colours(compared), strict=True)):
+        for index, case in enumerate(compared):
             rate = case.configuration.throughput_samples_per_s
             if rate is None:
                 axes.text(index, 0, "n/a", ha="center", va="bottom", color=GREY)
                 continue
-            axes.bar(index, rate, 0.7, color=colour, alpha=0.8)
+            axes.bar(index, rate, 0.7, color=_colour(index), alpha=0.8)
             number = f"{rate:,.0f}"
             axes.text(index, 0.5 * rate, number, ha="center", va="center", fontsize=9, bbox=PLATE)
             base = case.base.throughput_samples_per_s if case.base else None
@@ -184,15 +168,13 @@ def throughput(compared: Sequence[Compared], caption: str) -> Figure:
 def accuracy(compared: Sequence[Compared], caption: str) -> Figure:
     """Draws validation accuracy by epoch, and by time spent training."""
     with figure(caption, figsize=(7.2, 3.9), ncols=2, sharey=True) as (fig, (left, right)):
-        for case, colour in zip(compared, _colours(compared), strict=True):
-            for repeat, run in enumerate(case.configuration.runs):
+        for index, case in enumerate(compared):
+            for run, label, look in _repeats(case.configuration, _colour(index)):
                 table = run.epochs.dropna(subset="val_accuracy")
-                style = {"color": colour, "marker": MARKERS[repeat % len(MARKERS)], "markersize": 4}
-                label = case.configuration.name if repeat == 0 else None
-                left.plot(table["epoch"], table["val_accuracy"], label=label, lw=1.2, **style)
+                left.plot(table["epoch"], table["val_accuracy"], label=label, lw=1.2, **look)
                 if run.epochs["epoch"].iloc[0] == 1:  # else the time before is not known
                     spent = run.epochs["train_time_s"].cumsum()[table.index]
-                    right.plot(spent, table["val_accuracy"], lw=1.2, **style)
+                    right.plot(spent, table["val_accuracy"], lw=1.2, **look)
         left.set_xlabel("epoch, as the run counts them")
         left.xaxis.set_major_locator(MaxNLocator(integer=True))
         left.yaxis.set_major_formatter(PERCENT)
@@ -211,12 +193,23 @@ FIGURES = {
 """Figures by the end of their names; each takes the cases of a data set, and a caption."""
 
 
-def _runs(compared: Sequence[Compared]) -> list:
-    return [run for case in compared for run in case.configuration.runs]
+def _colour(index: int) -> str:
+    return CYCLE[index % len(CYCLE)]
 
 
-def _colours(compared: Sequence[Compared]) -> list[str]:
-    return [CYCLE[index % len(CYCLE)] for index in range(len(compared))]
+def _repeats(
+    configuration: Configuration, colour: str
+) -> Iterator[tuple[ScalingRun, str | None, dict[str, object]]]:
+    """Yields a configuration's runs, each with the look of its line; the first has the label."""
+    for repeat, run in enumerate(configuration.runs):
+        look = {"color": colour, "marker": MARKERS[repeat % len(MARKERS)], "markersize": 4}
+        yield run, configuration.name if repeat == 0 else None, look
+
+
+def _number(axes: Axes, text: str, x: float, top: float, **look: object) -> None:
+    """Writes a number above a bar or a box."""
+    offset = {"textcoords": "offset points", "ha": "center", "va": "bottom"}
+    axes.annotate(text, (x, top), (0, 2), **offset, **look)
 
 
 def _bars(case: Compared) -> list[tuple[str, Speedup]]:
@@ -261,7 +254,7 @@ def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figu
             several = len({other.configuration.identity.model for other in compared}) > 1
             groups.setdefault(f"{dataset}\n{model}" if several else dataset, []).append(case)
     sizes = sorted({case.configuration.ranks for cases in groups.values() for case in cases})
-    shades = {ranks: CYCLE[index % len(CYCLE)] for index, ranks in enumerate(sizes)}
+    shades = {ranks: _colour(index) for index, ranks in enumerate(sizes)}
     with figure(caption) as (fig, axes):
         for index, cases in enumerate(groups.values()):
             for number, case in enumerate(cases):
@@ -269,7 +262,6 @@ def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figu
                 times, ranks = case.configuration.epoch_times_s, case.configuration.ranks
                 low, high = np.quantile(times, [0.05, 0.95])
                 mean = float(times.mean())
-                label = f"{ranks} GPU{'s' * (ranks > 1)}"
                 axes.bar(
                     x,
                     mean,
@@ -278,16 +270,9 @@ def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figu
                     alpha=0.85,
                     yerr=[[max(0, mean - low)], [max(0, high - mean)]],
                     error_kw={"elinewidth": 1.1, "capsize": 2.5},
-                    label=label if index == 0 else None,
+                    label=counted(ranks, "GPU") if index == 0 else None,
                 )
-                axes.annotate(
-                    f"{mean:.1f} s",
-                    (x, high),
-                    (0, 2),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8.5,
-                )
+                _number(axes, f"{mean:.1f} s", x, high, fontsize=8.5)
         axes.set_xticks(range(len(groups)), list(groups))
         axes.grid(axis="x", visible=False)
         axes.set_ylabel("training time of an epoch (s)")
@@ -298,11 +283,7 @@ def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figu
 def losses(alone: Compared, several: Compared, caption: str, by: str = "passes") -> Figure:
     """Draws training loss on one and on several GPUs: by epoch as printed, and by work done.
 
-    Args:
-        alone: Configuration on one GPU.
-        several: Configuration on several GPUs.
-        caption: Hardware, date and source.
-        by: Measure of work: ``passes`` over the data, or ``updates`` of the weights.
+    Work is measured ``by`` passes over the data, or by updates of the weights.
     """
     per_epoch, name = {
         "passes": (passes, "passes over the data"),
@@ -311,12 +292,10 @@ def losses(alone: Compared, several: Compared, caption: str, by: str = "passes")
     with figure(caption, ncols=2, sharey=True) as (fig, (left, right)):
         for configuration, colour in ((alone.configuration, BLUE), (several.configuration, RED)):
             work = per_epoch(configuration)
-            for repeat, run in enumerate(configuration.runs):
-                label = configuration.name if repeat == 0 else None
-                style = {"color": colour, "marker": "os^"[repeat % 3], "markersize": 4, "lw": 1.2}
+            for run, label, look in _repeats(configuration, colour):
                 epochs, loss = run.epochs["epoch"], run.epochs["train_loss"]
-                left.plot(epochs, loss, label=label, **style)
-                right.plot(epochs * work, loss, **style)
+                left.plot(epochs, loss, label=label, lw=1.2, **look)
+                right.plot(epochs * work, loss, lw=1.2, **look)
         for axes, label in ((left, "epoch as printed"), (right, name)):
             log_axis(axes, subs=(1, 2, 5))
             axes.set_xlabel(label)

@@ -64,12 +64,7 @@ class ComprehensiveAnalysis:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Holds the compared configurations, and the problems met on the way.
-
-    Attributes:
-        compared: Cases of each data set.
-        problems: One line for everything that could not be used as it was.
-    """
+    """Compared configurations by data set, and a line for all that could not be used as it was."""
 
     root: Path
     warmup: int

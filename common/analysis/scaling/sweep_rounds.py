@@ -19,11 +19,7 @@ Judge = Callable[[SweepRun], Judged]
 
 
 def told_by_rounds(run: SweepRun, judges: Mapping[str, tuple[Judge, str]]) -> dict[str, str]:
-    """Returns numbers in words, or why a run has them not.
-
-    Args:
-        judges: title → how it is judged, and its format.
-    """
+    """Returns numbers in words, or why a run lacks them, by title; each with its format."""
     facts = {}
     for title, (judge, form) in judges.items():
         try:
@@ -124,10 +120,7 @@ def _weak(run: SweepRun) -> pd.DataFrame:
 
 
 def _exchanges(run: SweepRun, value: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
-    """Returns a value of exchanges that were watched: a row per round, a column per batch.
-
-    It is the mean of the arms that have the batch.
-    """
+    """Returns a value of watched exchanges, the mean over a batch's arms: rounds × batches."""
     arms = run.exchanges
     if arms.empty:
         raise UserError("buckets were not watched")

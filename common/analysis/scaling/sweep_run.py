@@ -108,11 +108,7 @@ class Series:
 
 @dataclass(frozen=True, eq=False)
 class SweepRun(OfRun):
-    """One sweep.
-
-    Attributes:
-        tables: Tables that it measured, by file name.
-    """
+    """One sweep, with the tables that it measured, by file name."""
 
     tables: Mapping[str, pd.DataFrame]
 

@@ -25,23 +25,9 @@ from common.analysis.scaling.sweep_rounds import (
 from common.analysis.scaling.sweep_run import ARM, Series, SweepRun, arm_name
 from common.analysis.show import judged_format
 from common.analysis.step_parts import PARTS, TOLERANCE
-from common.judged import Judged
+from common.analysis.sweep_speedups import against_one_rank
 from common.perfmodel.scaling.published_mlp import MEAN_SLOWDOWN, PCIE3_X16_BYTES_PER_S, Explanation
 from common.perfmodel.scaling.published_mlp import TOLERANCE as PUBLISHED_TOLERANCE
-from common.samples import Interval
-
-
-def against_one_rank(judged: Judged | float, refused: str = "") -> str:
-    """Returns whether a speedup is told to be faster or slower than one rank.
-
-    An arm without a speedup has a reason, ``refused``.
-    """
-    if refused or not isinstance(judged, Judged):
-        return refused
-    if not judged.is_settled:
-        return judged.said
-    return "faster" if judged.estimate > 1 else "slower"
-
 
 SPEEDUPS = {
     "regime": "scaling",
@@ -144,7 +130,7 @@ OF_CORRECTION = {
 def parts_facts(run: SweepRun) -> dict[str, str]:
     """Returns how far the parts can be trusted, and how much ranks slow each other down."""
     parts = run.parts
-    facts = {"noise floor: the same step under two names differs by": noise_text(run)}
+    facts = {"noise floor: the same step under two names differs by": _noise_text(run)}
     several = parts.dropna(subset="plain_step_ms")
     if len(several):
         longer = several["watching_share"].astype(float)
@@ -160,8 +146,7 @@ def parts_facts(run: SweepRun) -> dict[str, str]:
     return facts | told_by_rounds(run, OF_PARTS)
 
 
-def noise_text(run: SweepRun) -> str:
-    """Returns the noise floor, or that it is not known."""
+def _noise_text(run: SweepRun) -> str:
     return "not known" if run.noise_floor is None else f"{run.noise_floor:.1%}"
 
 
@@ -185,7 +170,7 @@ def prediction_facts(run: SweepRun) -> dict[str, str]:
     error, adjusted = errors["error"], errors["adjusted_error"].dropna().abs()
     facts = {
         **told_by_rounds(run, OF_MOST_RANKS),
-        "noise floor of the measured steps": noise_text(run),
+        "noise floor of the measured steps": _noise_text(run),
         "error, nothing taken from a step: median over arms": f"± {error.abs().median():.0%}",
         "error, nothing taken from a step: range": f"{error.min():+.0%} to {error.max():+.0%}",
     }
@@ -207,7 +192,8 @@ def fitted_parameters(series: Sequence[Series]) -> pd.DataFrame:
             "describes_points": describes_points(arms, fitted),
             "parameter": name,
             "value": estimate.estimate,
-            "interval": _interval_of(estimate),
+            # 0 in every draw is a bound, as parameters cannot be negative.
+            "interval": "at its bound" if estimate.high == 0 else estimate.text("{:.3g}"),
             "largest_error": fitted.largest_error,
             "r_squared": fitted.r_squared,
         }
@@ -234,32 +220,22 @@ def limits_table(series: Sequence[Series]) -> pd.DataFrame:
 
     A law that does not describe the points, or was not fitted, says nothing of more ranks.
     """
-    columns = [
-        "scaling",
-        "law",
-        "describes the points",
-        "measured up to (ranks)",
-        "most speedup",
-        "on ranks",
-        "95 % interval",
-        "intervals from",
-    ]
+    columns = ["scaling", "law", "describes the points", "measured up to (ranks)", "most speedup"]
+    columns += ["on ranks", "95 % interval", "intervals from"]
     rows = []
     for arms in series:
-        measured = int(arms.table["world_size"].iloc[-1])
+        of_series = {"scaling": arms.regime}
+        of_series["measured up to (ranks)"] = int(arms.table["world_size"].iloc[-1])
         for fitted in arms.laws[0]:
             described = describes_points(arms, fitted)
-            row = {
-                "scaling": arms.regime,
-                "law": fitted.law.name,
-                "describes the points": described,
-                "measured up to (ranks)": measured,
-                "intervals from": fitted.method,
-            }
-            rows.append(row | (_limit(fitted) if described == "yes" else {}))
+            row = {"law": fitted.law.name, "describes the points": described}
+            row |= {"intervals from": fitted.method} | (
+                _limit(fitted) if described == "yes" else {}
+            )
+            rows.append(of_series | row)
         for name, reason in arms.laws[1]:
-            row = {"scaling": arms.regime, "law": name, "measured up to (ranks)": measured}
-            rows.append(row | {"describes the points": f"not fitted: {reason}"})
+            row = {"law": name, "describes the points": f"not fitted: {reason}"}
+            rows.append(of_series | row)
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -317,9 +293,3 @@ def published_facts(explanation: Explanation) -> dict[str, str]:
         "gradients of a step": f"{parameters:,} numbers, {parameters * 4 / 2**20:.0f} MiB",
         "their all-reduce takes": f"{parameters * 4 / bandwidth * 1e3:.0f} ms",
     }
-
-
-def _interval_of(estimate: Interval) -> str:
-    if estimate.estimate == estimate.high == 0:
-        return "at its bound"  # 0 in every draw, as parameters cannot be negative
-    return estimate.text("{:.3g}")

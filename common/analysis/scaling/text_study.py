@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from common.analysis.scaling.study_files import (
     read_runs,
 )
 from common.analysis.scaling.training_run import Problem, ScalingRun
-from common.analysis.step_parts import decompose
+from common.analysis.step_parts import StepParts, decompose
 from common.csv_tables import read_table
 from common.diagnose.evidence.evidence import ASSIGNMENT
 from common.errors import UserError
@@ -44,18 +45,20 @@ class TextStudy:
         local: Reader's configurations by data set; empty without runs of train_text.py.
         problems: Reader's runs that could not be used as they were.
         left_out: Reason why there are none of the reader's; empty where there are.
-        recorded: Whether the reader's runs came with the project.
-        caption: Hardware, date and source of the reader's runs.
-        warmup: First epochs of the reader's runs that times leave out.
+        recorded, caption: As ``runs.Run`` has them, of the reader's runs.
     """
 
-    published: dict[str, list[Compared]]
+    published: dict[str, list[Compared]] = field(default_factory=lambda: by_data(read_published()))
     local: dict[str, list[Compared]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     left_out: str = ""
     recorded: bool = False
     caption: str = ""
-    warmup: int = WARMUP
+
+    @property
+    def warmup(self) -> int:
+        """Returns the first epochs of the reader's runs that times leave out."""
+        return self.all_local[0].configuration.warmup if self.local else WARMUP
 
     @property
     def origin(self) -> str:
@@ -85,23 +88,25 @@ class TextStudy:
         cases = [case for compared in self.published.values() for case in compared]
         return [case for case in cases if not case.is_base and case.printed and case.per_sample]
 
-    @cached_property
+    @property
     def parts(self) -> pd.DataFrame:
-        """Returns the mean step of each of the reader's configurations in parts, in ms.
-
-        A row per configuration whose first run has steps measured in parts: ``data set``, ``run``,
-        ``step (ms)`` and the names of ``PARTS``.
-        """
+        """Returns ``step_parts`` as a table: ``data set``, ``run``, ``step (ms)`` and each part."""
         rows = []
-        for case in self.all_local:
-            run = case.configuration.runs[0]
-            try:
-                parts = decompose(read_table(run.folder / "steps.csv", STEP_COLUMNS))
-            except UserError:  # not in parts
-                continue
-            row = {"data set": case.configuration.dataset, "run": case.configuration.name}
+        for configuration, parts in self.step_parts.items():
+            row = {"data set": configuration.dataset, "run": configuration.name}
             rows.append(row | {"step (ms)": parts.step_ms} | dict(parts.parts_ms))
         return pd.DataFrame(rows)
+
+    @cached_property
+    def step_parts(self) -> dict[Configuration, StepParts]:
+        """Returns the mean step of those of the reader's configurations that were measured in
+        parts, by their first run."""
+        measured = {}
+        for case in self.all_local:
+            path = case.configuration.runs[0].folder / "steps.csv"
+            with suppress(UserError):  # not in parts
+                measured[case.configuration] = decompose(read_table(path, STEP_COLUMNS))
+        return measured
 
 
 def open_text_study(run_dir: str | Path | None = None) -> TextStudy:
@@ -112,37 +117,28 @@ def open_text_study(run_dir: str | Path | None = None) -> TextStudy:
     """
     folder = choose_folder(run_dir, ASSIGNMENT, ("epochs.csv",), must_exist=False)
     if not folder.is_dir():
-        return _only_published("none yet; `uv run ddplab run assignment4` makes some")
+        return TextStudy(left_out=f"none yet; `{COMMAND}` makes some")
     try:
         read = read_runs(folder)
     except UserError:  # of single runs that cannot be read, ``problems`` tells
-        return _only_published(f"{relative_to_project(folder)} holds no runs of train_text.py")
+        return TextStudy(left_out=f"{relative_to_project(folder)} holds no runs of train_text.py")
     problems = tuple(read.problems)
     runs = [run for run in read.runs if run.environment]
     if not runs:
-        return _only_published(
-            f"{relative_to_project(folder)} holds none that can be used", problems
-        )
-    # A run of a single epoch would have none left.
-    warmup = min(WARMUP, min(len(run.epochs) for run in runs) - 1)
+        left_out = f"{relative_to_project(folder)} holds none that can be used"
+        return TextStudy(left_out=left_out, problems=problems)
     last = max(runs, key=lambda run: run.identity.world_size)
     return TextStudy(
-        published=by_data(read_published(), WARMUP),
-        local=by_data(runs, warmup),
+        local=by_data(runs),
         problems=problems,
         recorded=is_recorded(folder),
         caption=caption_of(last.environment, folder),
-        warmup=warmup,
     )
 
 
-def _only_published(left_out: str, problems: tuple[Problem, ...] = ()) -> TextStudy:
-    published = by_data(read_published(), WARMUP)
-    return TextStudy(published, left_out=left_out, problems=problems)
-
-
-def by_data(runs: list[ScalingRun], warmup: int) -> dict[str, list[Compared]]:
-    """Compares the runs of each data set."""
+def by_data(runs: list[ScalingRun]) -> dict[str, list[Compared]]:
+    """Compares the runs of each data set; where one has a single epoch, none is warm-up."""
+    warmup = min(WARMUP, *(len(run.epochs) - 1 for run in runs))
     names = dict.fromkeys(run.dataset for run in runs)
     return {name: compare([run for run in runs if run.dataset == name], warmup) for name in names}
 
@@ -160,6 +156,13 @@ def rows_as_written(experiment: str) -> pd.DataFrame:
     """Returns the published rows of an experiment, with their job, as they were written."""
     epochs = published_run().table("epochs.csv")
     return epochs[epochs["experiment"] == experiment].sort_values("row", ignore_index=True)
+
+
+def times_while_shared(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Returns the epoch times of a file while all of its jobs ran, and after one had ended."""
+    # The first job to end has written its last row; later rows are of the other one alone.
+    together = rows["row"] <= rows.groupby("job")["row"].max().min()
+    return rows.loc[together, "train_time_s"], rows.loc[~together, "train_time_s"]
 
 
 def passes(configuration: Configuration) -> float:

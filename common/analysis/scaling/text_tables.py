@@ -18,9 +18,9 @@ from common.analysis.scaling.text_study import (
     passes,
     rows_as_written,
     time_to_accuracy_s,
+    times_while_shared,
     updates_per_epoch,
 )
-from common.analysis.scaling.training_run import ScalingRun
 from common.analysis.step_parts import PARTS
 
 NO_RUNS = "There are no text runs in this run directory."
@@ -156,14 +156,12 @@ def file_facts(experiment: str) -> dict[str, str]:
         facts[f"epochs of job {job}"] = f"{written['epoch'].min()} to {written['epoch'].max()}"
     if len(jobs) == 1:
         return facts
-    # The first job to end has written its last row; later rows are of the other one alone.
-    end = min(written["row"].max() for written in jobs.values())
-    together, alone = rows[rows["row"] <= end], rows[rows["row"] > end]
+    together_s, alone_s = times_while_shared(rows)
     lost = max(written["epoch"].min() for written in jobs.values()) - 1
     facts["epochs lost when a job opened the file anew"] = f"{lost}"
-    facts["mean epoch while both ran"] = f"{together['train_time_s'].mean():.1f} s"
-    if len(alone):
-        facts["mean epoch after one had ended"] = f"{alone['train_time_s'].mean():.1f} s"
+    facts["mean epoch while both ran"] = f"{together_s.mean():.1f} s"
+    if len(alone_s):
+        facts["mean epoch after one had ended"] = f"{alone_s.mean():.1f} s"
     return facts
 
 
@@ -171,10 +169,15 @@ def equal_losses(alone: Compared, several: Compared) -> pd.DataFrame:
     """Returns how long one GPU trains to the losses of several, a row for each of a few epochs.
 
     Columns: epoch, loss, alone (epochs on one GPU), worth (of these for each epoch on several),
-    updates, updates_alone.
+    updates, updates_alone. Epochs whose loss one GPU never reaches, or has reached after its first
+    epoch, are left out.
     """
-    rows = _epochs_alone(alone.configuration.runs[0], several.configuration.runs[0])
-    table = pd.DataFrame(rows, columns=["epoch", "loss", "alone"])
+    epochs = several.configuration.runs[0].epochs
+    table = pd.DataFrame({"epoch": epochs["epoch"], "loss": epochs["train_loss"]})
+    needed = [epochs_to_loss(alone.configuration.runs[0], loss) for loss in table["loss"]]
+    table = table.assign(alone=needed).query("alone > 1").reset_index(drop=True)
+    if len(table) > MOST_ROWS:
+        table = table.loc[np.linspace(0, len(table) - 1, MOST_ROWS).round()]
     return table.assign(
         worth=table["alone"] / table["epoch"],
         updates=table["epoch"] * updates_per_epoch(several.configuration),
@@ -182,27 +185,10 @@ def equal_losses(alone: Compared, several: Compared) -> pd.DataFrame:
     )
 
 
-def _epochs_alone(alone: ScalingRun, run: ScalingRun) -> list[tuple[int, float, float]]:
-    """Returns epochs of ``run``, their loss, and how many epochs one GPU needs for that loss.
-
-    Epochs whose loss one GPU never reaches, or has reached after its first epoch, are left out.
-    """
-    needed = [
-        (int(epoch), float(loss), epochs_to_loss(alone, loss))
-        for epoch, loss in zip(run.epochs["epoch"], run.epochs["train_loss"], strict=True)
-    ]
-    rows = [row for row in needed if np.isfinite(row[2]) and row[2] > 1]
-    if len(rows) <= MOST_ROWS:
-        return rows
-    return [rows[index] for index in np.linspace(0, len(rows) - 1, MOST_ROWS).round().astype(int)]
-
-
 def added_to_steps(study: TextStudy) -> pd.DataFrame:
     """Returns what several GPUs add to a step of the published runs; columns as in ``ADDED``."""
     rows = []
-    for case in (case for compared in study.published.values() for case in compared):
-        if case.is_base or case.base is None:
-            continue
+    for case in study.published_on_several:
         configuration = case.configuration
         alone_ms, several_ms = (
             side.mean_epoch_s / updates_per_epoch(side) * 1e3 for side in (case.base, configuration)
@@ -214,15 +200,12 @@ def added_to_steps(study: TextStudy) -> pd.DataFrame:
 
 
 def times_to_accuracy(targets: Sequence[tuple[Compared, float]]) -> pd.DataFrame:
-    """Returns the time to an accuracy on one and on several GPUs; columns as in ``TO_ACCURACY``.
+    """Returns the time to validation accuracies on one GPU and on these configurations.
 
-    Args:
-        targets: Configurations on several GPUs, and the validation accuracies to reach.
+    Columns as in ``TO_ACCURACY``.
     """
     rows = []
     for several, target in targets:
-        if several.base is None:
-            continue
         runs = several.base.runs[0], several.configuration.runs[0]
         alone_s, several_s = (time_to_accuracy_s(run, target) for run in runs)
         best = (float(run.epochs["val_accuracy"].max()) for run in runs)
@@ -238,21 +221,18 @@ def growth(study: TextStudy) -> pd.DataFrame:
     over the step on several ranks, ``verdict`` that of the speedup of the same runs: of a single
     run on each side it is not known how much another would differ.
     """
-    parts, names, rows = study.parts, list(PARTS), []
-    for compared in study.local.values() if len(parts) else ():
-        steps = parts[parts["data set"] == compared[0].configuration.dataset].set_index("run")
-        for case in compared:
-            if case.is_base or case.base is None:
-                continue
-            base, name = case.base.name, case.configuration.name
-            if not {base, name} <= {*steps.index}:
-                continue
-            grown = steps.loc[name, names].astype(float) - steps.loc[base, names].astype(float)
-            step_ms = steps.loc[name, "step (ms)"]
-            row = {"from": base, "to": name, "step_ms": step_ms - steps.loc[base, "step (ms)"]}
-            shares = {"largest": grown.idxmax(), "share": grown.max() / step_ms}
-            shares["verdict"] = case.speedup.judged.said if case.speedup else "not comparable"
-            rows.append(row | grown.to_dict() | shares)
+    steps, rows = study.step_parts, []
+    for case in study.local_on_several:
+        pair = case.base, case.configuration
+        if not {*pair} <= {*steps}:
+            continue
+        before, after = (steps[configuration] for configuration in pair)
+        grown = {name: after.parts_ms[name] - before.parts_ms[name] for name in PARTS}
+        largest = max(grown, key=grown.get)
+        row = {"from": case.base.name, "to": case.configuration.name, "largest": largest}
+        row |= {"step_ms": after.step_ms - before.step_ms, "share": grown[largest] / after.step_ms}
+        row["verdict"] = case.speedup.judged.said if case.speedup else "not comparable"
+        rows.append(row | grown)
     return pd.DataFrame(rows, columns=[*GROWTH])
 
 

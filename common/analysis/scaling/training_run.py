@@ -180,10 +180,7 @@ def separate_jobs(epochs: Sequence[int]) -> list[list[int]]:
 def with_notes(run: ScalingRun, expected: int | None, who_says: str) -> ScalingRun:
     """Returns the run with a note for each epoch that is missing and each loss that is no number.
 
-    Args:
-        run: Run as it was read.
-        expected: Epochs that there should be, or None where nobody says.
-        who_says: Source of that number.
+    ``expected`` is the number of epochs according to ``who_says``; None where nobody says.
     """
     epochs, notes = run.epochs["epoch"].tolist(), []
     if epochs[0] > 1:

@@ -12,38 +12,16 @@ import pandas as pd
 from common.errors import UserError
 from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
-from common.runtime.group.process_group import Worker, process_group
+from common.runtime.group.process_group import process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
 from common.samples import slowest_rank
 from common.settings import NonNegative, OneOf, Positive, RankOptions
 from common.training.precision import DTYPES
 
-# The course's list: one element, then 12,792 doubling up to 1,676,718,080 (in float32 6.7 GB).
-COURSE_NUMEL = (
-    1,
-    12792,
-    25584,
-    51169,
-    102338,
-    204677,
-    409355,
-    818710,
-    1637420,
-    3274840,
-    6549680,
-    13099360,
-    26198720,
-    52397440,
-    104794880,
-    209589760,
-    419179520,
-    838359040,
-    1676718080,
-)
-
+# The course's list: one element, then 1,676,718,080 (in float32 6.7 GB) halved down to 12,792.
+COURSE_NUMEL = (1, *(1_676_718_080 // 2**halvings for halvings in range(17, -1, -1)))
 SIZES = ("total_elements", "total_bytes")
-
 logger = logging.getLogger(__name__)
 
 
@@ -81,17 +59,12 @@ class AllReduceBenchmark(RankOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numel(self.numel)
-
-
-def check_numel(numel: tuple[int, ...]) -> None:
-    """Raises UserError unless the element counts are positive and ascending."""
-    if not numel:
-        raise UserError("numel is empty; give at least one element count")
-    if min(numel) < 1:
-        raise UserError(f"numel {min(numel)}: an all-reduce has at least 1 element")
-    if list(numel) != sorted(set(numel)):
-        raise UserError("numel must be ascending, each count once")
+        if not self.numel:
+            raise UserError("numel is empty; give at least one element count")
+        if min(self.numel) < 1:
+            raise UserError(f"numel {min(self.numel)}: an all-reduce has at least 1 element")
+        if list(self.numel) != sorted(set(self.numel)):
+            raise UserError("numel must be ascending, each count once")
 
 
 def main(settings: AllReduceBenchmark) -> None:
@@ -102,7 +75,7 @@ def main(settings: AllReduceBenchmark) -> None:
     ):
         if settings.launch_included and worker.device.type == "cpu" and worker.is_main:
             logger.warning("without effect: launch_included, as a CPU's calls contain their launch")
-        samples = measure(settings, worker, recorder)
+        samples = measure(settings, recorder)
         if recorder.run:
             about = {"backend": worker.backend, "world_size": worker.world_size}
             table = course_table(samples, "sequential", SIZES, about)
@@ -112,8 +85,9 @@ def main(settings: AllReduceBenchmark) -> None:
             print(f"Written to {recorder.run.path}")
 
 
-def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
+def measure(settings: AllReduceBenchmark, recorder: Recorder) -> pd.DataFrame:
     """Visits the sizes in rotated rounds; returns the samples of every rank, on rank 0."""
+    worker = recorder.worker
     samples = recorder.stream("allreduce-samples.csv", ALL_REDUCE_COLUMNS)
     dtype = DTYPES[settings.dtype]
     calls = settings.warmup_steps + settings.iterations

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from common.benchmarks.buckets.allreduce import SIZES, course_table
 from common.runtime.group.collective_timing import check_sum, time_in_flight, time_sequence
-from common.runtime.group.process_group import Worker, process_group
+from common.runtime.group.process_group import process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
 from common.settings import OneOf, Positive, RankOptions
@@ -62,7 +61,7 @@ def main(settings: ChunkBenchmark) -> None:
         process_group(settings.device, settings.backend) as worker,
         record_run(settings, "allreduce_chunk_benchmark", worker) as recorder,
     ):
-        samples = measure(settings, worker, recorder)
+        samples = measure(settings, recorder)
         if recorder.run:
             gpus = worker.world_size if worker.device.type == "cuda" else 0
             about = {"backend": worker.backend, "world_size": worker.world_size, "num_gpus": gpus}
@@ -83,8 +82,9 @@ def chunk_sizes(total: int) -> tuple[int, ...]:
     return (*sizes, total)
 
 
-def measure(settings: ChunkBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
+def measure(settings: ChunkBenchmark, recorder: Recorder) -> pd.DataFrame:
     """Visits the chunk sizes in rotated rounds; returns the samples of every rank, on rank 0."""
+    worker = recorder.worker
     stream = recorder.stream("allreduce-chunk-samples.csv", CHUNK_COLUMNS)
     dtype = DTYPES[settings.dtype]
     buffer = torch.zeros(settings.numel, dtype=dtype, device=worker.device)
@@ -93,29 +93,22 @@ def measure(settings: ChunkBenchmark, worker: Worker, recorder: Recorder) -> pd.
     progress = Progress(settings.rounds * len(sizes), worker.is_main)
     for round_, size in recorder.rounds(sizes, settings.rounds, stage="chunks"):
         chunks = list(buffer.split(size))
+        keys = {
+            "total_elements": settings.numel,
+            "total_bytes": settings.numel * dtype.itemsize,
+            "chunk_elements": size,
+            "chunk_bytes": size * dtype.itemsize,
+            "round": round_,
+        }
         rows = []
         for mode in ("sequential", "in_flight"):
             for iteration in range(-1, settings.iterations):  # one warm-up
-                elapsed_s = _time_chunks(chunks, worker, mode)
-                if iteration >= 0:
-                    rows.append(
-                        {
-                            "mode": mode,
-                            "total_elements": settings.numel,
-                            "total_bytes": settings.numel * dtype.itemsize,
-                            "chunk_elements": size,
-                            "chunk_bytes": size * dtype.itemsize,
-                            "round": round_,
-                            "iteration": iteration,
-                            "time_ms": elapsed_s * 1e3,
-                        }
-                    )
+                if mode == "in_flight":
+                    elapsed_s = time_in_flight(chunks, worker)
+                else:
+                    elapsed_s = sum(time_sequence(chunks, worker))
+                row = {"mode": mode, "iteration": iteration, "time_ms": elapsed_s * 1e3}
+                rows += [keys | row] if iteration >= 0 else []
         stream.write(rows)
         progress.step(f"round {round_ + 1}, chunks of {size:,} elements")
     return stream.table()
-
-
-def _time_chunks(chunks: list[Tensor], worker: Worker, mode: str) -> float:
-    if mode == "in_flight":
-        return time_in_flight(chunks, worker)
-    return sum(time_sequence(chunks, worker))

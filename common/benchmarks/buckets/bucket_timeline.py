@@ -70,18 +70,14 @@ class BucketMarks:
             self._ready[index] = self.clock.mark()
 
             def back(future: torch.futures.Future) -> torch.Tensor:
-                self._done[index] = self._mark_back()
+                own = self._own_stream
+                with torch.cuda.stream(own) if own is not None else nullcontext():
+                    self._done[index] = self.clock.mark()
                 return future.value()
 
             return hook(state, bucket).then(back)
 
         self.ddp.register_comm_hook(state, marked)
-
-    def _mark_back(self) -> object:
-        """Marks the moment at which a bucket comes back, on the thread that it comes back on."""
-        stream = self._own_stream
-        with torch.cuda.stream(stream) if stream is not None else nullcontext():
-            return self.clock.mark()
 
     def average(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket over the ranks, as DDP does without a hook."""
@@ -122,7 +118,6 @@ def watch(
     ddp: DistributedDataParallel,
     model: nn.Module,
     step: FixedBatchStep,
-    worker: Worker,
     *,
     passes: int,
     warmup_steps: int,
@@ -133,57 +128,53 @@ def watch(
     Args:
         ddp: the instance, without a hook.
         model: ``ddp``, or ``ddp`` compiled.
-        step: the training step.
-        worker: this rank.
         passes: number of passes to keep.
         warmup_steps: steps before these, in which DDP forms its buckets.
         hook: delays every bucket; it is registered here.
 
-    Returns:
-        rows of TIMELINE_COLUMNS, but for the cap and the rank; none where a trace does not show
-        what it should (a warning says so).
+    Returns rows of TIMELINE_COLUMNS, but for the cap and the rank; none where a trace does not show
+    what it should (a warning says so).
     """
     private.record_every_step(ddp)
     marks = None
-    if hook or worker.device.type == "cuda":
-        marks = BucketMarks(ddp, worker)
+    if hook or step.device.type == "cuda":
+        marks = BucketMarks(ddp, step.worker)
         if hook:
             hook.register(marks)
         else:
             marks.register_comm_hook(None, marks.average)
     for _ in range(warmup_steps):
-        watched_step(model, step, worker)
+        watched_step(model, step)
     if marks:
-        pass_rows = [marked_pass(marks, model, step, worker) for _ in range(passes)]
+        pass_rows = [marked_pass(marks, model, step) for _ in range(passes)]
     else:
-        traces = [traced_pass(model, step, worker) for _ in range(passes)]
+        traces = [traced_pass(model, step) for _ in range(passes)]
         # DDP's record of rebuilt buckets is up to date one step after they were rebuilt.
         buckets = describe_buckets(private.ddp_record(ddp), step)
-        pass_rows = _found(traces, [row["size_bytes"] for row in buckets])
+        sizes_bytes = [row["size_bytes"] for row in buckets]
+        try:
+            pass_rows = [bucket_rows(events, sizes_bytes) for events in traces]
+        except UserError as error:
+            logger.warning("bucket timeline left out: %s", error)
+            pass_rows = []
     step.zero_grad()
     return [{"iteration": i} | row for i, rows in enumerate(pass_rows) for row in rows]
 
 
 def watched_step(
-    model: nn.Module,
-    step: FixedBatchStep,
-    worker: Worker,
-    watching: AbstractContextManager | None = None,
+    model: nn.Module, step: FixedBatchStep, watching: AbstractContextManager | None = None
 ) -> tuple[object, object]:
-    """Runs one training step, whose backward pass all ranks begin together.
+    """Runs a training step, whose backward pass all ranks begin together; returns its two marks.
 
     ``watching`` is entered before the ranks meet, and left when the pass is over.
-
-    Returns:
-        the clock's marks at the start and at the end of the backward pass.
     """
-    clock = clock_for(worker.device)
+    clock = clock_for(step.device)
     step.zero_grad()
-    worker.barrier()
+    step.worker.barrier()
     loss = step.forward(model)
     clock.wait()
     with watching or nullcontext():
-        worker.barrier()
+        step.worker.barrier()
         start = clock.mark()
         with record_function(BACKWARD):
             loss.backward()
@@ -193,29 +184,18 @@ def watched_step(
     return start, end
 
 
-def marked_pass(
-    marks: BucketMarks, model: nn.Module, step: FixedBatchStep, worker: Worker
-) -> list[dict]:
+def marked_pass(marks: BucketMarks, model: nn.Module, step: FixedBatchStep) -> list[dict]:
     """Runs a step and returns the buckets of its backward pass, from the marks of a hook."""
     marks.clear()
-    return marks.rows(*watched_step(model, step, worker))
+    return marks.rows(*watched_step(model, step))
 
 
-def traced_pass(model: nn.Module, step: FixedBatchStep, worker: Worker) -> list[Event]:
+def traced_pass(model: nn.Module, step: FixedBatchStep) -> list[Event]:
     """Runs a step and returns the profiler's events of its backward pass."""
-    silence_profiler(worker.device)
+    silence_profiler(step.device)
     profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
-    watched_step(model, step, worker, profiler)
+    watched_step(model, step, profiler)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         return read_trace(path)
-
-
-def _found(traces: list[list[Event]], sizes_bytes: list[int]) -> list[list[dict]]:
-    """Returns the buckets of each pass; none where a trace does not show them."""
-    try:
-        return [bucket_rows(events, sizes_bytes) for events in traces]
-    except UserError as error:
-        logger.warning("bucket timeline left out: %s", error)
-        return []

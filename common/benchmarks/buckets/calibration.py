@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.steps import FixedBatchStep
 from common.runtime.group.gradient_marks import hold_for_marks, ready_marks, ready_seconds
-from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
 
 PASS_COLUMNS = ("rank", "iteration", "forward_time_ms", "backward_time_ms", "optimizer_time_ms")
@@ -58,7 +57,6 @@ class PassMarks:
 
 def watch_pass(
     step: FixedBatchStep,
-    worker: Worker,
     clock: Any,
     gradients: dict[str, Any],
     *,
@@ -68,21 +66,20 @@ def watch_pass(
 
     Args:
         step: step that is timed; its gradients are not reset here.
-        clock: clock of the worker's device.
         gradients: marks of the gradients, from ``ready_marks``.
         barrier_before: the pass that ranks begin together, on an idle device. Where that is the
             backward pass, its times do not contain another rank's slow forward pass.
     """
     gradients.clear()
     if barrier_before == "forward":
-        worker.barrier()
+        step.worker.barrier()
         clock.wait()
     forward_start = clock.mark()
     loss = step.forward()
     forward_end = clock.mark()
     if barrier_before == "backward":
         clock.wait()
-        worker.barrier()
+        step.worker.barrier()
     hold_for_marks(step.model, clock)
     backward_start = clock.mark()
     loss.backward()
@@ -96,18 +93,17 @@ def watch_pass(
 
 def passes_without_ddp(
     step: FixedBatchStep,
-    worker: Worker,
     *,
     warmup: int,
     passes: int,
     barrier_before: Literal["forward", "backward"],
 ) -> Iterator[tuple[int, WatchedPass]]:
     """Yields each pass with its number, which is below 0 in warm-up; ``watch_pass`` runs it."""
-    clock = clock_for(worker.device)
+    clock = clock_for(step.device)
     with ready_marks(step.model, clock) as gradients:
         for iteration in range(-warmup, passes):
             step.zero_grad()
-            marks = watch_pass(step, worker, clock, gradients, barrier_before=barrier_before)
+            marks = watch_pass(step, clock, gradients, barrier_before=barrier_before)
             clock.wait()
             yield iteration, marks.read(clock)
 
@@ -122,15 +118,15 @@ def crowd(size_bytes: int, gradient_bytes: int) -> int:
 
 
 def forward_passes(
-    ddp: DistributedDataParallel, step: FixedBatchStep, worker: Worker, *, warmup: int, passes: int
+    ddp: DistributedDataParallel, step: FixedBatchStep, *, warmup: int, passes: int
 ) -> Iterator[tuple[int, float]]:
     """Yields the number and the seconds of each measured forward pass under DDP.
 
     Buffers are broadcast in it. With no backward pass there are no buckets.
     """
-    clock = clock_for(worker.device)
+    clock = clock_for(step.device)
     for iteration in range(-warmup, passes):
-        worker.barrier()
+        step.worker.barrier()
         start = clock.mark()
         step.forward(ddp)
         end = clock.mark()

@@ -12,14 +12,19 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.buckets.bucket_timeline import TIMELINE_COLUMNS, watch
-from common.benchmarks.buckets.ddp_record import describe_buckets, lateness_rows, overlap_rows
+from common.benchmarks.buckets.ddp_record import (
+    bucket_columns,
+    describe_buckets,
+    lateness_rows,
+    overlap_rows,
+)
 from common.benchmarks.buckets.latency_hook import LatencyHook, added_latency, latency_note
 from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_step
 from common.errors import UserError
 from common.models.replay import ReplayModel
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.runtime import private
-from common.runtime.group.process_group import Worker, process_group
+from common.runtime.group.process_group import process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
 from common.runtime.timing import clock_for
@@ -120,7 +125,7 @@ def main(settings: DdpBenchmark) -> None:
                 notes=notes,
             ) as recorder,
         ):
-            samples = measure(settings, step, worker, recorder, hook)
+            samples = measure(settings, step, recorder, hook)
             if recorder.run:
                 print(medians(samples, ("bucket_cap_mib", "num_buckets"), TIMES))
                 print(f"Written to {recorder.run.path}")
@@ -129,11 +134,11 @@ def main(settings: DdpBenchmark) -> None:
 def measure(
     settings: DdpBenchmark,
     step: FixedBatchStep,
-    worker: Worker,
     recorder: Recorder,
     hook: LatencyHook | None = None,
 ) -> pd.DataFrame:
     """Visits the caps in rotated rounds; returns the measured samples of all ranks, on rank 0."""
+    worker = recorder.worker
     times = recorder.stream("ddp-times.csv", TIMES_COLUMNS)
     warmup = recorder.stream("ddp-warmup-times.csv", TIMES_COLUMNS)
     buckets = recorder.stream("ddp-buckets.csv", BUCKET_COLUMNS)
@@ -144,7 +149,7 @@ def measure(
     watched = settings.caps() if settings.timeline_steps else ()
     progress = Progress(settings.rounds * len(arms) + len(watched), worker.is_main)
     for _ in range(settings.initial_steps):
-        timed_step(step, step.forward_model, worker, 0)
+        timed_step(step, step.forward_model, 0)
     rounds = recorder.rounds(
         arms,
         settings,
@@ -154,20 +159,16 @@ def measure(
     )
     for round_, arm in rounds:
         if arm == "local":
-            rows = [timed_step(step, step.forward_model, worker, i) for i in _steps(settings)]
+            rows = [timed_step(step, step.forward_model, i) for i in _steps(settings)]
             local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
             progress.step(f"round {round_ + 1}, without DDP")
             continue
-        rows, records = visit(settings, step, worker, arm, hook)
+        rows, records = visit(settings, step, arm, hook)
         gc.collect()  # the DDP instance of this visit, its hooks and its buckets
         described = describe_buckets(records[-1], step)
         keys = {"bucket_cap_mib": cap_label(arm), "round": round_}
-        sizes = {
-            "num_buckets": len(described),
-            "first_bucket_bytes": described[0]["size_bytes"],
-            "last_bucket_bytes": described[-1]["size_bytes"],
-            "bucket_bytes": " ".join(str(row["size_bytes"]) for row in described),
-        }
+        sizes = bucket_columns(described)
+        sizes["bucket_bytes"] = " ".join(str(row["size_bytes"]) for row in described)
         times.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
         warmup.write([keys | sizes | row for row in rows if row["iteration"] < 0])
         overlap.write([keys | row for row in overlap_rows(records, settings.warmup_steps)])
@@ -179,7 +180,7 @@ def measure(
     if watched:
         timelines = recorder.stream("bucket-timeline.csv", TIMELINE_COLUMNS)
     for cap in watched:
-        rows = watch_buckets(settings, step, worker, cap, hook)
+        rows = watch_buckets(settings, step, cap, hook)
         gc.collect()
         timelines.write([{"bucket_cap_mib": cap_label(cap)} | row for row in rows])
         progress.step(f"bucket by bucket, cap {cap_label(cap)} MiB")
@@ -193,7 +194,6 @@ def _steps(settings: DdpBenchmark) -> range:
 def visit(
     settings: DdpBenchmark,
     step: FixedBatchStep,
-    worker: Worker,
     cap_mib: float | None,
     hook: LatencyHook | None = None,
     *,
@@ -203,14 +203,14 @@ def visit(
 
     Warm-up steps are among them.
     """
-    ddp = wrapped(settings, step, worker, cap_mib, init_sync=init_sync)
+    ddp = wrapped(settings, step, cap_mib, init_sync=init_sync)
     if hook:
         hook.register(ddp)
     private.record_every_step(ddp)
     model = torch.compile(ddp) if settings.compile else ddp
     rows, records = [], []
     for iteration in _steps(settings):
-        rows.append(timed_step(step, model, worker, iteration))
+        rows.append(timed_step(step, model, iteration))
         records.append(private.ddp_record(ddp))
         if isinstance(step.model, ReplayModel):
             records[-1]["replay_lateness_s"] = step.model.lateness_s
@@ -221,7 +221,6 @@ def visit(
 def wrapped(
     settings: DdpBenchmark,
     step: FixedBatchStep,
-    worker: Worker,
     cap_mib: float | None,
     *,
     init_sync: bool = True,
@@ -234,7 +233,7 @@ def wrapped(
         torch.compiler.reset()  # a compiled graph is split for one cap
     return make_ddp(
         step.model,
-        worker.device,
+        step.device,
         bucket_cap_mb=cap_mib,
         static_graph=settings.static_graph,
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
@@ -246,40 +245,36 @@ def wrapped(
 def watch_buckets(
     settings: DdpBenchmark,
     step: FixedBatchStep,
-    worker: Worker,
     cap_mib: float | None,
     hook: LatencyHook | None = None,
 ) -> list[dict]:
     """Watches one more instance; returns rows of TIMELINE_COLUMNS, but for the cap and the rank."""
-    ddp = wrapped(settings, step, worker, cap_mib)
+    ddp = wrapped(settings, step, cap_mib)
     return watch(
         ddp,
         torch.compile(ddp) if settings.compile else ddp,
         step,
-        worker,
         passes=settings.timeline_steps,
         warmup_steps=settings.warmup_steps,
         hook=hook,
     )
 
 
-def timed_step(
-    step: FixedBatchStep, model: torch.nn.Module, worker: Worker, iteration: int
-) -> dict:
+def timed_step(step: FixedBatchStep, model: torch.nn.Module, iteration: int) -> dict:
     """Times one training step, with a barrier of all ranks before the backward pass.
 
     The wait at the barrier counts in the step's time, but in neither forward nor backward time.
     Without the barrier it would be part of the first all-reduce.
     """
-    clock = clock_for(worker.device)
+    clock = clock_for(step.device)
     step.zero_grad()
-    worker.barrier()
+    step.worker.barrier()
     clock.wait()
     marks = [clock.mark()]
     loss = step.forward(model)
     marks.append(clock.mark())
     clock.wait()
-    worker.barrier()
+    step.worker.barrier()
     marks.append(clock.mark())
     loss.backward()
     marks.append(clock.mark())

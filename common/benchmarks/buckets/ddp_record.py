@@ -12,12 +12,10 @@ def describe_buckets(record: dict, step: FixedBatchStep) -> list[dict]:
     DDP logs sizes but no parameters.
     """
     names = [name for name, _ in step.model.named_parameters()]
-    rebuilt = record.get("rebuilt_bucket_sizes") or ""
-    sizes = [int(size) for size in (rebuilt or record["bucket_sizes"]).split(",")]
     members = (record.get("rebuilt_per_bucket_param_indices") or "").split(",")
     rows = []
-    for index, size in enumerate(sizes):
-        indices = members[index].split() if rebuilt else []
+    for index, size in enumerate(bucket_sizes(record)):
+        indices = members[index].split() if record.get("rebuilt_bucket_sizes") else []
         rows.append(
             {
                 "bucket": index,
@@ -26,6 +24,21 @@ def describe_buckets(record: dict, step: FixedBatchStep) -> list[dict]:
             }
         )
     return rows
+
+
+def bucket_sizes(record: dict) -> list[int]:
+    """Returns the bytes of the buckets that DDP used, in reduction order, from its logging data."""
+    sizes = record.get("rebuilt_bucket_sizes") or record["bucket_sizes"]
+    return [int(size) for size in sizes.split(",")]
+
+
+def bucket_columns(buckets: list[dict]) -> dict[str, int]:
+    """Returns the number of buckets and the sizes of the first and the last, as columns."""
+    return {
+        "num_buckets": len(buckets),
+        "first_bucket_bytes": buckets[0]["size_bytes"],
+        "last_bucket_bytes": buckets[-1]["size_bytes"],
+    }
 
 
 def overlap_rows(records: list[dict], warmup_steps: int) -> list[dict]:

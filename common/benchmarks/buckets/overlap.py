@@ -12,11 +12,10 @@ import pandas as pd
 
 from common.benchmarks.buckets.ddp import medians
 from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
-from common.benchmarks.steps import FixedBatchStep, StepRunOptions, make_step
+from common.benchmarks.steps import FixedBatchStep, StepRunOptions, recorded_step
 from common.errors import UserError
-from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import Recorder, record_run
+from common.runtime.records.recorder import Recorder
 from common.settings import NonNegative, Positive
 
 
@@ -49,30 +48,20 @@ class OverlapBenchmark(StepRunOptions):
 
 def main(settings: OverlapBenchmark) -> None:
     """Runs the benchmark and prints the medians."""
-    with process_group(settings.device, settings.backend) as worker:
-        step = make_step(settings.step_settings(), worker)
-        with record_run(
-            settings,
-            "overlap_benchmark",
-            worker,
-            recorded_settings=step.recorded_settings,
-            notes=(step.note,),
-        ) as recorder:
-            samples = measure(settings, step, worker, recorder)
-            if recorder.run:
-                keys = ("arm", "message_bytes", "messages")
-                print(medians(samples, keys, ("backward_time_ms", "all_reduce_time_ms")))
-                print(f"Written to {recorder.run.path}")
+    with recorded_step(settings, "overlap_benchmark") as (step, recorder):
+        samples = measure(settings, step, recorder)
+        if recorder.run:
+            keys = ("arm", "message_bytes", "messages")
+            print(medians(samples, keys, ("backward_time_ms", "all_reduce_time_ms")))
+            print(f"Written to {recorder.run.path}")
 
 
-def measure(
-    settings: OverlapBenchmark, step: FixedBatchStep, worker: Worker, recorder: Recorder
-) -> pd.DataFrame:
+def measure(settings: OverlapBenchmark, step: FixedBatchStep, recorder: Recorder) -> pd.DataFrame:
     """Visits the arms in rotated rounds; returns the samples of all ranks, on rank 0."""
     stream = recorder.stream("overlap-times.csv", OVERLAP_TIME_COLUMNS)
-    lab = OverlapLab(step, worker)
+    lab = OverlapLab(step)
     arms = lab.plan([int(size * 2**20) for size in settings.message_mib])
-    progress = Progress(settings.rounds * len(arms), worker.is_main)
+    progress = Progress(settings.rounds * len(arms), recorder.worker.is_main)
     for round_, arm in recorder.rounds(arms, settings.rounds, stage="arms"):
         rows = lab.visit(arm, round_, passes=settings.num_steps, warmup=settings.warmup_steps)
         stream.write(rows)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -43,7 +43,6 @@ from common.runtime import private
 from common.runtime.group.collective_timing import start_together, time_in_flight
 from common.runtime.group.gradient_marks import ready_marks, ready_seconds
 from common.runtime.group.one_rank_group import own_group
-from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
 from common.training.ddp import SETTLING_STEPS, make_ddp
 
@@ -99,9 +98,9 @@ class OverlappedPass:
 class OverlapLab:
     """One model's backward pass, to be run beside all-reduces of any size."""
 
-    def __init__(self, step: FixedBatchStep, worker: Worker) -> None:
+    def __init__(self, step: FixedBatchStep) -> None:
         self.step = step
-        self.worker = worker
+        self.worker = worker = step.worker
         self.clock = clock_for(worker.device)
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in step.model.parameters())
         self.one_rank_group = own_group(worker)
@@ -134,10 +133,8 @@ class OverlapLab:
     def visit(self, arm: OverlapArm, round_: int, *, passes: int, warmup: int = 1) -> list[dict]:
         """Runs ``passes`` backward passes under an arm's condition, after ``warmup`` others.
 
-        All-reduces alone are run once: that time is the sum of many.
-
-        Returns:
-            this rank's rows of OVERLAP_TIME_COLUMNS, but for the rank.
+        All-reduces alone are run once: that time is the sum of many. Returns this rank's rows of
+        OVERLAP_TIME_COLUMNS, but for the rank.
         """
         if arm.kind in ("bookkeeping", "buckets"):
             warmup = max(SETTLING_STEPS, warmup)
@@ -200,13 +197,10 @@ class OverlapLab:
         at_start: Sequence[Tensor] = (),
         as_ready: Sequence[Tensor] = (),
     ) -> OverlappedPass:
-        """Runs a backward pass beside all-reduces.
+        """Runs a backward pass of ``model`` (by default the step's own) beside all-reduces.
 
-        Args:
-            model: the module of the forward pass, such as DDP; None for the step's own.
-            held: hold the device back until the host is ahead.
-            at_start: launched before the pass begins.
-            as_ready: launched in the pass (``launched_as_ready``).
+        Those ``at_start`` are launched before the pass begins, those ``as_ready`` in it. The device
+        is ``held`` back until the host is ahead.
         """
         self.step.zero_grad()
         loss = self.step.forward(model)
@@ -230,10 +224,7 @@ class OverlapLab:
         return OverlappedPass(elapsed(backward_start, backward_end), elapsed(start, end), completed)
 
     def _watch_backward(self) -> tuple[list[torch.nn.Parameter], float]:
-        """Returns parameters in the order in which they are ready, and the backward pass's seconds.
-
-        It also warms up.
-        """
+        """Returns parameters in the order they are ready, and a pass's seconds; warms up, too."""
         with ready_marks(self.step.model, self.clock) as marks:
             for _ in range(10):
                 start = self.clock.mark()
@@ -257,10 +248,9 @@ class OverlapLab:
 def launched_as_ready(
     parameters: Iterable[torch.nn.Parameter], messages: Sequence[Tensor]
 ) -> Iterator[list[dist.Work]]:
-    """Launches messages in the backward pass inside the block, in their order.
+    """Launches messages in the backward pass inside the block, in their order; yields the launched.
 
     Each is launched when as many bytes of gradients are ready as it and those before it have.
-    Yields the list of what was launched. The hooks are removed at the end.
     """
     due = list(accumulate(message.numel() * message.element_size() for message in messages))
     works: list[dist.Work] = []
@@ -272,11 +262,7 @@ def launched_as_ready(
         while len(works) < len(due) and ready_bytes >= due[len(works)]:
             works.append(dist.all_reduce(messages[len(works)], async_op=True))
 
-    handles = []
-    if messages:
-        handles = [parameter.register_post_accumulate_grad_hook(note) for parameter in parameters]
-    try:
+    with ExitStack() as hooks:
+        for parameter in parameters if messages else ():
+            hooks.enter_context(parameter.register_post_accumulate_grad_hook(note))
         yield works
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -60,6 +60,8 @@ SLOW_COLUMNS = (
     *("mode", "step", "rank", "slow_factor", "estimated_factor", "expected_ms"),
     *MODE_RANK_COLUMNS,
 )
+Visit = tuple[str, int, int]
+"""An arm, its step, and its place in the order of that step."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,12 @@ def main(settings: ModeComparison) -> None:
             settings, "compare_modes", worker, recorded_settings=task.facts()
         ) as recorder:
             ranks = calibrate(settings, task, worker, recorder)
-            compare(settings, task, planners, ranks, worker, recorder)
+            compare(settings, task, planners, ranks, recorder)
             if is_slowed:
                 task.step.exchange.slow_factor = factor
                 slowdown = [1.0] * worker.world_size
                 slowdown[slow_rank] = settings.slow_factor
-                compare_slowed(
-                    settings, task, planners["dynamic"], ranks, slowdown, worker, recorder
-                )
+                compare_slowed(settings, task, planners["dynamic"], ranks, slowdown, recorder)
         if worker.is_main:  # only now the witness has judged the machine
             print_ratios(recorder.run.path)
             print(f"Written to {relative_to_project(recorder.run.path)}")
@@ -139,10 +139,10 @@ def compare(
     task: Task,
     planners: Mapping[str, Planner],
     ranks: RankCosts,
-    worker: Worker,
     recorder: Recorder,
 ) -> None:
     """Runs all modes on all global batches."""
+    worker = recorder.worker
     table = recorder.stream("mode-times.csv", MODE_COLUMNS)
     costs = {name: TokensCost() for name in ARMS}
     costs |= {"dynamic_tokens_sq": TokensSquaredCost(), "dynamic_calibrated": ranks.costs}
@@ -151,36 +151,28 @@ def compare(
         for name, mode in ARMS.items()
     }
     control = control_texts(settings, task, plans["dynamic"], worker)
-    visits = [
-        (name, step, order)
-        for step in range(-settings.warmup, settings.steps)
-        for order, name in enumerate(rotated([*ARMS, CONTROL], step + settings.warmup))
-    ]
+    visits = rotated_visits([*ARMS, CONTROL], range(-settings.warmup, settings.steps))
     progress = Progress(len(visits), worker.is_main)
-    with AheadLoader(task.train, worker.rank, pin=worker.device.type == "cuda") as loader:
 
-        def request(visit: tuple[str, int, int]) -> None:
-            name, step, _ = visit
-            at = step + settings.warmup
-            if name == CONTROL:
-                loader.request(
-                    functools.partial(plans["static"], at, control.lengths), data=control
-                )
-            else:
-                loader.request(functools.partial(plans[name], at))
+    def request(loader: AheadLoader, visit: Visit) -> None:
+        name, step, _ = visit
+        at = step + settings.warmup
+        if name == CONTROL:
+            loader.request(functools.partial(plans["static"], at, control.lengths), data=control)
+        else:
+            loader.request(functools.partial(plans[name], at))
 
-        rows: list[dict] = []
-        for index, (name, step, order) in enumerate(visits):
-            row = _one_step(task, loader, visits, index, request)
-            same = ARMS.get(name) in SAME_BATCH
-            keys = {"mode": name, "same_batch": same, "step": step, "order": order}
-            rows.append(keys | row)
-            progress.step(f"step {step}, {name}")
-            if index + 1 == len(visits) or visits[index + 1][1] != step:
-                if step >= 0:
-                    _write(table, rows, worker)
-                rows = []
-                recorder.witness("modes", step + 1)
+    rows: list[dict] = []
+    for (name, step, order), columns, _, is_last in run_visits(task, worker, visits, request):
+        same = ARMS.get(name) in SAME_BATCH
+        keys = {"mode": name, "same_batch": same, "step": step, "order": order}
+        rows.append(keys | columns)
+        progress.step(f"step {step}, {name}")
+        if is_last:
+            if step >= 0:
+                _write(table, rows, worker)
+            rows = []
+            recorder.witness("modes", step + 1)
 
 
 def compare_slowed(
@@ -189,7 +181,6 @@ def compare_slowed(
     planner: Planner,
     ranks: RankCosts,
     slowdown: Sequence[float],
-    worker: Worker,
     recorder: Recorder,
 ) -> None:
     """Measures steps with a slowed rank: planned untold, corrected by calibration, and told.
@@ -197,49 +188,48 @@ def compare_slowed(
     ``estimated_factor`` is what the step's plan took the rank's slowness to be, ``expected_ms`` the
     plan's bottleneck for ranks as slow as they really are.
     """
+    worker = recorder.worker
     table = recorder.stream("slow-rank.csv", SLOW_COLUMNS)
     slowed_costs = [cost.scaled(by) for cost, by in zip(ranks.costs, slowdown, strict=True)]
     rank_factors = {
         NOT_TOLD: ranks.factors,
         TOLD: [a * b for a, b in zip(ranks.factors, slowdown, strict=True)],
     }
-    arms = (NOT_TOLD, CALIBRATED, TOLD)
-    visits = [
-        (name, step, order)
-        for step in range(settings.slow_steps)
-        for order, name in enumerate(rotated(arms, step))
-    ]
-    with AheadLoader(task.train, worker.rank) as loader:
+    visits = rotated_visits([NOT_TOLD, CALIBRATED, TOLD], range(settings.slow_steps))
 
-        def request(visit: tuple[str, int, int]) -> None:
-            name, step, _ = visit
-            factors = rank_factors.get(name, ranks.factors)
-            costs = [ranks.base.scaled(factor) for factor in factors]
-            loader.request(functools.partial(_plan, planner, task, costs, step), tag=factors)
+    def request(loader: AheadLoader, visit: Visit) -> None:
+        name, step, _ = visit
+        factors = rank_factors.get(name, ranks.factors)
+        costs = [ranks.base.scaled(factor) for factor in factors]
+        loader.request(functools.partial(_plan, planner, task, costs, step), tag=factors)
 
-        def refine(visit: tuple[str, int, int]) -> None:
-            name, step, _ = visit
-            if name == CALIBRATED and step and step % settings.refine_every == 0:
-                exchange_ratios(ranks, worker)
+    def refine(visit: Visit) -> None:
+        name, step, _ = visit
+        if name == CALIBRATED and step and step % settings.refine_every == 0:
+            exchange_ratios(ranks, worker)
 
-        rows: list[dict] = []
-        for index, (name, step, _) in enumerate(visits):
-            row = _one_step(task, loader, visits, index, request, refine)
-            plan, factors = row.pop("plan"), row.pop("tag")
-            del row["loss"], row["global_batch"]
-            if name == CALIBRATED:
-                ranks.note(
-                    batch_size=row["local_batch"],
-                    longest=row["max_seq_len_in_batch"],
-                    measured_s=row["compute_time_ms"] / 1e3,
-                )
-            keys = {"mode": name, "step": step, "slow_factor": slowdown[worker.rank]}
-            keys |= {"estimated_factor": factors[worker.rank]}
-            rows.append(keys | {"expected_ms": plan.slowest_cost(slowed_costs) * 1e3} | row)
-            if index + 1 == len(visits) or visits[index + 1][1] != step:
-                _write(table, rows, worker)
-                rows = []
-                recorder.witness("slowed rank", step + 1)
+    rows: list[dict] = []
+    visited = run_visits(task, worker, visits, request, refine)
+    for (name, step, _), columns, batch, is_last in visited:
+        del columns["loss"], columns["global_batch"]
+        if name == CALIBRATED:
+            ranks.note(
+                batch_size=columns["local_batch"],
+                longest=columns["max_seq_len_in_batch"],
+                measured_s=columns["compute_time_ms"] / 1e3,
+            )
+        keys = {
+            "mode": name,
+            "step": step,
+            "slow_factor": slowdown[worker.rank],
+            "estimated_factor": batch.tag[worker.rank],
+            "expected_ms": batch.plan.slowest_cost(slowed_costs) * 1e3,
+        }
+        rows.append(keys | columns)
+        if is_last:
+            _write(table, rows, worker)
+            rows = []
+            recorder.witness("slowed rank", step + 1)
 
 
 def control_texts(
@@ -266,43 +256,55 @@ def _plan(
     return plan if lengths is None else replace(plan, lengths=lengths)
 
 
-def _one_step(
+def rotated_visits(arms: Sequence[str], steps: range) -> list[Visit]:
+    """Returns the visits of all arms in each step, in rotated order."""
+    return [
+        (name, step, order)
+        for step in steps
+        for order, name in enumerate(rotated(arms, step - steps.start))
+    ]
+
+
+def run_visits(
     task: Task,
-    loader: AheadLoader,
-    visits: Sequence[tuple[str, int, int]],
-    index: int,
-    request: Callable[[tuple[str, int, int]], None],
-    prepare: Callable[[tuple[str, int, int]], None] = lambda visit: None,
-) -> dict:
-    """Runs the step of visit ``index`` while the next one is planned; returns this rank's columns.
+    worker: Worker,
+    visits: Sequence[Visit],
+    request: Callable[[AheadLoader, Visit], None],
+    prepare: Callable[[Visit], None] = lambda visit: None,
+) -> Iterator[tuple[Visit, dict, MicroBatch, bool]]:
+    """Runs the step of each visit while the next one is planned.
 
-    ``prepare`` is called with the visit inside the step, before anything else.
+    Args:
+        request: asks for the micro-batch of a visit.
+        prepare: is called inside the step, before anything else.
+
+    Yields the visit, this rank's columns, its micro-batch, and whether its step has no other visit.
     """
-    if not len(loader):
-        request(visits[index])
+    with AheadLoader(task.train, worker.rank, pin=worker.device.type == "cuda") as loader:
+        request(loader, visits[0])
+        for index, visit in enumerate(visits):
+            following = visits[index + 1 : index + 2]
 
-    def next_batch() -> MicroBatch:
-        prepare(visits[index])
-        batch = loader.take()
-        if index + 1 < len(visits):
-            request(visits[index + 1])
-        return batch
+            def next_batch(visit: Visit = visit, following: Sequence[Visit] = following):
+                prepare(visit)
+                batch = loader.take()
+                for after in following:
+                    request(loader, after)
+                return batch
 
-    parts, batch = task.step.run(next_batch)
-    plan = batch.plan
-    of_plan = {"global_batch": plan.global_batch, "plan": plan, "tag": batch.tag}
-    return step_columns(parts, batch) | of_plan | {"loss": parts.loss}
+            parts, batch = task.step.run(next_batch)
+            columns = step_columns(parts, batch)
+            columns |= {"global_batch": batch.plan.global_batch, "loss": parts.loss}
+            is_last = not following or following[0][1] != visit[1]
+            yield visit, columns, batch, is_last
 
 
 def _write(table: RankStream, rows: list[dict], worker: Worker) -> None:
     """Writes the rows with their exchange split."""
-    for row in rows:
-        for name in ("plan", "tag"):
-            row.pop(name, None)
-    gathered = worker.gather(rows)
     local = []
-    for ranks in zip(*gathered, strict=True):
-        loss = sum(row["loss"] for row in ranks) if "loss" in ranks[0] else None
+    for ranks in zip(*worker.gather(rows), strict=True):
         row = split_exchange(ranks)[worker.rank]
-        local.append(row if loss is None else row | {"loss": loss})
+        if "loss" in row:
+            row["loss"] = sum(other["loss"] for other in ranks)
+        local.append(row)
     table.write(local)

@@ -164,10 +164,7 @@ def calibrated_cost(samples: pd.DataFrame) -> CalibratedCost:
 
 
 def _medians(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns the median over draws of bottleneck over lower bound, a column per mode.
-
-    There is a row per data set and world size.
-    """
+    """Returns medians over draws of bottleneck over lower bound, a column per mode."""
     ratio = table["bottleneck_ms"] / table["lower_bound_ms"]
     keys = [table[key] for key in ("dataset", "world_size", "mode")]
     return ratio.groupby(keys, sort=False).median().unstack()
@@ -214,10 +211,7 @@ def _columns(plan: StepPlan, cost: CalibratedCost) -> dict:
 
 
 def _packed(lengths: NDArray, world_size: int, cost: CalibratedCost) -> Iterator[dict]:
-    """Yields a row per way of packing the same samples without padding.
-
-    A rank costs c0 and what its samples cost by themselves.
-    """
+    """Yields a row per way of packing; a rank costs c0 and what its samples cost by themselves."""
     weights = cost(1, lengths) - cost.c0_s
     total = int(lengths.sum())
     for mode, pack in PACKED.items():

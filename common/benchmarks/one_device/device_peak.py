@@ -8,7 +8,7 @@ large copy. Best of several: noise only ever makes them slower.
 from __future__ import annotations
 
 import itertools
-import time
+import timeit
 from collections.abc import Callable, Iterable
 
 import pandas as pd
@@ -98,12 +98,7 @@ def _product(size: int, dtype: torch.dtype) -> Callable[[], object]:
 def _time(work: Callable[[], object], repeats: int) -> list[float]:
     """Returns the seconds of each of ``repeats`` calls, after one for warm-up."""
     work()
-    times: list[float] = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return times
+    return timeit.repeat(work, repeat=repeats, number=1)
 
 
 def _rows(quantity: str, times_s: list[float], amount: int, unit: str) -> list[dict]:

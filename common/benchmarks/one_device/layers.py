@@ -8,7 +8,7 @@ both of its uses). The marks are CUDA events on a GPU and clock readings on the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,13 +17,12 @@ import pandas as pd
 from torch import nn
 
 from common.benchmarks.buckets.calibration import PASS_COLUMNS, watch_pass
-from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_step
+from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, recorded_step
 from common.errors import UserError, naming_os_errors
 from common.models.gpt2 import GPT2
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
-from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import Recorder, record_run
+from common.runtime.records.recorder import Recorder
 from common.runtime.records.run_directory import RunDirectory, write_atomically
 from common.runtime.timing import clock_for
 from common.settings import NonNegative, Positive
@@ -58,22 +57,16 @@ class LayerBenchmark(UpdatedStepOptions):
 
 def main(settings: LayerBenchmark) -> None:
     """Runs the benchmark and prints where its tables are."""
-    with process_group(settings.device, settings.backend) as worker:
-        step = make_step(settings.step_settings(), worker)
+    with recorded_step(settings, "train_benchmark") as (step, recorder):
         sizes = None if settings.replay else layer_sizes(step.model)
-        with record_run(
-            settings,
-            "train_benchmark",
-            worker,
-            recorded_settings=step.recorded_settings,
-            notes=(step.note,),
-        ) as recorder:
-            if recorder.run and settings.layer_size_output:
-                _write_copy(sizes, Path(settings.layer_size_output))
-            layers = measure(settings, step, worker, recorder)
-            if recorder.run:
-                _report(recorder.run, sizes, layers)
-                print(f"Written to {recorder.run.path}")
+        if recorder.run and settings.layer_size_output:
+            path = Path(settings.layer_size_output)
+            with naming_os_errors(f"layer_size_output {path}"):
+                write_atomically(path, sizes.to_csv())
+        layers = measure(settings, step, recorder)
+        if recorder.run:
+            _report(recorder.run, sizes, layers)
+            print(f"Written to {recorder.run.path}")
 
 
 def _report(run: RunDirectory, sizes: pd.DataFrame | None, durations: pd.DataFrame) -> None:
@@ -88,15 +81,13 @@ def _report(run: RunDirectory, sizes: pd.DataFrame | None, durations: pd.DataFra
     print(times.to_string(index=False, float_format="%.6f"))
 
 
-def measure(
-    settings: LayerBenchmark, step: FixedBatchStep, worker: Worker, recorder: Recorder
-) -> pd.DataFrame:
+def measure(settings: LayerBenchmark, step: FixedBatchStep, recorder: Recorder) -> pd.DataFrame:
     """Times the steps and streams the raw samples.
 
-    Returns:
-        on rank 0 the duration in seconds of every layer's gradient, of ``forward``, ``backward``
-        and ``step``: one row per measured iteration and name, the slowest rank's. Elsewhere empty.
+    Returns on rank 0 the duration in seconds of every layer's gradient, of ``forward``,
+    ``backward`` and ``step``: one row per measured iteration, the slowest rank's. Elsewhere empty.
     """
+    worker = recorder.worker
     clock = clock_for(worker.device)
     ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
     steps = recorder.stream("local-step-times.csv", PASS_COLUMNS)
@@ -107,7 +98,7 @@ def measure(
         for iteration in range(-settings.warmup_steps, settings.num_steps):
             step.zero_grad()
             for _ in range(settings.gradient_accumulation):
-                last = watch_pass(step, worker, clock, marks, barrier_before="backward")
+                last = watch_pass(step, clock, marks, barrier_before="backward")
             optimizer_start = clock.mark()
             step.optimize()
             optimizer_end = clock.mark()
@@ -138,13 +129,9 @@ def gradient_marks(model: nn.Module, clock, hidden: bool = True) -> Iterator[dic
         if output.requires_grad:
             output.register_hook(lambda _: marks.__setitem__("hidden", clock.mark()))
 
-    handle = model.ln_f.register_forward_hook(mark_hidden) if hidden else None
-    try:
-        with ready_marks(model, clock) as marks:
-            yield marks
-    finally:
-        if handle:
-            handle.remove()
+    hook = model.ln_f.register_forward_hook(mark_hidden) if hidden else nullcontext()
+    with hook, ready_marks(model, clock) as marks:
+        yield marks
 
 
 def layer_durations(ready_s: dict[str, float], backward_s: float) -> dict[str, float]:
@@ -181,8 +168,3 @@ def layer_times(durations: pd.DataFrame) -> pd.DataFrame:
     """Returns the course's ``layer-times.csv``: min, max, mean, std and median (s) per name."""
     table = durations.agg(["min", "max", "mean", "std", "median"]).T
     return table.rename_axis("Name").reset_index().sort_values("Name", ignore_index=True)
-
-
-def _write_copy(sizes: pd.DataFrame, path: Path) -> None:
-    with naming_os_errors(f"layer_size_output {path}"):
-        write_atomically(path, sizes.to_csv())

@@ -30,6 +30,7 @@ from common.perfmodel.one_device.memory_fit import largest_batch, more_loss_chun
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 from common.perfmodel.one_device.workload import Workload
+from common.runtime.machine.memory_limit import available_memory_bytes
 from common.runtime.records.recorder import Recorder, record_run, single_device
 from common.settings import DeviceOptions, Positive
 
@@ -108,8 +109,6 @@ def _analyse(settings: MemoryAnalysis, device: torch.device, recorder: Recorder)
 
 def check_fits(settings: MemoryAnalysis) -> None:
     """Raises UserError when a real step on the CPU would need more memory than is free."""
-    from common.runtime.machine.memory_limit import available_memory_bytes
-
     needed, free = predict_memory(settings).peak_bytes, available_memory_bytes()
     if needed > free:
         raise UserError(

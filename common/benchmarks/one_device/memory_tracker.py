@@ -13,14 +13,13 @@ library.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.errors import UserError
 from common.perfmodel.one_device.workload import Workload
@@ -53,13 +52,10 @@ class TrackedPeak:
 
 
 def track_step(workload: Workload) -> TrackedPeak:
-    """Follows the second step of ``workload`` on fake tensors.
+    """Follows the second step of ``workload`` on fake tensors; the first makes optimizer states.
 
-    In the first step the optimizer makes its states. A float16 loss is not scaled here, which
-    changes no size.
-
-    Raises:
-        UserError: the workload is compiled, so that there are no operators to see.
+    A float16 loss is not scaled here, which changes no size. Raises UserError where the workload is
+    compiled, so that there are no operators to see.
     """
     if workload.compile:
         raise UserError(
@@ -78,9 +74,9 @@ def track_step(workload: Workload) -> TrackedPeak:
 
         def note(name: str) -> None:
             nonlocal phase, reached
-            peak = _peak(tracker, device)
-            if peak > reached:
-                phase, reached = name, peak
+            total = _peak_sizes(tracker, device)["Total"]
+            if total > reached:
+                phase, reached = name, total
 
         with tracker:
             for _ in range(workload.gradient_accumulation):
@@ -92,19 +88,16 @@ def track_step(workload: Workload) -> TrackedPeak:
             del loss
             step.update()
             note("update")
-    sizes = tracker.get_tracker_snapshot("peak")[device]
-    named = {_name(key): size for key, size in sizes.items()}
-    return TrackedPeak(phase, {name: named.get(key, 0) for key, name in CATEGORIES.items()})
+    sizes = _peak_sizes(tracker, device)
+    return TrackedPeak(phase, {name: sizes.get(key, 0) for key, name in CATEGORIES.items()})
 
 
 def saved_by_layer(workload: Workload) -> pd.DataFrame:
     """Measures on fake tensors the bytes that each layer keeps for the backward pass.
 
     Columns ``layer`` (``block 0`` …, ``head and loss``) and ``saved_bytes``. Each storage counts
-    once, where it is first kept; parameters do not count, their low-precision copies do.
-
-    Raises:
-        UserError: with activation checkpointing, whose tensors are kept out of sight.
+    once, where it is first kept; parameters do not count, their low-precision copies do. Raises
+    UserError with activation checkpointing, whose tensors are kept out of sight.
     """
     if workload.activation_checkpointing:
         raise UserError("activation_checkpointing keeps each block's input only; nothing to list")
@@ -128,7 +121,9 @@ def saved_by_layer(workload: Workload) -> pd.DataFrame:
                 kept[layer] = kept.get(layer, 0) + storage.nbytes()
             return tensor
 
-        _mark_layers(step.model, enter)
+        for index, block in enumerate(step.model.blocks):
+            block.register_forward_pre_hook(lambda *_, name=f"block {index}": enter(name))
+        step.model.ln_f.register_forward_pre_hook(lambda *_: enter("head and loss"))
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             step.forward(*batch)
     return pd.DataFrame(kept.items(), columns=["layer", "saved_bytes"])
@@ -141,20 +136,10 @@ def empty_batch(workload: Workload, device: torch.device) -> TokenBatch:
     return tokens, targets
 
 
-def _mark_layers(model: nn.Module, enter) -> None:
-    for index, block in enumerate(model.blocks):
-        block.register_forward_pre_hook(lambda *_, name=f"block {index}": enter(name))
-    model.ln_f.register_forward_pre_hook(lambda *_: enter("head and loss"))
-
-
-def _peak(tracker: Any, device: torch.device) -> int:
-    """Returns the peak of memory so far, in bytes."""
+def _peak_sizes(tracker: Any, device: torch.device) -> dict[str, int]:
+    """Returns the bytes of each category at the peak so far, and in ``Total``."""
     sizes = tracker.get_tracker_snapshot("peak")[device]
-    return next(size for key, size in sizes.items() if _name(key) == "Total")
-
-
-def _name(key: object) -> str:
-    return str(getattr(key, "value", key))
+    return {str(getattr(key, "value", key)): size for key, size in sizes.items()}
 
 
 @dataclass(frozen=True)
@@ -170,29 +155,17 @@ def measure_peak(
 ) -> AllocatorPeak:
     """Runs three steps of ``workload`` on ``device``; returns the allocator's peak in the third.
 
-    Args:
-        workload: the step to run.
-        device: the step's device. Other tensors of this process on a GPU count too, so there
-            should be none.
-        snapshot: file for the allocator's history of that step, on a GPU.
-
-    Raises:
-        torch.OutOfMemoryError: it does not fit.
+    Other tensors of this process on a GPU count too, so there should be none. ``snapshot`` is a
+    file for the allocator's history of that step, on a GPU. Raises torch.OutOfMemoryError.
     """
     step = TrainingStep(workload, device)
     batches = itertools.repeat(empty_batch(workload, device))
     for _ in range(2):
         step.run(batches)
-    if device.type == "cuda":
-        return _cuda_peak(step, batches, device, snapshot)
-    watch = AllocationWatch(step.model, step.optimizer)
-    step.run(batches)
-    return AllocatorPeak(watch.finish(), None)
-
-
-def _cuda_peak(
-    step: TrainingStep, batches: Iterable, device: torch.device, snapshot: Path | None
-) -> AllocatorPeak:
+    if device.type == "cpu":
+        watch = AllocationWatch(step.model, step.optimizer)
+        step.run(batches)
+        return AllocatorPeak(watch.finish(), None)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     if snapshot:

@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from common.traces.profiler_trace import shapes_text, tensor_shapes
@@ -200,8 +201,4 @@ def _storage(tensor: Tensor) -> int:
 
 def _tensors(value: object) -> list[Tensor]:
     """Returns the tensors in a tensor, a list or tuple of them, or neither."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

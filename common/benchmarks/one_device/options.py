@@ -88,7 +88,7 @@ def main(settings: OptionsBenchmark) -> None:
             recorder.run.write_table("options-arms.csv", table)
         # Only now the witness has judged the machine.
         run = open_options(recorder.run.path)
-        print(ratios_text(run.table, run.ratios))
+        print(ratios_text(run))
         print(f"Written to {recorder.run.path}")
 
 

@@ -111,8 +111,7 @@ def run_steps(
 ) -> pd.DataFrame:
     """Runs all steps; those that are profiled write ``trace``.
 
-    Returns:
-        one row per timed step: step, profiled (bool), time_ms.
+    Returns one row per timed step: step, profiled (bool), time_ms.
     """
     clock = clock_for(step.device)
     # In this order: untimed steps, half of those without the profiler, the profiler's warm-up (from

@@ -54,9 +54,8 @@ def open_replayed(name: str, factor: float, time_factor: float = 1.0) -> Replaye
         factor: divides the gradients' sizes; at least 1.
         time_factor: divides their ready times; above 0.
 
-    Raises:
-        UserError: no such recording, a run directory without the table, a table that cannot be
-            read, or a factor out of its range.
+    Raises UserError for no such recording, a run directory without the table, a table that cannot
+    be read, or a factor out of its range.
     """
     if not 1 <= factor < float("inf"):
         raise UserError(f"replay_factor is {factor:g}; it must be at least 1 and finite")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,14 @@ from typing import Annotated
 import torch
 
 from common.analysis.step_parts import decompose
-from common.benchmarks.scaling.sweep import SweepPlan, sweep
+from common.benchmarks.scaling.sweep import (
+    SweepPlan,
+    micro_batches,
+    probe_workload,
+    run_step,
+    settle,
+    sweep,
+)
 from common.benchmarks.scaling.workloads import (
     MlpSizes,
     Workload,
@@ -48,7 +54,7 @@ from common.training.precision import set_tf32
 from common.training.recording.tracing import traced_steps
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
 from common.training.scaling.log import ScalingLog, StepKey, single_arm
-from common.training.scaling.probes import Probed, ProbePlan, probe
+from common.training.scaling.probes import ProbePlan
 
 WORKLOADS = ("mlp", "text", "replay")
 REGIMES = ("strong", "weak")
@@ -190,16 +196,14 @@ class ScalingBenchmark(RoundOptions, RankOptions):
                 time_factor=self.replay_time_factor,
                 batch_size=self.batch_size,
             )
-        sizes = MlpSizes(self.input_dim, self.hidden_dim, self.num_layers, self.output_dim)
-        return mlp_workload(sizes, device, self.seed)
+        return mlp_workload(part_of(MlpSizes, vars(self)), device, self.seed)
 
     def sweep_plan(self, ranks: int) -> SweepPlan:
-        """Returns the plan of a sweep on a job's ``ranks``.
+        """Returns the plan of a sweep on a job's ``ranks``, which the probes are of.
 
-        Raises UserError for a world size above them, or none that is all of them: the probes, of
-        which predictions are made, are of all ranks.
+        Raises UserError for a world size above them, or none that is all of them.
         """
-        powers = [2**k for k in range(ranks.bit_length()) if 2**k <= ranks]
+        powers = [2**k for k in range(ranks.bit_length())]
         sizes = self.world_sizes or tuple(sorted({*powers, ranks}))
         beyond = [size for size in sizes if size > ranks]
         if beyond:
@@ -232,49 +236,44 @@ def main(settings: ScalingBenchmark) -> None:
             settings, label, worker, recorded_settings=facts, notes=(workload.note,)
         ) as recorder:
             if plan:
-                sweep(plan, workload, worker, recorder)
+                sweep(plan, workload, recorder)
             else:
-                measure(settings, workload, worker, recorder)
+                measure(settings, workload, recorder)
         if worker.is_main:
             print(f"Written to {relative_to_project(recorder.run.path)}")
-            print_findings(recorder.run.path, settings.sweep)
+            if not settings.sweep:
+                print_findings(recorder.run.path)
 
 
-def measure(
-    settings: ScalingBenchmark, workload: Workload, worker: Worker, recorder: Recorder
-) -> None:
+def measure(settings: ScalingBenchmark, workload: Workload, recorder: Recorder) -> None:
     """Measures one configuration: plain steps, timed steps, probes.
 
     With accumulation DDP's buckets settle first: a static graph must not begin without an exchange.
     """
+    worker, options = recorder.worker, settings.options()
     print(placement_line(worker), flush=True)
-    options, total = settings.options(), settings.epochs * settings.steps_per_epoch
-    log = ScalingLog(
-        worker, recorder, [single_arm(worker.world_size, settings.batch_size, options)]
-    )
+    arm = single_arm(worker.world_size, settings.batch_size, options)
+    log, total = ScalingLog(worker, recorder, [arm]), settings.epochs * settings.steps_per_epoch
     model = workload.build(settings.batch_size)
     optimizer = workload.make_optimizer(model.parameters())
 
     def open_step(timed: bool) -> DataParallelStep:
         return DataParallelStep(model, optimizer, workload.loss_of, worker, options, timed=timed)
 
-    step = open_step(timed=False)
-    settling = workload.make_batch(1, 0, worker.rank, worker.world_size)
-    if settings.accumulation > 1:
-        step.settle(lambda: settling)
-    times_s = []
-    for index in range(total):
-        batches = make_batches(settings, workload, worker, index)
-        worker.barrier()  # data is made outside of what is timed, on every rank
-        times, used = step.run(batches.__next__)
-        if index == 0:
+    def run(step: DataParallelStep, key: StepKey) -> float:
+        times, used = run_step(step, workload, settings.batch_size, key.step)
+        if key.step == 0:
             log.facts(step, used[0], model=workload.model, data=workload.data)
-        epoch = index // settings.steps_per_epoch
-        warmup = index < settings.warmup_steps
         log.pause()
-        key = StepKey(step=index, kind="plain", epoch=epoch, warmup=warmup)
         log.add(times, used, key)
-        times_s.append(times.step_s)
+        return times.step_s
+
+    step, times_s = open_step(timed=False), []
+    if settings.accumulation > 1:
+        settle(step, workload)
+    for index in range(total):
+        epoch, warmup = index // settings.steps_per_epoch, index < settings.warmup_steps
+        times_s.append(run(step, StepKey(step=index, kind="plain", epoch=epoch, warmup=warmup)))
         if (index + 1) % settings.steps_per_epoch == 0:
             log.end_epoch(epoch)
             log.write()
@@ -283,51 +282,29 @@ def measure(
     if not settings.timed_steps:
         return
     step = open_step(timed=True)
-    step.settle(lambda: settling)
+    settle(step, workload)
     for index in range(total, total + settings.timed_steps + 1):
-        batches = make_batches(settings, workload, worker, index)
-        worker.barrier()
-        times, used = step.run(batches.__next__)
-        log.pause()
-        key = StepKey(step=index, epoch=settings.epochs, warmup=index == total)
-        log.add(times, used, key)
+        run(step, StepKey(step=index, epoch=settings.epochs, warmup=index == total))
     log.write()
     if settings.profile:
-        write_trace(step, lambda: make_batches(settings, workload, worker, 0), worker, recorder)
+        path = recorder.run.path / "trace.json.gz" if recorder.run else None
+        with traced_steps(path, worker.device, wait=0, warmup=1, active=2) as step_done:
+            for _ in range(4):
+                step.run(micro_batches(step, workload, settings.batch_size, 0).__next__)
+                step_done()
     step.close()
-    probed = Probed(
-        model=model,
-        make_optimizer=workload.make_optimizer,
-        loss_of=workload.loss_of,
-        make_batch=lambda size: workload.make_batch(size, 0, worker.rank, worker.world_size),
-        batch_size=settings.batch_size,
-        options=options,
-    )
-    probe(probed, worker, recorder, ProbePlan())
-
-
-def make_batches(
-    settings: ScalingBenchmark, workload: Workload, worker: Worker, step: int
-) -> Iterator:
-    """Makes the micro-batches of a step, all of them before it begins."""
-    first = step * settings.accumulation
-    return iter(
-        [
-            workload.make_batch(settings.batch_size, index, worker.rank, worker.world_size)
-            for index in range(first, first + settings.accumulation)
-        ]
-    )
+    probe_workload(workload, model, settings.batch_size, options, recorder, ProbePlan())
 
 
 def placement_line(worker: Worker) -> str:
     """Returns the line that says where this rank runs, as the original printed it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
-    line = f"[Rank {worker.rank}] CUDA_VISIBLE_DEVICES={visible}, "
-    line += f"LOCAL_RANK={worker.ranks.local_rank}, "
+    where = "device=cpu"
     if worker.device.type == "cuda":
         name = torch.cuda.get_device_name(worker.device)
-        return line + f"current_device={worker.device}, name={name}"
-    return line + "device=cpu"
+        where = f"current_device={worker.device}, name={name}"
+    local_rank = worker.ranks.local_rank
+    return f"[Rank {worker.rank}] CUDA_VISIBLE_DEVICES={visible}, LOCAL_RANK={local_rank}, {where}"
 
 
 def report(settings: ScalingBenchmark, worker: Worker, times_s: list[float]) -> None:
@@ -354,10 +331,8 @@ def report(settings: ScalingBenchmark, worker: Worker, times_s: list[float]) -> 
         print(f"{name:<17}: {value}")
 
 
-def print_findings(folder: Path, is_sweep: bool) -> None:
-    """Prints the parts of the step and what limits it; nothing of a sweep."""
-    if is_sweep:
-        return
+def print_findings(folder: Path) -> None:
+    """Prints the parts of the step and what limits it, where steps were watched."""
     steps = read_table(folder / "steps.csv", ("kind",))
     if (steps["kind"] == "timed").any():
         parts = decompose(steps)
@@ -366,14 +341,3 @@ def print_findings(folder: Path, is_sweep: bool) -> None:
             print(f"{name:<17}: {value:.2f} ({value / parts.step_ms:.0%})")
         print("--- Diagnosis ---")
         print("\n".join(diagnosis_lines(folder)))
-
-
-def write_trace(
-    step: DataParallelStep, make: Callable[[], Iterator], worker: Worker, recorder: Recorder
-) -> None:
-    """Writes a trace of two steps of rank 0, for https://ui.perfetto.dev."""
-    path = recorder.run.path / "trace.json.gz" if recorder.run else None
-    with traced_steps(path, worker.device, wait=0, warmup=1, active=2) as step_done:
-        for _ in range(4):
-            step.run(make().__next__)
-            step_done()

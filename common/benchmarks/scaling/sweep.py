@@ -11,11 +11,12 @@ Strong: the global batch stays, and each rank's share of it shrinks. Weak: each 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 import torch.distributed as dist
+from torch import nn
 
 from common.analysis.sweep_speedups import step_times_by_round
 from common.benchmarks.scaling.workloads import Workload
@@ -24,7 +25,12 @@ from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder
 from common.settings import RoundOptions, Settings
-from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
+from common.training.scaling.data_parallel_step import (
+    Batch,
+    DataParallelStep,
+    StepOptions,
+    StepTimes,
+)
 from common.training.scaling.log import ScalingLog, StepKey, single_arm
 from common.training.scaling.probes import Probed, ProbePlan, probe
 
@@ -117,33 +123,34 @@ class SweepPlan(Settings):
         return arms
 
 
-def sweep(plan: SweepPlan, workload: Workload, worker: Worker, recorder: Recorder) -> None:
+def sweep(plan: SweepPlan, workload: Workload, recorder: Recorder) -> None:
     """Visits the arms of a plan, and probes what they are made of."""
     visit_arms(
         plan.arms(),
         workload,
-        worker,
         recorder,
         rounds=plan.rounds,
         steps=plan.steps_per_visit,
         kinds=plan.kinds,
     )
-    probe_sweep(plan.options, max(plan.batch_sizes), workload, worker, recorder)
+    batch_size = max(plan.batch_sizes)
+    model, formats = workload.build(batch_size), ("none", "fp16", "bf16")
+    probe_workload(workload, model, batch_size, plan.options, recorder, ProbePlan(formats=formats))
 
 
 def visit_arms(
     arms: Sequence[Arm],
     workload: Workload,
-    worker: Worker,
     recorder: Recorder,
     rounds: RoundOptions,
     steps: int,
     kinds: tuple[str, ...] = ("plain", "timed"),
 ) -> None:
     """Visits all arms in rotated rounds, in each of ``kinds``; all ranks call it."""
+    worker = recorder.worker
     log = ScalingLog(worker, recorder, [arm.row(index) for index, arm in enumerate(arms)])
     groups = {size: dist.new_group(range(size)) for size in sorted({a.world_size for a in arms})}
-    describe(max(arms, key=lambda arm: arm.world_size), workload, worker, log)
+    describe(max(arms, key=lambda arm: arm.world_size), workload, log)
     visits = tuple(
         (index, kind)
         for index, arm in enumerate(arms)
@@ -202,48 +209,73 @@ def open_step(
 
 def _visit(step: DataParallelStep, workload: Workload, log: ScalingLog, visit: Visit) -> None:
     """Warms up and makes the steps of a visit; batches are made before each step."""
-    passes, rank = step.options.accumulation, step.worker.rank
     size = log.arms[visit.arm]["batch_per_rank"]
     log.pause()
-    settling = workload.make_batch(1, visit.round_, rank, step.ranks)
-    step.settle(lambda: settling)
+    settle(step, workload, visit.round_)
     for index in range(WARMUP_STEPS + visit.steps):
-        first = (visit.round_ * 1000 + index) * passes
-        batches = [
-            workload.make_batch(size, micro, rank, step.ranks)
-            for micro in range(first, first + passes)
-        ]
-        step.worker.barrier(step.group)  # no rank's step holds the making of another's data
-        times, used = step.run(iter(batches).__next__)
         warmup = index < WARMUP_STEPS
-        log.pause()
         key = StepKey(step=index, arm=visit.arm, kind=visit.kind, round=visit.round_, warmup=warmup)
+        times, used = run_step(step, workload, size, visit.round_ * 1000 + index)
+        log.pause()
         log.add(times, used, key, counted=not warmup and visit.counted)
     step.close()
 
 
-def describe(arm: Arm, workload: Workload, worker: Worker, log: ScalingLog) -> None:
+def settle(step: DataParallelStep, workload: Workload, draw: int = 0) -> None:
+    """Lets DDP's buckets settle, on a batch of one sample; ``draw`` tells batches apart."""
+    batch = workload.make_batch(1, draw, step.worker.rank, step.ranks)
+    step.settle(lambda: batch)
+
+
+def micro_batches(
+    step: DataParallelStep, workload: Workload, batch_size: int, index: int
+) -> Iterator[Batch]:
+    """Makes the micro-batches of a step with this index, all of them before it begins."""
+    passes = step.options.accumulation
+    return iter(
+        [
+            workload.make_batch(batch_size, micro, step.worker.rank, step.ranks)
+            for micro in range(index * passes, (index + 1) * passes)
+        ]
+    )
+
+
+def run_step(
+    step: DataParallelStep, workload: Workload, batch_size: int, index: int
+) -> tuple[StepTimes, list[Batch]]:
+    """Runs the step with this index, which its ranks begin together."""
+    batches = micro_batches(step, workload, batch_size, index)
+    step.worker.barrier(step.group)  # no rank's step holds the making of another's data
+    return step.run(batches.__next__)
+
+
+def describe(arm: Arm, workload: Workload, log: ScalingLog) -> None:
     """Writes the facts of what runs (``facts.csv``), from one pass on all ranks."""
-    step = open_step(arm, workload, worker, None, timed=False)
+    step = open_step(arm, workload, log.worker, None, timed=False)
     # A static graph must not begin with a pass that exchanges nothing, as accumulation has.
-    settling = workload.make_batch(1, 0, worker.rank, step.ranks)
-    step.settle(lambda: settling)
-    batch = workload.make_batch(arm.batch_per_rank, 0, worker.rank, step.ranks)
+    settle(step, workload)
+    batch = workload.make_batch(arm.batch_per_rank, 0, log.worker.rank, step.ranks)
     step.run(lambda: batch)
     log.facts(step, batch, model=workload.model, data=workload.data, longest=workload.longest)
     step.close()
 
 
-def probe_sweep(
-    options: StepOptions, batch_size: int, workload: Workload, worker: Worker, recorder: Recorder
+def probe_workload(
+    workload: Workload,
+    model: nn.Module,
+    batch_size: int,
+    options: StepOptions,
+    recorder: Recorder,
+    plan: ProbePlan,
 ) -> None:
     """Probes the job's ranks at a batch per rank; all ranks call it."""
+    worker = recorder.worker
     probed = Probed(
-        model=workload.build(batch_size),
+        model=model,
         make_optimizer=workload.make_optimizer,
         loss_of=workload.loss_of,
         make_batch=lambda size: workload.make_batch(size, 0, worker.rank, worker.world_size),
         batch_size=batch_size,
         options=options,
     )
-    probe(probed, worker, recorder, ProbePlan(formats=("none", "fp16", "bf16")))
+    probe(probed, worker, recorder, plan)

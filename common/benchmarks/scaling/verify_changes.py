@@ -26,7 +26,7 @@ from common.runtime.group.process_group import process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.records.recorder import record_run
-from common.runtime.records.run_directory import read_environment
+from common.runtime.records.run_directory import find_table
 from common.settings import Positive, RankOptions, RoundOptions, SomeOf
 from common.training.scaling.data_parallel_step import StepOptions
 
@@ -88,7 +88,6 @@ def main(settings: VerifyChanges) -> None:
             visit_arms(
                 arms,
                 workload,
-                worker,
                 recorder,
                 rounds=settings,
                 steps=settings.steps_per_visit,
@@ -107,24 +106,13 @@ def find_sweep(settings: VerifyChanges) -> Path:
             raise UserError(f"--run_dir {settings.run_dir}: no complete sweep there (no arms.csv)")
         return folder
     base = Path(settings.output_dir)
-    newest = newest_sweep(base)
+    newest = find_table(base, "arms.csv", label=SWEEP)
     if newest is None:
         raise UserError(
             f"no complete sweep below {relative_to_project(base)}; run benchmark.py --sweep first, "
             "or give --run_dir"
         )
-    return newest
-
-
-def newest_sweep(base: Path) -> Path | None:
-    """Returns the newest complete sweep in a folder of runs, or None."""
-    records = {path.parent: read_environment(path.parent) for path in base.glob("*/arms.csv")}
-    sweeps = {
-        folder: record["start_time"]
-        for folder, record in records.items()
-        if record.get("label") == SWEEP and record["status"] == "complete"
-    }
-    return max(sweeps, key=sweeps.__getitem__, default=None)
+    return newest.parent
 
 
 def read_settings(folder: Path) -> ScalingBenchmark:

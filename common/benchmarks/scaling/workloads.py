@@ -146,19 +146,17 @@ def text_workload(
         dataset: ``synthetic`` (as long as the experiment's data), or a real data set.
         dataset_dir: folder of local files of a real one.
         samples: texts to draw from.
-        device: device of the model and the batches.
         seed: seed of weights, texts and their order.
     """
     named = parse_experiment(["--experiment", experiment]).dataset
     flags = ["--experiment", experiment, "--max_train_samples", str(samples)]
-    flags += ["--seed", str(seed), "--data_seed", str(seed)]
+    flags += ["--seed", str(seed), "--data_seed", str(seed), "--pad", "max_length"]
     flags += ["--dataset", dataset, "--dataset_dir", dataset_dir, "--dropout", "0"]
-    flags += ["--pad", "max_length"]
     if dataset == "synthetic":
         flags += ["--synthetic_like", named]
     config = parse_experiment(flags)
     train, _ = open_texts(config.texts())
-    collate = Collate(train.texts.pad_id, config.loading().width)
+    collate = Collate(train.texts.pad_id, config.width)
 
     def build(_: int) -> nn.Module:
         torch.manual_seed(seed)

@@ -17,7 +17,7 @@ def measured_cluster(cluster: Cluster, allreduce: str | None, from_traces: str |
     Raises UserError for a table or traces that cannot be read, of ranks that the cluster cannot
     hold, or of CPUs; for traces that lack ranks, or whose replay is off.
     """
-    from common.perfmodel.cluster.measured_network import with_measured
+    from common.perfmodel.cluster.nccl import with_measured
     from common.perfmodel.tables import AllReduceTable, read_all_reduce
 
     if allreduce and from_traces:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from common.analysis.buckets.choice import cap_or_ties, near_text
 from common.analysis.buckets.measurements import WRITTEN_BY, added_latency_s, check_comparable
-from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate, read_sweep
+from common.analysis.buckets.sweep import Accuracy, BucketSweep, read_sweep
 from common.cli.prediction.question import TableQuestion
 from common.cli.prediction.trace import TraceRequest, trace_request
 from common.errors import UserError
@@ -161,9 +161,7 @@ class Report:
     def _accuracy(self) -> Accuracy | None:
         if not self.sweep:
             return None
-        return evaluate(
-            self.sweep, {cap: self.model.backward_s(cap) for cap in self.sweep.measured_s()}
-        )
+        return self.sweep.accuracy_of(self.model.backward_s)
 
     def _table(self, accuracy: Accuracy | None) -> Table:
         table = Table(title="Backward pass of DDP by bucket cap", title_justify="left")

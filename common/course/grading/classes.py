@@ -21,15 +21,15 @@ from common.course.grading.marks import Grade, read_key
 from common.course.grading.people.identify import (
     BY_ROSTER,
     HandIn,
-    are_same,
     completed,
     files_of,
     identified,
     newest,
+    people_of,
     read_hand_in,
     slug_of,
-    told_apart,
     what_is_graded,
+    why_unclear,
 )
 from common.course.grading.people.roster import Roster
 from common.course.grading.plausibility import KEPT, keep, pages_of, suspicions_of
@@ -119,10 +119,9 @@ class Class:
             results = self.results(folder, hand_ins)
             of = (results.what.assignment, results.what.part)
             hand_ins = [identified(hand_in, of, self.roster) for hand_in in hand_ins]
-            hand_ins = told_apart(hand_ins, [r.person for r in results.records.values()])
             before = dict(results.records)
             self.refresh(results)
-            names = self.names(hand_ins, results)
+            hand_ins, names = self.names(hand_ins, results)
             grades = self.judge(folder, hand_ins, names, results, say)
             self.write(folder, results, before, levels)
             for line in what_is_open(results, self.roster, self.platforms):
@@ -158,23 +157,37 @@ class Class:
                     new = replace(new, handed_in=time, time_from=BY_ROSTER)
                 results.records[name] = replace(new, extension_days=p.extension_days)
 
-    def names(self, hand_ins: Sequence[HandIn], results: Results) -> dict[str, list[HandIn]]:
-        """Returns the hand-ins that count by their submission's name: one for each student."""
-        names: dict[str, list[HandIn]] = {}
-        for hand_in in sorted(hand_ins, key=lambda h: not (h.person.id or h.person.email)):
-            if hand_in.problem:
-                continue
-            person, suffix = hand_in.person, hand_in.of.suffix
-            different = {n for n, group in names.items() if not are_same(group[0].person, person)}
-            same = [n for n in (*names, *results.submissions_of(person)) if n not in different]
-            taken = [n.removesuffix(suffix) for n in (*results.records, *names)]
-            name = same[0] if same else slug_of(person, self.roster, taken) + suffix
-            names.setdefault(name, []).append(hand_in)
+    def names(
+        self, hand_ins: Sequence[HandIn], results: Results
+    ) -> tuple[list[HandIn], dict[str, list[HandIn]]]:
+        """Tells hand-ins apart: which of them may be of several people, and so count for nobody.
+
+        Returns:
+            the hand-ins; those that count by their submission's name, one for each student.
+        """
         graded = {name: record.person for name, record in results.records.items()}
-        return {
-            name: completed(group, [graded[name]] if name in graded else [])
-            for name, group in names.items()
-        }
+        counting = [hand_in for hand_in in hand_ins if not hand_in.problem]
+        people = people_of([*graded.values(), *(hand_in.person for hand_in in counting)])
+        groups: dict[object, list[HandIn]] = {}
+        for person, hand_in in zip(people[len(graded) :], counting, strict=True):
+            groups.setdefault(person, []).append(hand_in)
+        unclear = {hand_in.path for hand_in in groups.pop(None, ())}
+        names: dict[str, list[HandIn]] = {}
+        for person, group in groups.items():
+            earlier = [n for n, p in zip(graded, people, strict=False) if p == person]
+            group = completed(group, [graded[name] for name in earlier])
+            first, suffix = group[0].person, group[0].of.suffix
+            if earlier:
+                name = earlier[0]  # whose record stays where it is newer
+                results.records[name] = results.records[name].completed(first)
+            else:
+                taken = [n.removesuffix(suffix) for n in (*graded, *names)]
+                name = slug_of(first, self.roster, taken) + suffix
+            names[name] = group
+        hand_ins = [
+            replace(h, problem=why_unclear(h.person)) if h.path in unclear else h for h in hand_ins
+        ]
+        return hand_ins, names
 
     def judge(
         self,

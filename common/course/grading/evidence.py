@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import islice, pairwise
@@ -305,12 +305,8 @@ def shingles(text: str) -> list[int]:
 def words_of(text: str) -> list[int]:
     """Returns a hash of all ``WORDS`` words in a row of a text."""
     words = re.findall(r"\w+", text.lower())
-    return sorted({number_of(" ".join(run)) for run in in_a_row(words, WORDS)})
-
-
-def in_a_row(items: Sequence[str], size: int) -> Iterable[Sequence[str]]:
-    """Yields all so many items in a row."""
-    return (items[at : at + size] for at in range(len(items) - size + 1))
+    starts = range(len(words) - WORDS + 1)
+    return sorted({number_of(" ".join(words[at : at + WORDS])) for at in starts})
 
 
 def number_of(text: str) -> int:

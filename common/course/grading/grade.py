@@ -132,10 +132,8 @@ class Grader:
         of = submission.of
         if not of.has_answers:
             return [], {}
-        questions, key = (
-            read_questions(self.root, of.assignment),
-            read_key(self.root, of.assignment),
-        )
+        questions = read_questions(self.root, of.assignment)
+        key = read_key(self.root, of.assignment)
         missing = sorted(set(questions) ^ set(key))
         if missing:
             raise UserError(f"key of assignment {of.assignment}: {missing[0]} is not in both files")

@@ -12,7 +12,7 @@ import itertools
 import shutil
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,6 +89,7 @@ def grade_made_class(
     people.write_text(
         "name,id,email\n" + "".join(f"{m.of.name},{m.of.id},{m.of.email}\n" for m in made)
     )
+    roster, grader = read_roster(people), Grader(project_root(), variant)
     first = [m.files[0] for m in made if m.kind != LATE]
     first += [m.files[1] for m in made if m.kind == DOUBLED]
     again = [m.files[1] for m in made if m.kind == REGRADED]
@@ -109,7 +110,7 @@ def grade_made_class(
             if name == "texts read":
                 read_texts(grades / "levels.csv")
             began = time.monotonic()
-            grade_files(files, people, grades, variant)
+            Class(grader, files, roster, due=DUE).grade(grades, print)
         after = (rows_of(grades / "grades.csv"), rows_of(grades / "levels.csv"))
         minutes = (time.monotonic() - began) / 60
         rows.append({"step": name, "minutes": minutes, "files": len(files)} | lost(before, after))
@@ -196,12 +197,6 @@ def broken(path: Path) -> Path:
     again = path.with_name(f"{path.name.removesuffix('.tar.gz')} (9).tar.gz")
     again.write_bytes(path.read_bytes()[:100])
     return again
-
-
-def grade_files(files: Iterable[Path], people: Path, folder: Path, variant: int) -> None:
-    """Grades files into the folder of the class."""
-    grader = Grader(project_root(), variant)
-    Class(grader, list(files), read_roster(people), due=DUE).grade(folder, print)
 
 
 def read_texts(path: Path) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.course.answers import NUMBER, read_answers, read_questions
-from common.course.grading.reading import STYLE
+from common.course.grading.reading import STYLE, html_page
 from common.course.hand_ins.tarball import ANSWERS, RUN
 from common.course.markers import student_source
 from common.course.submission import Submission
@@ -243,9 +243,5 @@ def sheet(submission: Submission, questions: Sequence[Asked]) -> str:
         f"{html.escape(question.where)}</p><pre>{html.escape(question.quote)}</pre><p>Notes:</p>"
         for number, question in enumerate(questions, start=1)
     ]
-    title = html.escape(f"{submission.of.stem}: oral check")
     style = f"{STYLE}pre {{ overflow-x: auto; border-left: 3px solid #8888; padding: 0 1rem }}"
-    head = f"<meta charset='utf-8'><title>{title}</title><style>{style}</style>"
-    view = "<meta name='viewport' content='width=device-width'>"
-    body = f"<h1>{title}</h1>{''.join(parts)}"
-    return f"<!doctype html><html lang='en'><head>{head}{view}</head><body>{body}</body></html>\n"
+    return html_page(f"{submission.of.stem}: oral check", "".join(parts), style)

@@ -6,10 +6,8 @@ comes late is held against those that came before.
 
 from __future__ import annotations
 
-import csv
 import functools
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +32,7 @@ from common.course.grading.evidence import (
     words_of,
 )
 from common.course.grading.limited import lay_out, limited
+from common.course.grading.tables import table
 from common.course.markers import solution_pieces, student_source
 from common.course.pooling.hand_ins import in_a_line
 from common.course.submission import Submission
@@ -286,13 +285,8 @@ def common_pieces(students: Iterable[Iterable[int]]) -> set[int]:
 
 def as_csv(suspicions: Iterable[Suspicion]) -> str:
     """Returns the list as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["student", "kind", "other student", "evidence", "strength"])
-    for s in suspicions:  # a spreadsheet takes what begins with a sign for a formula
-        words = f"'{s.evidence}" if s.evidence[:1] in "=+-@" else s.evidence
-        writer.writerow([s.student, s.kind, s.other, words, s.strength])
-    return text.getvalue()
+    rows = [[s.student, s.kind, s.other, s.evidence, s.strength] for s in suspicions]
+    return table(["student", "kind", "other student", "evidence", "strength"], rows)
 
 
 def as_page(suspicions: Sequence[Suspicion], count: int) -> str:

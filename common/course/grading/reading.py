@@ -73,10 +73,16 @@ def reading_sheet(
             f"<p>{html.escape(question.about)}</p><table>{rows}</table>"
             f"<ul class='staff'>{facts}</ul>{quotes}</section>"
         )
-    head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{STYLE}</style>"
-    view = "<meta name='viewport' content='width=device-width'>"
-    body = f"<h1>{html.escape(title)}</h1>{''.join(parts)}"
-    return f"<!doctype html><html lang='en'><head>{head}{view}</head><body>{body}</body></html>\n"
+    return html_page(title, "".join(parts), STYLE)
+
+
+def html_page(title: str, body: str, style: str) -> str:
+    """Returns a page of HTML with a title, which is escaped, above a body, which is not."""
+    title = html.escape(title)
+    head = f"<meta charset='utf-8'><title>{title}</title><style>{style}</style>"
+    head += "<meta name='viewport' content='width=device-width'>"
+    body = f"<body><h1>{title}</h1>{body}</body>"
+    return f"<!doctype html><html lang='en'><head>{head}</head>{body}</html>\n"
 
 
 def read_levels(path: Path) -> Levels:

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from common.course.grading.marks import NO_ANSWER, Grade, Mark
-from common.course.grading.people.identify import BY_ROSTER, HandIn, are_same
+from common.course.grading.people.identify import BY_ROSTER, HandIn
 from common.course.grading.people.roster import Person
 from common.course.hand_ins.tarball import printable
 from common.course.submission import named
@@ -47,6 +47,7 @@ class Record:
         isolation, variant, seconds: of the grading.
         remark: what is to be known of it.
         problem: reason why it counts for nobody; empty where it does count.
+        addresses: all e-mail addresses that the student has handed in with.
     """
 
     submission: str
@@ -66,6 +67,7 @@ class Record:
     remark: str = ""
     problem: str = ""
     stamp: str = ""
+    addresses: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, submission: str, hand_in: HandIn, grade: Grade) -> Record:
@@ -89,6 +91,7 @@ class Record:
             "; ".join(filter(None, (grade.remark, hand_in.remark))),
             hand_in.problem,
             hand_in.stamp.isoformat() if hand_in.stamp else "",
+            person.addresses,
         )
 
     def is_newer_than(self, hand_in: HandIn) -> bool:
@@ -105,7 +108,12 @@ class Record:
     @property
     def person(self) -> Person:
         """Returns the student."""
-        return Person(self.name, self.email, self.id, self.extension_days)
+        return Person(self.name, self.email, self.id, self.extension_days, addresses=self.addresses)
+
+    def completed(self, person: Person) -> Record:
+        """Returns the record with what is known besides of the same person."""
+        email, number = self.email or person.email, self.id or person.id
+        return replace(self, email=email, id=number, addresses=person.addresses)
 
     @property
     def grade(self) -> Grade:
@@ -158,10 +166,6 @@ class Results:
     problems: dict[str, Record] = field(default_factory=dict)
     retired: list[str] = field(default_factory=list)
     history: list[dict[str, str | float]] = field(default_factory=list)
-
-    def submissions_of(self, person: Person) -> list[str]:
-        """Returns what a student's files are called already; nothing for a new one."""
-        return [name for name, record in self.records.items() if are_same(record.person, person)]
 
     def put_problem(self, record: Record) -> None:
         """Notes a hand-in that counts for nobody."""
@@ -263,7 +267,9 @@ def record_from(entries: Mapping[str, object]) -> Record:
     """Returns a record that was written as JSON."""
     allowed = {field.name for field in fields(Record)}
     values = {name: value for name, value in entries.items() if name in allowed}
-    return Record(**{**values, "marks": tuple(Mark(**mark) for mark in values["marks"])})
+    values["marks"] = tuple(Mark(**mark) for mark in values["marks"])
+    values["addresses"] = tuple(values.get("addresses", ()))
+    return Record(**values)
 
 
 def state_of(results: Results) -> str:

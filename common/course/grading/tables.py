@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 
+from common.course.grading.people.identify import people_of
 from common.course.grading.people.roster import Person, Roster
 from common.course.grading.records import Record, Results
 from common.course.submission import named
@@ -174,7 +175,10 @@ def what_is_open(
     results: Results, roster: Roster | None, platforms: Sequence[str]
 ) -> Iterator[str]:
     """Yields lines on who of the roster handed in nothing that counts, and on open points."""
-    missing = [p.name for p in (roster.people if roster else ()) if not results.submissions_of(p)]
+    listed = roster.people if roster else ()
+    people = people_of([*listed, *(record.person for record in results.records.values())])
+    graded = set(people[len(listed) :])
+    missing = [p.name for p, who in zip(listed, people, strict=False) if who not in graded]
     if missing:
         names = ", ".join(missing[:NAMED])
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""

@@ -16,7 +16,7 @@ import yaml
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.analysis.buckets.sweep import predicted_fastest
-from common.analysis.data_parallel.strategy_times import read_strategies
+from common.analysis.data_parallel.strategies import read_strategies
 from common.analysis.data_parallel.training_runs import TIMES
 from common.analysis.findings.finding import UNREADABLE
 from common.analysis.micro_batches.mode_comparison import (
@@ -150,14 +150,13 @@ def _of_strategies(stage: Run) -> Iterator[Estimate]:
     for accumulation, times in strategies.times.groupby("accumulation"):
         rounds = per_round(times, "step_time_ms", "strategy")
         where = f", {counted(int(accumulation), 'micro-batch')}{_where(stage, strategies.ranks)}"
-        if {"single", "DDP"} <= set(rounds.columns):
-            ratio = _judged(paired_ratio(rounds["single"], rounds["DDP"]), stage)
-            quantity = f"speedup of DDP over one device{where}"
-            yield _estimate(1, quantity, RATIO, ratio, settings, stage, TIMES)
-        if {"local", "DDP"} <= set(rounds.columns):
-            ratio = _judged(paired_ratio(rounds["DDP"], rounds["local"]), stage)
-            quantity = f"added by DDP's exchange{where}"
-            yield _estimate(1, quantity, ADDED, ratio, settings, stage, TIMES)
+        for words, wording, first, second in (
+            ("speedup of DDP over one device", RATIO, "single", "DDP"),
+            ("added by DDP's exchange", ADDED, "DDP", "local"),
+        ):
+            if {first, second} <= set(rounds.columns):
+                ratio = _judged(paired_ratio(rounds[first], rounds[second]), stage)
+                yield _estimate(1, words + where, wording, ratio, settings, stage, TIMES)
 
 
 def _of_caps(folder: Path) -> Iterator[Estimate]:

@@ -10,16 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.course.grading.limited import limited_submission
-from common.course.grading.people.identify import are_same
-from common.course.grading.people.roster import BY_MORE, Person
+from common.course.grading.people.identify import people_of, why_unclear
+from common.course.grading.people.roster import Person
 from common.course.hand_ins.names import slug
 from common.course.hand_ins.tarball import RUN
 from common.course.limits import RECORD, TEXT_BYTES, beginning, check_run, read_json
 from common.course.submission import STEM, of_name
 from common.errors import UserError
 
-ARCHIVE = ".tar.gz"
-OTHER_ARCHIVES = (".zip", ".tgz", ".tar", ".7z", ".rar", ".gz")
+ARCHIVES = (".zip", ".tgz", ".tar", ".7z", ".rar", ".gz")
 DEPTH = 4
 """Levels of folders below a folder that hand-ins and runs are looked for in."""
 RUN_ID = re.compile(r"\d{8}-\d{6}-.+-[0-9a-f]{8}")
@@ -125,50 +124,25 @@ def find_hand_ins(folders: list[Path], left_out: list[LeftOut]) -> list[HandIn]:
 def _told_apart(hand_ins: list[HandIn], left_out: list[LeftOut]) -> Iterator[HandIn]:
     """Yields hand-ins; an assignment's namesakes are called by id or e-mail, too.
 
-    What may be of several of them, or of somebody with neither, is left out.
+    What may be of several of them is left out.
     """
     namesakes: dict[tuple[str, int], list[HandIn]] = {}
     for hand_in in hand_ins:
-        namesakes.setdefault((hand_in.student, hand_in.assignment), []).append(hand_in)
-    people = {key: _people_of(group) for key, group in namesakes.items()}
+        if hand_in.person:
+            namesakes.setdefault((hand_in.student, hand_in.assignment), []).append(hand_in)
+    several: dict[Path, tuple[str, str] | None] = {}
+    for group in namesakes.values():
+        people = people_of(hand_in.person for hand_in in group)
+        if len(set(people)) > 1:
+            several |= {hand_in.path: who for hand_in, who in zip(group, people, strict=True)}
     for hand_in in hand_ins:
-        several, by_path = people[hand_in.student, hand_in.assignment]
-        if hand_in.person is None or len(several) == 1:
+        if hand_in.path not in several:
             yield hand_in
-            continue
-        person = several[by_path[hand_in.path]] if hand_in.path in by_path else Person("")
-        if more := person.id or person.email:
-            yield replace(hand_in, student=f"{hand_in.student} ({more.casefold()})")
+        elif who := several[hand_in.path]:
+            yield replace(hand_in, student=f"{hand_in.student} ({who[1]})")
         else:
-            reason = f"several are called {hand_in.person.name}; {BY_MORE}"
+            reason = why_unclear(hand_in.person)
             left_out.append(LeftOut(hand_in.student, hand_in.path.name, reason))
-
-
-def _people_of(hand_ins: list[HandIn]) -> tuple[list[Person], dict[Path, int]]:
-    """Returns the people of hand-ins of one name, and each hand-in's index among them.
-
-    People have the id and e-mail that any of theirs has. A hand-in that may be of several people
-    has no index.
-    """
-    people: list[Person] = []
-    by_path: dict[Path, int] = {}
-    persons = {hand_in.path: hand_in.person for hand_in in hand_ins if hand_in.person}
-    # Those that say most come first: the others are held against them.
-    for path, person in sorted(
-        persons.items(), key=lambda item: (not item[1].id, not item[1].email)
-    ):
-        may_be = [n for n, p in enumerate(people) if are_same(p, person)]
-        # An id or e-mail that is somebody's decides before a name does.
-        may_be = [n for n in may_be if are_same(people[n], replace(person, name=""))] or may_be
-        if not may_be:
-            may_be = [len(people)]
-            people.append(person)
-        if len(may_be) == 1:
-            [n] = may_be
-            more = {"id": people[n].id or person.id, "email": people[n].email or person.email}
-            people[n] = replace(people[n], **more)
-            by_path[path] = n
-    return people, by_path
 
 
 def _below(path: Path, depth: int, left_out: list[LeftOut]) -> Iterator[HandIn]:
@@ -186,7 +160,7 @@ def _below(path: Path, depth: int, left_out: list[LeftOut]) -> Iterator[HandIn]:
             left_out.append(LeftOut(path.name, str(path), str(error.strerror)))
             return
         for child in children:
-            if child.name.startswith(".") or (child.is_file() and not _is_archive(child)):
+            if child.name.startswith(".") or (child.is_file() and child.suffix not in ARCHIVES):
                 continue
             yield from _within(child, path, depth, left_out)
 
@@ -217,10 +191,6 @@ def _packed(path: Path, left_out: list[LeftOut]) -> Iterator[HandIn]:
             left_out.append(LeftOut(path.name, "hand-in", reason))
             return
     yield HandIn(slug(of.name), path, of.assignment, Person(of.name, of.email, of.id))
-
-
-def _is_archive(path: Path) -> bool:
-    return path.name.endswith((ARCHIVE, *OTHER_ARCHIVES))
 
 
 def is_run(folder: Path) -> bool:

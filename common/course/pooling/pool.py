@@ -26,21 +26,6 @@ from common.samples import LEAST_ROUNDS, Interval, student, student_quantile
 
 LEAST_STUDENTS = LEAST_ROUNDS
 """Number of students below which nothing is settled, as of rounds."""
-PER_STUDENT = (
-    *("assignment", "quantity", "student", "value", "low", "high", "rounds", "verdict"),
-    *("differs", "opposite", "expected_low", "expected_high", "hardware", "run"),
-)
-"""Columns of ``Pool.students``. ``value``, ``low`` and ``high`` are the student's own, ``differs``
-says whether it lies outside of ``expected_low`` to ``expected_high``, which the others lead to, and
-``opposite`` whether it lies on the other side of no difference than the class."""
-PER_QUANTITY = (
-    *("assignment", "quantity", "wording", "students", "value", "low", "high", "verdict"),
-    *("above", "below", "opposite", "settled_opposite", "differ"),
-)
-"""Columns of ``Pool.quantities``. ``above`` and ``below`` count students whose own number is above
-no difference or below; ``opposite`` those on the other side than the class, ``settled_opposite``
-those whose own interval says so; blank where the class does not tell. ``differ`` names those who
-differ."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +81,12 @@ class Pooled:
         return f"{verdict} over {count} students" if verdict is Verdict.HIDDEN else str(verdict)
 
     def row(self) -> dict[str, object]:
-        """Returns the row of ``Pool.quantities``."""
+        """Returns the row of ``Pool.quantities``.
+
+        ``above`` and ``below`` count students whose own number is above no difference or below;
+        ``opposite`` those on the other side than the class, ``settled_opposite`` those whose own
+        interval says so; blank where the class does not tell. ``differ`` names those who differ.
+        """
         first, opposite = self.first, self.opposite
         null = worded(first.wording, 1.0)
         values = [
@@ -118,7 +108,12 @@ class Pooled:
         }
 
     def rows(self) -> list[dict[str, object]]:
-        """Returns the rows of ``Pool.students``, the smallest ratio first."""
+        """Returns the rows of ``Pool.students``, the smallest ratio first.
+
+        ``value``, ``low`` and ``high`` are the student's own, ``differs`` says whether it lies
+        outside of ``expected_low`` to ``expected_high``, which the others lead to, and ``opposite``
+        whether it lies on the other side of no difference than the class.
+        """
         differing, opposite = set(self.differing), self.opposite
         rows = []
         order = sorted(self.estimates.items(), key=lambda pair: pair[1].ratio.estimate)
@@ -152,14 +147,13 @@ class Pool:
 
     @property
     def quantities(self) -> pd.DataFrame:
-        """Returns a row per quantity; columns in ``PER_QUANTITY``."""
-        return pd.DataFrame([pooled.row() for pooled in self.pooled], columns=[*PER_QUANTITY])
+        """Returns a row per quantity."""
+        return pd.DataFrame([pooled.row() for pooled in self.pooled])
 
     @property
     def students(self) -> pd.DataFrame:
-        """Returns a row per quantity and student; columns in ``PER_STUDENT``."""
-        rows = [row for pooled in self.pooled for row in pooled.rows()]
-        return pd.DataFrame(rows, columns=[*PER_STUDENT])
+        """Returns a row per quantity and student."""
+        return pd.DataFrame([row for pooled in self.pooled for row in pooled.rows()])
 
     @property
     def hardware(self) -> pd.Series:

@@ -253,40 +253,20 @@ def reduced(parts: list, settings: tuple) -> list[list[Tensor]]:
     return [results for _ in parts]
 
 
-def sent_by_root(parts: list, settings: tuple) -> list[list[Tensor]]:
-    """Returns the tensors of the root for each rank."""
-    return [list(parts[settings[0]]) for _ in parts]
-
-
-def gathered(parts: list, _: tuple) -> list[list[Tensor]]:
-    """Returns all ranks' tensors for each rank."""
-    return [[tensor for part in parts for tensor in part] for _ in parts]
-
-
 def reduced_and_scattered(parts: list, settings: tuple) -> list[list[Tensor]]:
     """Returns a rank's own of the reduced tensors; each rank sends one for every rank."""
     [results, *_] = reduced(parts, settings)
     return [[tensor] for tensor in results]
 
 
-def sent_to_each(parts: list, _: tuple) -> list[list[Tensor]]:
-    """Returns to each rank what every rank sends it."""
-    return [[part[index] for part in parts] for index in range(len(parts))]
-
-
-def passed_on(parts: list, _: tuple) -> list[list[Tensor]]:
-    """Returns nothing to the sender, and the message to the receiver."""
-    return [[], list(parts[0])]
-
-
 RESULTS: dict[str, Callable[[list, tuple], list[list[Tensor]]]] = {
     "all_reduce": reduced,
-    "broadcast": sent_by_root,
-    "all_gather": gathered,
+    "broadcast": lambda parts, settings: [list(parts[settings[0]]) for _ in parts],
+    "all_gather": lambda parts, _: [list(itertools.chain(*parts)) for _ in parts],
     "reduce_scatter": reduced_and_scattered,
-    "all_to_all": sent_to_each,
+    "all_to_all": lambda parts, _: [[part[n] for part in parts] for n in range(len(parts))],
     "barrier": lambda parts, _: [[] for _ in parts],
-    "send": passed_on,
+    "send": lambda parts, _: [[], list(parts[0])],
 }
-"""Operation → function of all ranks' tensors and the settings; ``reduce``, ``gather`` and
-``scatter`` are made of the others (``judged_group``)."""
+"""Operation → function of all ranks' tensors and the settings, which returns what each receives.
+``reduce``, ``gather`` and ``scatter`` are made of the others (``judged_group``)."""

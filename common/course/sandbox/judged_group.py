@@ -53,9 +53,7 @@ class Pending(dist._Work):
             self.wait()
         return self.collect is None
 
-    def is_success(self) -> bool:
-        """Returns ``is_completed``: what fails raises."""
-        return self.is_completed()
+    is_success = is_completed  # what fails raises
 
     def result(self) -> list[Tensor]:
         """Returns what was written."""
@@ -120,9 +118,7 @@ class JudgedGroup(dist.ProcessGroup):
         tensors = as_list(tensors)
         return self.start("all_reduce", tensors, tensors, reduction(opts))
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Pending:
-        """Reduces several tensors in place."""
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Pending:
         """Sends the root's tensors."""
@@ -138,9 +134,7 @@ class JudgedGroup(dist.ProcessGroup):
         """Gathers all ranks' tensors."""
         return self.start("all_gather", as_list(inputs), flat(outputs))
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Pending:
-        """Gathers all ranks' tensors on the root."""
-        return self.start("all_gather", as_list(inputs), flat(outputs))
+    gather = allgather  # of which all but the root have no outputs
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Pending:
         """Sends each rank its own of the root's tensors."""

@@ -105,17 +105,10 @@ class Ranks:
         self.without_bytes = sandbox.private_bytes()
         self.world_size = ranks
         self.exchange = exchange
-        group = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
-        self.peers = [
-            sandbox.start(
-                below,
-                variables={
-                    name: str(value)
-                    for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()
-                },
-            )
-            for rank in range(ranks)
-        ]
+        group = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
+        group["MASTER_PORT"] = str(free_port())
+        own = [dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(ranks)]
+        self.peers = [sandbox.start(below, variables=group | rank) for rank in own]
         if exchange is None:
             self.call("begin")
         else:

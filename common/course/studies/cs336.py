@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,7 @@ import pandas as pd
 from common.course.outcomes import run_tests
 from common.errors import RunFailed, UserError
 from common.runtime.machine.environment import describe_environment
-from common.runtime.paths import project_root
+from common.runtime.paths import git, project_root
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
 
@@ -106,6 +105,5 @@ def copy_tests(source: Path, copy: Path) -> None:
 
 def commit_of(source: Path) -> str:
     """Returns the commit of their clone, or ``unknown``."""
-    command = ["git", "-C", str(source), "rev-parse", "HEAD"]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = git(source, "rev-parse", "HEAD")
     return process.stdout.strip() if process.returncode == 0 else "unknown"

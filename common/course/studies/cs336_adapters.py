@@ -37,11 +37,7 @@ def ddp_on_after_backward(ddp_model: NaiveDDP, optimizer: torch.optim.Optimizer)
     ddp_model.finish_gradient_synchronization()
 
 
-def get_ddp_individual_parameters(module: nn.Module) -> nn.Module:
-    """Returns overlapped DDP, by its name of 2025."""
-    return OverlappedDDP(module)
-
-
+get_ddp_individual_parameters = get_ddp
 ddp_individual_parameters_on_after_backward = ddp_on_after_backward
 
 

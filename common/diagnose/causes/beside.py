@@ -74,28 +74,27 @@ def _phases(case: Case) -> pd.DataFrame:
         raise NotJudged(f"no {STACKS} in {case.run.name}, or steps of an earlier watch")
     columns = {
         "data": steps["fetch_time_ms"],
+        "copy": (steps["data_time_ms"] - steps["fetch_time_ms"]).clip(lower=0),
         "forward": steps["forward_time_ms"],
         "backward": steps[BACKWARD],
         "optimizer": steps["optimizer_time_ms"],
         "between": steps["between_time_ms"].fillna(0),
-        "copy": (steps["data_time_ms"] - steps["fetch_time_ms"]).clip(lower=0),
         "step": steps["step_time_ms"] + steps["between_time_ms"].fillna(0),
     }
     return pd.DataFrame(columns).astype(float).groupby(steps["rank"]).mean()
 
 
-def _taken(case: Case, phases: tuple[str, ...], wanted: pd.Series) -> _Taken | None:
-    """Returns what the looks in ``wanted`` take; None where there are none.
+def _taken(case: Case, rows: pd.DataFrame, chosen: pd.DataFrame) -> _Taken | None:
+    """Returns what some of the looks at phases take; None where there are none.
 
     Of several ranks, the one that takes least waits for no other.
 
     Args:
         case: the run.
-        phases: phases that are looked at.
-        wanted: True for the looks at what is asked for, by their index.
+        rows: all looks at these phases.
+        chosen: looks of them that count.
     """
-    rows, times = looks(case, phases), _phases(case)
-    chosen = rows[wanted.reindex(rows.index, fill_value=False)]
+    times = _phases(case)
     if chosen.empty:
         return None
     counts = rows.groupby(["rank", "phase"])["samples"].sum()
@@ -103,32 +102,26 @@ def _taken(case: Case, phases: tuple[str, ...], wanted: pd.Series) -> _Taken | N
     by_rank = {}
     for rank in times.index:
         time_ms = variance = 0.0
-        for phase in phases:
-            if (rank, phase) in mine.index:
-                count, part = counts[rank, phase], mine[rank, phase] / counts[rank, phase]
-                time_ms += times.loc[rank, phase] * part
-                # Looks are drawn: their share has the error of a binomial one.
-                variance += times.loc[rank, phase] ** 2 * max(part * (1 - part), 1 / count) / count
+        for phase in [phase for phase in times if (rank, phase) in mine.index]:
+            count, part = counts[rank, phase], mine[rank, phase] / counts[rank, phase]
+            time_ms += times.loc[rank, phase] * part
+            # Looks are drawn: their share has the error of a binomial one.
+            variance += times.loc[rank, phase] ** 2 * max(part * (1 - part), 1 / count) / count
         by_rank[rank] = (time_ms, math.sqrt(variance))
     time_ms, error_ms = min(by_rank.values())
     step_ms = float(times["step"].mean())
     return _Taken(time_ms, time_ms / step_ms, error_ms / step_ms, chosen)
 
 
-def _calls(case: Case) -> pd.Series:
-    stacks = case.run.tables.get(STACKS, pd.DataFrame(columns=["call"]))
-    return stacks["call"].astype(object).fillna("").astype(str)
-
-
 def own_exchange(case: Case) -> Verdict | None:
     """Judges whether ranks exchange something by calls of the script's own, in every step."""
     if case.ranks < 2:
         return None
-    phases = ("data", "copy", "forward", "backward", "optimizer", "between")
-    taken = _taken(case, phases, _calls(case).str.startswith(EXCHANGES))
+    rows = looks(case, ("data", "copy", "forward", "backward", "optimizer", "between"))
+    taken = _taken(case, rows, rows[rows["call"].str.startswith(EXCHANGES)])
     if taken is None or taken.share < LEAST_SHARE:
         return None
-    [facts] = case.run.need(FACTS)
+    facts = case.run.need(FACTS)
     counts = taken.looks.groupby("call")["samples"].sum()
     call = str(counts.idxmax()).rpartition(".")[2]
     line = line_of(taken.looks)
@@ -138,7 +131,7 @@ def own_exchange(case: Case) -> Verdict | None:
     change = next((text for name, text in CHANGES.items() if name in call), OTHER_EXCHANGE)
     sentences, needed_ms = [], 0.0
     if gradients:
-        size = float(facts["gradient_bytes"].max())
+        size = case.run.gradient_bytes
         title = f"the script exchanges gradients by itself, with {call}{line}"
         change = (
             "DistributedDataParallel(model), which sends gradients in buckets while others are "
@@ -148,39 +141,34 @@ def own_exchange(case: Case) -> Verdict | None:
             curve = read_all_reduce(case.run.folder / ALL_REDUCE).curve
             needed_ms = min(taken.time_ms, float(curve.time_s(size)) * 1e3)
             sentences.append(
-                f"One all-reduce of all {size_text(size)} takes {needed_ms:.3g} ms "
-                f"{case.file(ALL_REDUCE)}."
+                f"One all-reduce of all {size_text(size)} takes {needed_ms:.3g} ms [{ALL_REDUCE}]."
             )
     lost = min(0.99, taken.share * (1 - needed_ms / taken.time_ms))
     if lost < LEAST_SHARE:
         return None
-    level, reason = confidence(lost, LEAST_SHARE, taken.error)
-    return Verdict(
+    return case.verdict(
         cause="own-exchange",
         title=title,
         evidence=(
             f"Such calls take {taken.time_ms:.3g} ms of a step, {percent(taken.share)}, of the "
-            f"rank that waits least: {taken.looks['samples'].sum()} looks {case.file(STACKS)} "
-            f"{case.file(STEPS)}.",
+            f"rank that waits least: {taken.looks['samples'].sum()} looks [{STACKS}] [{STEPS}].",
             *sentences,
         ),
-        lost_share=lost,
-        confidence=level,
-        reason=f"share of the step: {reason}",
+        lost=lost,
+        sure=confidence(lost, LEAST_SHARE, taken.error),
         change=change,
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )
 
 
 def heavy_update(case: Case) -> Verdict | None:
     """Judges whether the update, or what a script does before it, takes much on every rank."""
-    times, calls = _phases(case), _calls(case)
-    by_library = calls.str.startswith(LIBRARIES)
-    beside = _taken(case, ("optimizer",), ~by_library & ~calls.str.startswith(EXCHANGES))
-    update = _taken(case, ("optimizer",), by_library)
+    times, rows = _phases(case), looks(case, ("optimizer",))
+    calls = rows["call"].str
+    by_library = calls.startswith(LIBRARIES)
+    beside = _taken(case, rows, rows[~by_library & ~calls.startswith(EXCHANGES)])
+    update = _taken(case, rows, rows[by_library])
     if beside is not None and (update is None or beside.time_ms > update.time_ms):
-        call = str(beside.looks.groupby(_calls(case))["samples"].sum().idxmax())
+        call = str(beside.looks.groupby("call")["samples"].sum().idxmax())
         within = f" in {call.rpartition('.')[2]}" if call else ""
         return _updating(
             case,
@@ -193,16 +181,15 @@ def heavy_update(case: Case) -> Verdict | None:
                 "clip_grad_norm_(..., foreach=True)) in place of one after another."
             ),
         )
-    [facts] = case.run.need(FACTS)
-    costs = case.run.tables.get(COSTS)
+    facts, costs = case.run.need(FACTS), case.run.rows(COSTS)
     share = float((times["optimizer"] / times["step"]).min())
-    if share < UPDATE_SHARE or update is None or costs is None or "optimizer" not in facts:
+    if share < UPDATE_SHARE or update is None or "optimizer" not in facts:
         return None
     name, copies = str(facts["optimizer"].iloc[0]), costs[costs["cost"] == "copy"]
     if name not in FUSED or str(facts["is_fused"].iloc[0]) == "True" or copies.empty:
         return None
     per_byte = float((copies["time_ms"] / copies["size_bytes"]).median())
-    least_ms = MOVED_AGAIN * per_byte * float(facts["gradient_bytes"].max())
+    least_ms = MOVED_AGAIN * per_byte * case.run.gradient_bytes
     return _updating(
         case,
         update,
@@ -226,22 +213,20 @@ def _updating(
     if saved < least:
         return None
     level, reason = confidence(saved, least, taken.error)
-    sentences = [
-        f"To move each tensor of the update once takes {least_ms:.3g} ms {case.file(COSTS)}."
-    ] * (least_ms > 0)
-    return Verdict(
+    moved = f"To move each tensor of the update once takes {least_ms:.3g} ms [{COSTS}]."
+    return case.verdict(
         cause="heavy-update",
         title=title + line_of(taken.looks),
         evidence=(
-            f"It takes {taken.time_ms:.3g} ms of a step {case.file(STEPS)} {case.file(STACKS)}.",
-            *sentences,
+            f"It takes {taken.time_ms:.3g} ms of a step [{STEPS}] [{STACKS}].",
+            moved if least_ms else "",
         ),
-        lost_share=min(saved, 0.99),
-        confidence="medium" if level == "high" else "low",
-        reason=f"share of the step: {reason}; what would be left of it was not tried",
+        lost=saved,
+        sure=(
+            "medium" if level == "high" else "low",
+            f"{reason}; what would be left of it was not tried",
+        ),
         change=change,
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(saved),
         speedup_low=case.speedup_now,  # an upper bound may bring nothing
         speedup_high=case.speedup_without(saved),
     )
@@ -249,15 +234,13 @@ def _updating(
 
 def beside_the_model(case: Case) -> Verdict | None:
     """Judges whether a pass takes longer in the training than the model's own, on every rank."""
-    probes, times = case.run.tables.get(PROBES), together_times(case)
-    if times is None or case.run.mixed or BACKWARD not in case.run.measured:
+    if together_times(case) is None or case.run.mixed or BACKWARD not in case.run.measured:
         raise NotJudged(f"no {PROBES} of the script's own batches in {case.run.name}")
-    probes = probes[probes["batch_per_rank"] == case.run.batch_per_rank]
-    probed = probes[probes["together"].astype(bool)].groupby("rank")
-    exchanging = case.run.tables.get(EXCHANGING)
-    has_exchange = exchanging is not None and not exchanging.empty
+    probed = case.run.own_passes.groupby("rank")
+    exchanging = case.run.rows(EXCHANGING)
+    has_exchange = not exchanging.empty
     if not has_exchange:
-        exchanging = probes[probes["together"].astype(bool)]
+        exchanging = case.run.own_passes
     after = exchanging[[part for part in PARTS[1:] if part in exchanging]].sum(axis=1)
     ratios, alone = {}, {}
     for name, column, alone_ms in (
@@ -281,23 +264,23 @@ def beside_the_model(case: Case) -> Verdict | None:
     rows = looks(case, (name,))
     beside = rows[~rows["place"].astype(str).str.endswith(" forward")]
     beside = beside if beside["samples"].sum() > rows["samples"].sum() / 5 else rows
-    lost, line = min(share, 0.99), line_of(beside)
+    line = line_of(beside)
     longer = f"{name} passes take {over_ms:.3g} ms longer in the training than by themselves"
-    return Verdict(
+    return case.verdict(
         cause="beside-the-model",
         title=longer + line,
         evidence=(
-            f"A {name} pass takes {ratios[name]:.2f} times as long in a step {case.file(STEPS)} as "
-            f"the model's own {case.file(PROBES)}, on every rank; the other pass "
+            f"A {name} pass takes {ratios[name]:.2f} times as long in a step [{STEPS}] as "
+            f"the model's own [{PROBES}], on every rank; the other pass "
             f"{min(ratios.values()):.2f} times.",
         ),
-        lost_share=lost,
-        confidence=level if line and ratio > SURELY_LONGER else "low",
-        reason=f"share of the step: {reason}" + ("" if line else "; nothing tells what it is"),
+        lost=share,
+        sure=(
+            level if line and ratio > SURELY_LONGER else "low",
+            reason if line else f"{reason}; nothing tells what it is",
+        ),
         change=(
             "Look at what the script does there beside its model, such as metrics, logging, hooks "
             "or a loss that is computed in pieces; do it every so many steps."
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )

@@ -7,15 +7,20 @@ import re
 
 import pandas as pd
 
-from common.diagnose.causes.sharing import hindered_ms, hindered_sentences
-from common.diagnose.evidence.case import Case, Verdict, confidence, line_of, looks, percent, places
-from common.diagnose.evidence.evidence import (
-    EPOCHS,
-    FACTS,
-    STEPS,
-    NotJudged,
-    standard_error,
+from common.diagnose.causes.sharing import hindered
+from common.diagnose.evidence.case import (
+    MOST_LOST,
+    Case,
+    Verdict,
+    confidence,
+    line_of,
+    looks,
+    most_costly,
+    percent,
+    places,
+    share_at,
 )
+from common.diagnose.evidence.evidence import EPOCHS, FACTS, STEPS, NotJudged, standard_error
 from common.samples import slowest_rank
 
 DATA_SHARE = 0.10
@@ -81,30 +86,26 @@ def data_loading(case: Case) -> Verdict | None:
     if share < DATA_SHARE:
         return None
     error = float((data[slowest] / steps_ms).sem())
-    level, reason = confidence(share, DATA_SHARE, error, len(data))
     alone = len(by_rank) > 1 and by_rank.min() < by_rank.max() / 2
     whose = f" (rank {slowest}; others less)" if alone else ""
     # One rank alone can be as quick as the others, whose own fetches stay.
     others_ms = float(by_rank.drop(slowest).mean()) if alone else 0.0
     lost = share * (1 - others_ms / float(by_rank[slowest]))
-    if alone:
-        lost -= hindered_ms(case, slowest) / float(steps_ms.mean())
-    lost = min(max(lost, 0.0), 0.99)
-    return Verdict(
+    hindered_ms, hindered_sentence = hindered(case, slowest) if alone else (0.0, "")
+    lost -= hindered_ms / float(steps_ms.mean())
+    who = f"rank {slowest}" if alone else "the step"
+    line = line_of(looks(case, ("data",), slowest if alone else None))
+    return case.verdict(
         cause="data-loading",
-        title=(f"rank {slowest} waits for its data" if alone else "the step waits for its data")
-        + line_of(looks(case, ("data",), slowest if alone else None)),
+        title=f"{who} waits for its data{line}",
         evidence=(
             f"Fetching batches takes {by_rank[slowest]:.3g} of {steps_ms.mean():.3g} ms, "
-            f"{percent(share)} of the step{whose} {case.file(STEPS)}.",
-            *(hindered_sentences(case, slowest) if alone else ()),
+            f"{percent(share)} of the step{whose} [{STEPS}].",
+            hindered_sentence,
         ),
-        lost_share=lost,
-        confidence=level,
-        reason=f"share of the step: {reason}",
+        lost=lost,
+        sure=confidence(share, DATA_SHARE, error, len(data)),
         change=_load_ahead(case, float(by_rank[slowest]), float(steps_ms.mean())),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )
 
 
@@ -113,10 +114,8 @@ def _exchanged_ms(case: Case) -> pd.DataFrame | float:
     rows = looks(case, ("copy",))
     if rows.empty or "fetch_time_ms" not in case.run.measured:
         return 0.0
-    calls = rows["call"].astype(object).fillna("").astype(str)
-    share = rows.loc[calls.str.startswith(EXCHANGES), "samples"].sum() / rows["samples"].sum()
     copying_ms = case.run.by_step("data_time_ms") - case.run.by_step("fetch_time_ms")
-    return float(share) * copying_ms.clip(lower=0)
+    return share_at(rows, EXCHANGES) * copying_ms.clip(lower=0)
 
 
 def _load_ahead(case: Case, data_ms: float, step_ms: float) -> str:
@@ -127,10 +126,9 @@ def _load_ahead(case: Case, data_ms: float, step_ms: float) -> str:
     takes longer than P/w.
     """
     prepare = "prepare (tokenize, decode) the data once instead of in every epoch."
-    facts = case.run.tables.get(FACTS)
-    if not case.run.watched or facts is None or "loader_workers" not in facts:
+    if not case.run.watched or "loader_workers" not in case.run.rows(FACTS):
         return f"Load ahead of the step: more --workers, --persistent-workers, and {prepare}"
-    workers = pd.to_numeric(facts["loader_workers"], errors="coerce").max()
+    workers = case.run.loader_workers
     if not workers >= 0:
         return f"Load ahead of the step: DataLoader(..., num_workers=...), and {prepare}"
     prepared_ms = data_ms if workers == 0 else workers * step_ms
@@ -143,8 +141,7 @@ def _load_ahead(case: Case, data_ms: float, step_ms: float) -> str:
 
 def evaluation_or_logging(case: Case) -> Verdict | None:
     """Judges the time between steps, and whether epochs end with a long evaluation."""
-    verdicts = [verdict for verdict in (_evaluation(case), _between(case)) if verdict]
-    return min(verdicts, key=lambda verdict: verdict.order) if verdicts else None
+    return most_costly(_evaluation(case), _between(case))
 
 
 def _between(case: Case) -> Verdict | None:
@@ -163,11 +160,10 @@ def _between(case: Case) -> Verdict | None:
     if share < BETWEEN_SHARE:
         return None
     error = max(standard_error(shares), float(shares.sem()))
-    level, reason = confidence(share, BETWEEN_SHARE, error, len(shares))
     speedup = case.speedup_now
     if speedup is not None:  # that of the steps alone, and of their median
         speedup *= case.run.step_ms / float(times.sum(axis=1).mean())
-    alone = len(by_rank) > 1 and by_rank.max() > ONE_RANK_RATIO * by_rank.drop(latest).max()
+    alone = _is_of_one_rank(by_rank)
     work = {rank: _work_between(case, rank, rows) for rank in by_rank.index}
     busy = [rank for rank, (does, _) in work.items() if does not in ELSEWHERE]
     if not busy:
@@ -177,39 +173,37 @@ def _between(case: Case) -> Verdict | None:
     does, rows = work[latest]
     who = f"rank {latest}" if alone else "every rank"
     waiting = " while the others wait" if alone else " between the steps"
-    return Verdict(
+    return case.verdict(
         cause="evaluation-or-logging",
         title=f"{who} {does}{line_of(rows)}{waiting}",
         evidence=(
             f"Between two steps of rank {latest} lie {times['between'].mean():.3g} ms, beside "
             f"steps of {times['step_time_ms'].mean():.3g} ms: {percent(share)} of the time "
-            f"{case.file(STEPS)}.",
+            f"[{STEPS}].",
             f"By rank: {', '.join(f'{rank}: {value:.3g} ms' for rank, value in by_rank.items())} "
-            f"{case.file(STEPS)}.",
+            f"[{STEPS}].",
             *places(case, ("between", "evaluation"), rank=latest),
         ),
-        lost_share=min(share, 0.99),
-        confidence=level,
-        reason=f"share of the time: {reason}",
+        lost=share,
+        sure=confidence(share, BETWEEN_SHARE, error, len(shares), of="share of the time"),
         change=CHANGES.get(does, OTHER),
         speedup_now=speedup,
-        predicted_speedup=None if speedup is None else speedup / (1 - min(share, 0.99)),
+        predicted_speedup=None if speedup is None else speedup / (1 - min(share, MOST_LOST)),
     )
 
 
-def _work_between(case: Case, rank: int, steps: pd.DataFrame) -> tuple[str, pd.DataFrame]:
-    """Returns what a rank does between steps, in words, and the looks that found it at that.
+def _is_of_one_rank(by_rank: pd.Series) -> bool:
+    """Returns True if one rank alone takes much longer than any other."""
+    others = by_rank.drop(by_rank.idxmax())
+    return len(by_rank) > 1 and by_rank.max() > ONE_RANK_RATIO * others.max()
 
-    Args:
-        case: the run.
-        rank: the rank that takes longest there.
-        steps: rows of its steps, and the other ranks'.
-    """
+
+def _work_between(case: Case, rank: int, steps: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """Returns what a rank does between steps, in words, and the looks that found it at that."""
     samples_at = looks(case, ("between", "evaluation"), rank)
     kinds = pd.Series(OTHER_WORK, samples_at.index)
-    calls = samples_at["call"].astype(object).fillna("")
     for does, names in CALLS.items():
-        kinds[calls.str.contains("|".join(map(re.escape, names)))] = does
+        kinds[samples_at["call"].str.contains("|".join(map(re.escape, names)))] = does
     kinds[samples_at["phase"] == "evaluation"] = EVALUATING
     if len(samples_at):
         counts = samples_at.groupby(kinds)["samples"].sum()
@@ -224,8 +218,8 @@ def _work_between(case: Case, rank: int, steps: pd.DataFrame) -> tuple[str, pd.D
 
 
 def _evaluation(case: Case) -> Verdict | None:
-    epochs = case.run.tables.get(EPOCHS)
-    if epochs is None or epochs.empty:
+    epochs = case.run.rows(EPOCHS)
+    if epochs.empty:
         return None
     evaluation = slowest_rank(epochs, "evaluation_time_s", by=["epoch"])
     epoch = slowest_rank(epochs, "epoch_time_s", by=["epoch"])
@@ -233,22 +227,18 @@ def _evaluation(case: Case) -> Verdict | None:
     if share < EVALUATION_SHARE:
         return None
     by_rank = epochs.groupby("rank")["evaluation_time_s"].sum()
-    alone = (
-        len(by_rank) > 1 and by_rank.max() > ONE_RANK_RATIO * by_rank.drop(by_rank.idxmax()).max()
-    )
-    shares = evaluation / epoch
-    level, reason = confidence(share, EVALUATION_SHARE, standard_error(shares))
+    alone = _is_of_one_rank(by_rank)
+    error = standard_error(evaluation / epoch)
     who = f"rank {by_rank.idxmax()}" if alone else "every rank"
-    return Verdict(
+    return case.verdict(
         cause="evaluation-or-logging",
         title=f"{who} evaluates {'while the others wait' if alone else 'for much of the epoch'}",
         evidence=(
             f"Evaluation takes {evaluation.mean():.3g} of {epoch.mean():.3g} s of an epoch, "
-            f"{percent(share)} {case.file(EPOCHS)}.",
+            f"{percent(share)} [{EPOCHS}].",
         ),
-        lost_share=share,
-        confidence=level,
-        reason=f"share of the epoch: {reason}",
+        lost=share,
+        sure=confidence(share, EVALUATION_SHARE, error, of="share of the epoch"),
         change=CHANGES[EVALUATING],
         speedup_now=None if case.speedup_now is None else case.speedup_now * (1 - share),
         predicted_speedup=case.speedup_now,

@@ -12,18 +12,12 @@ from common.diagnose.evidence.case import Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
     ALL_REDUCE,
     BUCKETS,
-    FACTS,
     PLACEMENT,
     PROBES,
     READY_TIMES,
     STEPS,
-    NotJudged,
 )
-from common.diagnose.evidence.measured_step import (
-    bucket_sizes,
-    latency_share,
-    sent_over_gradients,
-)
+from common.diagnose.evidence.measured_step import bucket_sizes, latency_share, sent_over_gradients
 from common.perfmodel.collectives import bus_bandwidth
 from common.perfmodel.scaling.scaled_step import (
     TARGET_EFFICIENCY,
@@ -43,6 +37,9 @@ from common.perfmodel.scaling.step_model import (
 )
 from common.runtime.wording import counted, size_text
 
+NEEDLESS = "needless-synchronisation"
+LIMITS = ("model-too-small", "batch-too-small", "network-too-slow")
+"""Causes in the exchange itself, judged as if no part of it were needless."""
 COMMUNICATION = "communication_time_ms"
 CAP_GAIN = 0.08
 """Predictions of a step are good to a few percent: a gain of less than this may be none."""
@@ -69,37 +66,32 @@ def needless_synchronisation(case: Case) -> Verdict | None:
     micro = case.run.timed.groupby("rank")["micro_batches"].median().max()
     if micro <= 1:
         return None
-    gradient_bytes = float(sum(bucket_sizes(case.run)))
-    if not gradient_bytes:
-        [facts] = case.run.need(FACTS)
-        gradient_bytes = float(facts["gradient_bytes"].max())
+    gradient_bytes = float(sum(bucket_sizes(case.run))) or case.run.gradient_bytes
     exchanges = sent_over_gradients(case.run, gradient_bytes)
     if not exchanges > SKIPPED:
         return None
     parts = case.run.parts
     lost = parts.parts_ms["communication"] / parts.step_ms * (1 - 1 / exchanges)
-    predicted = case.speedup_without(lost)
+    predicted = {}
     model = case.model_or_none()
     if model is not None and model.settings.exchanges > 1:
         after = replace(model.settings, exchanges=1)
-        lost = max(0.0, 1 - predict(model, after).step_n_s / predict(model).step_n_s)
-        predicted = case.speedup_with(after)
-    return Verdict(
-        cause="needless-synchronisation",
+        lost = 1 - predict(model, after).step_n_s / predict(model).step_n_s
+        predicted = {"predicted_speedup": case.speedup_with(after)}
+    return case.verdict(
+        cause=NEEDLESS,
         title="gradients are exchanged after every micro-batch",
         evidence=(
             f"A step of {micro:g} micro-batches sends {size_text(exchanges * gradient_bytes)} "
-            f"{case.file(STEPS)}; its gradients are {size_text(gradient_bytes)} "
-            f"{case.file(BUCKETS)}: {exchanges:.1f} exchanges where one is enough.",
+            f"[{STEPS}]; its gradients are {size_text(gradient_bytes)} "
+            f"[{BUCKETS}]: {exchanges:.1f} exchanges where one is enough.",
             f"Communication that nothing hides takes {parts.parts_ms['communication']:.3g} of "
-            f"{parts.step_ms:.3g} ms {case.file(STEPS)}.",
+            f"{parts.step_ms:.3g} ms [{STEPS}].",
         ),
-        lost_share=lost,
-        confidence="high",
-        reason="bytes are counted, not timed",
+        lost=lost,
+        sure=("high", "bytes are counted, not timed"),
         change="Run all micro-batches but the last inside model.no_sync(), forward pass included.",
-        speedup_now=case.speedup_now,
-        predicted_speedup=predicted,
+        **predicted,
     )
 
 
@@ -117,27 +109,28 @@ def bucket_cap(case: Case) -> Verdict | None:
     )
     if gain < max(CAP_GAIN, min(MOST_NOISE, NOISE_FACTOR * case.run.noise)):
         return None
-    level, reason = confidence(gain, CAP_GAIN, case.run.noise, case.steps)
     sizes = bucket_sizes(case.run)
-    proposed = replace(model.settings, bucket_cap_mb=best)
-    return Verdict(
+    return _proposing(
+        case,
+        replace(model.settings, bucket_cap_mb=best),
         cause="bucket-cap",
         title="the bucket cap does not fit",
         evidence=(
             f"{counted(len(sizes), 'bucket')} of {size_text(np.median(sizes))} "
-            f"(median) {case.file(BUCKETS)}; with these all-reduce times {case.file(ALL_REDUCE)} "
-            f"and gradient-ready times {case.file(READY_TIMES)} a step takes "
+            f"(median) [{BUCKETS}]; with these all-reduce times [{ALL_REDUCE}] "
+            f"and gradient-ready times [{READY_TIMES}] a step takes "
             f"{now.step_n_s * 1e3:.3g} ms, and {after.step_n_s * 1e3:.3g} ms with "
             f"{after.exchange.num_buckets} of a cap of {best:.3g} MiB.",
         ),
-        lost_share=gain,
-        confidence=level,
-        reason=f"predicted gain: {reason}",
+        lost=gain,
+        sure=confidence(gain, CAP_GAIN, case.run.noise, case.steps, of="predicted gain"),
         change=cap_change(case, best) + first_let_it_overlap(case),
-        proposed=proposed,
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_with(proposed),
     )
+
+
+def _proposing(case: Case, settings: StepSettings, **fields: object) -> Verdict:
+    """Returns a verdict whose change is other settings of the step, which the model predicts."""
+    return case.verdict(**fields, proposed=settings, predicted_speedup=case.speedup_with(settings))
 
 
 def cap_change(case: Case, cap_mb: float) -> str:
@@ -168,7 +161,7 @@ class _Exposed:
     Attributes:
         share: share of the step that stays exposed.
         settings, prediction: settings and prediction of the step without what is needless.
-        latency: the share of its exchange that is latency.
+        latency: share of its exchange that is latency.
         measured_ms, step_ms: exposed communication, and the step, as they were measured.
     """
 
@@ -178,16 +171,6 @@ class _Exposed:
     latency: float
     measured_ms: float
     step_ms: float
-
-    @property
-    def buckets(self) -> int:
-        """Returns the number of its all-reduces."""
-        return self.prediction.exchange.num_buckets
-
-    @property
-    def wire_bytes(self) -> int:
-        """Returns what they send in all."""
-        return _wire_bytes(self.settings, self.prediction)
 
     @property
     def beyond_model(self) -> float:
@@ -201,37 +184,37 @@ class _Exposed:
 
 def communication_bound(case: Case) -> Verdict | None:
     """Judges whether the exchange itself is too much for this model, batch or network."""
-    if case.ranks < 2:
-        raise NotJudged("one rank exchanges nothing")
+    case.need_ranks("exchanges nothing")
     share, error = case.share(COMMUNICATION)
     if share < EXPOSED_SHARE:
         return None
     exposed = _exposed(case)
     if exposed.share < EXPOSED_SHARE:
         return None
-    level, reason = confidence(exposed.share, EXPOSED_SHARE, error, case.steps)
     model, settings = case.model, exposed.settings
     network = model.networks[WIRE_TYPES[settings.compression]]
-    count, wire = exposed.buckets, exposed.wire_bytes
+    count = exposed.prediction.exchange.num_buckets
+    wire = _wire_bytes(settings, exposed.prediction)
     active_s = predict(apart(model), settings).exchange.communication_s
     compute_s = settings.accumulation * model.together.time_s(settings.batch_per_rank)
     bus = float(bus_bandwidth(wire, float(network.time_s(float(wire))), case.ranks))
     evidence = [
         f"Communication that nothing hides takes {exposed.measured_ms:.3g} of "
-        f"{exposed.step_ms:.3g} ms {case.file(STEPS)}"
+        f"{exposed.step_ms:.3g} ms [{STEPS}]"
         + (
             f"; {percent(exposed.share)} of the step would remain at the best bucket cap and with "
             f"one exchange a step{' that overlaps' if case.run.waits else ''}."
             if exposed.settings != model.settings or case.run.waits
             else f", {percent(exposed.share)} of the step."
         ),
-        f"Computation takes {compute_s * 1e3:.3g} ms {case.file(PROBES)}, sending "
+        f"Computation takes {compute_s * 1e3:.3g} ms [{PROBES}], sending "
         f"{size_text(wire)} in {counted(count, 'bucket')} {active_s * 1e3:.3g} ms, "
-        f"{exposed.latency * active_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
+        f"{exposed.latency * active_s * 1e3:.3g} ms of it latency [{ALL_REDUCE}].",
     ]
-    judgement = {"evidence": evidence, "level": level, "reason": f"share of the step: {reason}"}
+    sure = confidence(exposed.share, EXPOSED_SHARE, error, case.steps)
+    judgement = {"lost": exposed.share, "sure": sure}
     if exposed.latency >= LATENCY_SHARE:
-        return _model_too_small(case, exposed, **judgement)
+        return _model_too_small(case, settings, evidence, judgement)
     target = 1 - (1 - TARGET_EFFICIENCY) / exposed.beyond_model
     enough = {
         name: smallest_that_suffices(
@@ -240,18 +223,17 @@ def communication_bound(case: Case) -> Verdict | None:
         for name in ("batch_per_rank", "accumulation")
     }
     if any(enough.values()):
-        return _batch_too_small(case, enough, exposed, **judgement)
-    return _network_too_slow(case, exposed, bus, **judgement)
+        return _batch_too_small(case, enough, exposed, evidence, judgement)
+    return _network_too_slow(case, settings, bus, evidence, judgement)
 
 
 def _exposed(case: Case) -> _Exposed:
     """Computes the communication that remains exposed when all that is needless is gone.
 
     Needless are exchanges beyond one a step, what a better bucket cap saves, and waiting for each
-    bucket. The model predicts
-    how long the step would then be; what it saves is taken from the communication that was measured
-    and from the step. Measured communication is limited to ``BELIEVED`` times the predicted one, if
-    that is not for the most part latency.
+    bucket. The model predicts how long the step would then be; what it saves is taken from the
+    communication that was measured and from the step. Measured communication is limited to
+    ``BELIEVED`` times the predicted one, if that is not for the most part latency.
 
     Raises NotJudged without a step model: nothing could tell the causes apart.
     """
@@ -281,30 +263,26 @@ def _wire_bytes(settings: StepSettings, prediction: Prediction) -> int:
 
 
 def _model_too_small(
-    case: Case, exposed: _Exposed, evidence: list[str], level: str, reason: str
+    case: Case, settings: StepSettings, evidence: list[str], judgement: dict[str, object]
 ) -> Verdict:
-    settings = exposed.settings
     larger = replace(settings, batch_per_rank=settings.batch_per_rank * MOST_BATCH)
     reached = predict(case.model, larger).efficiency
-    return Verdict(
+    return _proposing(
+        case,
+        larger,
         cause="model-too-small",
         title="the model is too small: computation ends before an exchange can begin",
         evidence=(
             *evidence,
             "More than half of the exchange is latency, which no bandwidth and no smaller gradient "
-            f"shortens {case.file(ALL_REDUCE)}.",
+            f"shortens [{ALL_REDUCE}].",
         ),
-        lost_share=exposed.share,
-        confidence=level,
-        reason=reason,
         change=(
             "Train it on one rank, or give each step more to compute: a larger model, or "
             + case.change("--batch-size", "a batch per rank of")
             + f" {larger.batch_per_rank} (predicted efficiency {percent(reached)})."
         ),
-        proposed=larger,
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_with(larger),
+        **judgement,
     )
 
 
@@ -313,8 +291,7 @@ def _batch_too_small(
     enough: Mapping[str, StepSettings | None],
     exposed: _Exposed,
     evidence: list[str],
-    level: str,
-    reason: str,
+    judgement: dict[str, object],
 ) -> Verdict:
     now = exposed.settings
     batch, passes = enough["batch_per_rank"], enough["accumulation"]
@@ -325,23 +302,20 @@ def _batch_too_small(
         if batch
         else f"{passes.accumulation} micro-batches a step in place of {now.accumulation}"
     )
-    return Verdict(
+    return _proposing(
+        case,
+        changed,
         cause="batch-too-small",
         title="the batch is too small for this exchange",
         evidence=(
             *evidence,
             f"With {what} the exchange is predicted to leave {percent(1 - lost)} of the step to "
             f"the rest, and with less it does not reach {percent(TARGET_EFFICIENCY)} "
-            f"{case.file(PROBES)} {case.file(ALL_REDUCE)}.",
+            f"[{PROBES}] [{ALL_REDUCE}].",
         ),
-        lost_share=exposed.share,
-        confidence=level,
-        reason=reason,
         change=_larger_by(case, batch, passes)
         + "this changes the global batch, so adapt the learning rate and look at accuracy.",
-        proposed=changed,
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_with(changed),
+        **judgement,
     )
 
 
@@ -364,13 +338,15 @@ def _larger_by(case: Case, batch: StepSettings | None, passes: StepSettings | No
 
 
 def _network_too_slow(
-    case: Case, exposed: _Exposed, bus: float, evidence: list[str], level: str, reason: str
+    case: Case,
+    settings: StepSettings,
+    bus: float,
+    evidence: list[str],
+    judgement: dict[str, object],
 ) -> Verdict:
-    settings, model = exposed.settings, case.model
-    needed = needed_bandwidth(model, TARGET_EFFICIENCY, settings)
-    placement = case.run.tables.get(PLACEMENT)
-    hosts = placement["host"].nunique() if placement is not None else 1
-    where = f"The ranks are on {hosts} hosts {case.file(PLACEMENT)}. " if hosts > 1 else ""
+    needed = needed_bandwidth(case.model, TARGET_EFFICIENCY, settings)
+    hosts = case.run.rows(PLACEMENT)["host"].nunique()
+    where = f"The ranks are on {hosts} hosts [{PLACEMENT}]. " if hosts > 1 else ""
     if needed is None:
         wanted = f"No bandwidth reaches {percent(TARGET_EFFICIENCY)} at this latency"
     else:
@@ -380,17 +356,16 @@ def _network_too_slow(
             f"{needed_bus / 1e9:.3g} GB/s"
         )
     wide = replace(settings, accumulation=settings.accumulation * MOST_BATCH)
-    return Verdict(
+    return _proposing(
+        case,
+        wide,
         cause="network-too-slow",
         title="the network is too slow for this model",
         evidence=(
             *evidence,
-            f"{where}{wanted}; measured: {bus / 1e9:.3g} GB/s {case.file(ALL_REDUCE)}.",
+            f"{where}{wanted}; measured: {bus / 1e9:.3g} GB/s [{ALL_REDUCE}].",
             f"Even {MOST_BATCH} times the batch does not reach {percent(TARGET_EFFICIENCY)}.",
         ),
-        lost_share=exposed.share,
-        confidence=level,
-        reason=reason,
         change=(
             "Use faster links (the right interface: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; ranks "
             "on fewer hosts), or send less: "
@@ -400,7 +375,5 @@ def _network_too_slow(
                 f"{wide.accumulation} micro-batches a step inside model.no_sync().",
             )
         ),
-        proposed=wide,
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_with(wide),
+        **judgement,
     )

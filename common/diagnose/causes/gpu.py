@@ -11,12 +11,7 @@ import math
 import pandas as pd
 
 from common.analysis.step_parts import flags
-from common.diagnose.causes.settings import (
-    BUSY_SHARE,
-    NOT_ON_A_GPU,
-    Signal,
-    of_signals,
-)
+from common.diagnose.causes.settings import BUSY_SHARE, NOT_ON_A_GPU, Signal, of_signals
 from common.diagnose.causes.sharing import on_gpu
 from common.diagnose.evidence.case import MINOR, Case, Verdict, percent
 from common.diagnose.evidence.evidence import (
@@ -56,14 +51,13 @@ def synchronised_norms(case: Case) -> Verdict | None:
     """Judges whether batch norms wait for an exchange in every pass."""
     if case.ranks < 2:
         return None
-    [facts] = case.run.need(FACTS)
-    norms = int(_numbers(facts, "synchronised_norms").max())
+    norms = int(_numbers(case.run.need(FACTS), "synchronised_norms").max())
     if not norms:
         return None
     passes = case.run.accumulation
     exchanges = EXCHANGES_OF_NORM * norms * passes
     evidence = [
-        f"{norms} SyncBatchNorm layers {case.file(FACTS)} exchange in the forward pass and in the "
+        f"{norms} SyncBatchNorm layers [{FACTS}] exchange in the forward pass and in the "
         f"backward pass: {exchanges} times in a step"
         + (f" of {passes} micro-batches, with and without no_sync()." if passes > 1 else ".")
     ]
@@ -71,29 +65,27 @@ def synchronised_norms(case: Case) -> Verdict | None:
     if case.run.opened.has(ALL_REDUCE):
         curve = read_all_reduce_samples(case.run.folder / ALL_REDUCE).least()
         latency_ms = float(curve.times_s[0]) * 1e3
-        share = min(0.99, exchanges * latency_ms / case.run.step_ms)
+        share = exchanges * latency_ms / case.run.step_ms
         if share < NORMS_SHARE:
             return None
         evidence.append(
             f"An all-reduce of {size_text(curve.sizes_bytes[0])} takes {latency_ms:.3g} ms "
-            f"{case.file(ALL_REDUCE)}; so many take at least {exchanges * latency_ms:.3g} of "
+            f"[{ALL_REDUCE}]; so many take at least {exchanges * latency_ms:.3g} of "
             f"{case.run.step_ms:.3g} ms, as nothing hides them."
         )
         level = "medium"
         reason = "layers are counted, and the least time of a small all-reduce is measured"
-    return Verdict(
+    return case.verdict(
         cause="synchronised-norms",
         title="batch norms exchange their statistics in every pass",
-        evidence=tuple(evidence),
-        lost_share=share,
-        confidence=level,
-        reason=f"{reason}; {NOT_ON_A_GPU}",
+        evidence=evidence,
+        lost=share,
+        sure=(level, f"{reason}; {NOT_ON_A_GPU}"),
         change=(
             "Plain BatchNorm where a rank's own batch is large enough (some 32 samples), or "
             "GroupNorm, which needs no batch; else a larger batch per rank, so that there are "
             "fewer exchanges a sample. Norms change what is learned: look at accuracy."
         ),
-        speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_without(share) if share else None,
         group=MINOR,
     )
@@ -103,7 +95,7 @@ def wide_computation(case: Case) -> Verdict | None:
     """Judges whether a GPU computes in float32 where its tensor cores would take 16 bits."""
     if not on_gpu(case):
         return None
-    [facts] = case.run.need(FACTS)
+    facts = case.run.need(FACTS)
     capability = float(_numbers(facts, "gpu_capability").min())
     types = set(facts["compute_dtype"].astype(str)) | set(facts["gradient_dtype"].astype(str))
     share = _passes_share(case)
@@ -113,10 +105,10 @@ def wide_computation(case: Case) -> Verdict | None:
     is_busy = busy is not None and busy >= BUSY_SHARE
     sentence = (
         f"The model computes in float32 on GPUs of compute capability {capability} "
-        f"{case.file(FACTS)}; its passes take {percent(share)} of the step {case.file(STEPS)}"
+        f"[{FACTS}]; its passes take {percent(share)} of the step [{STEPS}]"
     )
     if busy is not None:
-        sentence += f", and kernels run in {percent(busy)} of the time {case.file(SURROUNDINGS)}"
+        sentence += f", and kernels run in {percent(busy)} of the time [{SURROUNDINGS}]"
     change = (
         "with torch.autocast('cuda', torch.bfloat16) around the forward pass and the loss"
         if capability >= BRAIN
@@ -135,8 +127,8 @@ def wide_computation(case: Case) -> Verdict | None:
 def _passes_share(case: Case) -> float:
     """Returns the share of the step that forward and backward pass take, the exchange included."""
     steps = case.run.measured
-    backward = "whole_backward_time_ms" if "whole_backward_time_ms" in steps else "backward_time_ms"
-    passes_ms = steps["forward_time_ms"] + steps[backward]
+    backward_ms = steps.get("whole_backward_time_ms", steps["backward_time_ms"])
+    passes_ms = steps["forward_time_ms"] + backward_ms
     return float((passes_ms / steps["step_time_ms"]).median())
 
 
@@ -165,7 +157,7 @@ def host_waits(case: Case) -> Verdict | None:
     signals = [
         Signal(
             f"Rank {rank}'s host waits for its GPU {by_rank[rank]:.3g} times a step, "
-            f"{inside:.3g} of them in the passes {case.file(HOST_WAITS)}.",
+            f"{inside:.3g} of them in the passes [{HOST_WAITS}].",
             "Keep what is logged on the GPU (loss.detach()), and read it every 50 steps or so; in "
             "a model, masks and torch.where() in place of .item(), if tensor:, nonzero() and "
             "tensor[mask]",
@@ -178,7 +170,7 @@ def host_waits(case: Case) -> Verdict | None:
         signals.append(
             Signal(
                 f"{row['waits']:.3g} a step in the {row['phase']} phase at {line}{within} "
-                f"{case.file(HOST_WAITS)}.",
+                f"[{HOST_WAITS}].",
                 signals[0].change,
                 "low",
             )
@@ -192,7 +184,7 @@ def _waits(case: Case) -> pd.DataFrame:
     if "host_waits" not in steps or steps["host_waits"].isna().all():
         raise NotJudged(f"{STEPS} in {case.run.name} has no host_waits: no step was looked at")
     counted = steps[steps["host_waits"].notna()].groupby("rank").size()
-    table = case.run.tables.get(HOST_WAITS, pd.DataFrame(columns=["rank", *TEXTS, "waits"]))
+    table = case.run.rows(HOST_WAITS)
     texts = {name: table[name].astype(object).fillna("").astype(str) for name in TEXTS}
     return table.assign(waits=table["waits"] / table["rank"].map(counted), **texts)
 
@@ -201,7 +193,7 @@ def unpinned_copies(case: Case) -> Verdict | None:
     """Judges whether batches go to the GPU from memory, or in a way, that makes the host wait."""
     if not on_gpu(case):
         return None
-    [facts] = case.run.need(FACTS)
+    facts = case.run.need(FACTS)
     if "pin_memory" not in facts or facts["pin_memory"].isna().all():
         raise NotJudged(f"{FACTS} has no pin_memory: no DataLoader was seen")
     on_host = facts.get("batches_on_host")
@@ -214,29 +206,22 @@ def unpinned_copies(case: Case) -> Verdict | None:
         copies = float(waits[waits["phase"] == "copy"].groupby("rank")["waits"].sum().max())
     except NotJudged:
         copies = math.nan
-    # Not a number, too, where no copy was waited for.
-    waited = f", and the host waits for {copies:.3g} copies a step {case.file(HOST_WAITS)}"
-    blocks = copies >= EACH_STEP
-    pinned_copies = "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)"
-    signals = []
+    blocks = copies >= EACH_STEP  # not a number, too, where no copy was waited for
+    waited = f", and the host waits for {copies:.3g} copies a step [{HOST_WAITS}]" * blocks
+    copy, batches = "batch.to(device, non_blocking=True)", "The DataLoader's batches are"
     if not flags(facts["pin_memory"]).all():
-        signals.append(
-            Signal(
-                f"The DataLoader's batches are not pinned {case.file(FACTS)}"
-                f"{waited if blocks else ''}: their copies to the GPU cannot run beside it.",
-                pinned_copies,
-                "medium" if blocks else "low",
-            )
+        signal = Signal(
+            f"{batches} not pinned [{FACTS}]{waited}: their copies to the GPU cannot run beside "
+            "it.",
+            f"DataLoader(..., pin_memory=True) and {copy}",
+            "medium" if blocks else "low",
         )
     elif blocks:
-        signals.append(
-            Signal(
-                f"The DataLoader's batches are pinned {case.file(FACTS)}{waited}.",
-                "batch.to(device, non_blocking=True)",
-                "low",
-            )
-        )
-    return of_signals("unpinned-copies", "copies of batches to the GPU let the host wait", signals)
+        signal = Signal(f"{batches} pinned [{FACTS}]{waited}.", copy, "low")
+    else:
+        return None
+    title = "copies of batches to the GPU let the host wait"
+    return of_signals("unpinned-copies", title, [signal])
 
 
 def _numbers(facts: pd.DataFrame, column: str) -> pd.Series:

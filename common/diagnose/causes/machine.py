@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from contextlib import suppress
 
 import pandas as pd
 
 from common.diagnose.causes.sharing import compute_share, cores_got, on_gpu, starved
-from common.diagnose.evidence.case import MINOR, PERFORMANCE, Case, Verdict, percent
+from common.diagnose.evidence.case import MINOR, Case, Verdict, most_costly, percent
 from common.diagnose.evidence.evidence import PLACEMENT, STEPS, SURROUNDINGS, NotJudged
 from common.diagnose.evidence.measured_surroundings import (
-    cores_of,
-    exchanges_by,
     host_of,
     is_on,
     machine_of,
+    number_of_cores,
     setting,
     surroundings_of,
+    uses_nccl,
 )
 from common.perfmodel.scaling.scaled_step import at_bandwidth
 from common.perfmodel.scaling.step_model import predict
@@ -34,6 +34,7 @@ COMPUTING = 0.7
 it waits for a disk, sleeps or shares its core, and a second thread would wait as well."""
 ONE_CORE = 1.5
 """A rank that got more than one core and a half has other threads that compute already."""
+BOUND = "an upper bound (Amdahl's law), not tried"
 GAIN_SHARE = 0.2
 """The upper bound of the gain must be a fifth of the step: what is reached is less."""
 FASTER = 2.0
@@ -50,8 +51,7 @@ def cpu_quota(case: Case) -> Verdict | None:
     throttled = table["interval_throttled_share"].fillna(table["cgroup_throttled_share"])
     table = table.assign(throttled=throttled)
     by_host = [_short_quota(case, rows) for _, rows in table.groupby(host_of(case, table))]
-    verdicts = [verdict for verdict in by_host if verdict is not None]
-    return min(verdicts, key=lambda verdict: verdict.order) if verdicts else None
+    return most_costly(*by_host)
 
 
 def _short_quota(case: Case, rows: pd.DataFrame) -> Verdict | None:
@@ -60,38 +60,42 @@ def _short_quota(case: Case, rows: pd.DataFrame) -> Verdict | None:
     if math.isnan(quota) or throttled < THROTTLED_SHARE:
         return None
     threads = float(rows["threads"].sum(min_count=len(rows)))  # NaN where torch was not asked
-    wanted = min(threads, cores_of(rows) or math.inf)
+    cores = number_of_cores(rows["core_list"])
+    wanted = min(threads, cores or math.inf)
     short = quota < wanted
     if not short and math.isnan(throttled):
         return None
-    file = case.file(SURROUNDINGS)
-    host, ranks = rows["host"].iloc[0], len(rows)
-    evidence = [f"{host} grants its {counted(ranks, 'rank')} {counted(quota, 'core')} {file}."]
+    ranks = len(rows)
+    evidence = [
+        f"{rows['host'].iloc[0]} grants its {counted(ranks, 'rank')} {counted(quota, 'core')} "
+        f"[{SURROUNDINGS}]."
+    ]
     if not math.isnan(threads):
         evidence.append(
-            f"They compute with {threads:.0f} threads on {cores_of(rows)} cores {file}."
+            f"They compute with {threads:.0f} threads on {cores} cores [{SURROUNDINGS}]."
         )
     if not math.isnan(throttled):
         evidence.append(
             f"In {percent(throttled)} of the kernel's periods it was used up, and all threads "
-            f"stood still until the next {file}."
+            f"stood still until the next [{SURROUNDINGS}]."
         )
     in_run = bool(rows["interval_throttled_share"].notna().any())
-    level, reason = _sure_of_quota(short, throttled, in_run=in_run)
     lost = _stopped_share(case, quota, wanted, throttled) if short else 0.0
     if lost:
         evidence.append(
             f"Where {wanted:.0f} threads use it up together, they stand still for "
             f"{percent(1 - quota / wanted)} of such a period, {percent(lost)} of the time."
         )
+    with suppress(NotJudged):
+        evidence += starved(case)
     threads_per_rank = max(1, int(quota) // ranks)
-    return Verdict(
+    return _if_known(
+        case,
         cause="cpu-quota",
         title="a quota stops the ranks",
-        evidence=(*evidence, *_if_judged(starved, case)),
-        lost_share=lost,
-        confidence=level,
-        reason=reason,
+        evidence=evidence,
+        lost=lost,
+        sure=_sure_of_quota(short, throttled, in_run=in_run),
         change=(
             f"Ask for the cores that the threads need: --cpus-per-task (Slurm), docker run "
             f"--cpus {wanted:.0f}, resources.limits.cpu (Kubernetes); until then "
@@ -100,10 +104,14 @@ def _short_quota(case: Case, rows: pd.DataFrame) -> Verdict | None:
             else "Ask for more cores (--cpus-per-task, docker run --cpus, resources.limits.cpu), "
             "or start fewer loader workers and other processes beside the ranks."
         ),
-        speedup_now=case.speedup_now if lost else None,
-        predicted_speedup=case.speedup_without(lost) if lost else None,
-        group=PERFORMANCE if lost else MINOR,
     )
+
+
+def _if_known(case: Case, lost: float, **fields: object) -> Verdict:
+    """Returns a verdict, without speedups and among the last where nothing is known to be lost."""
+    if not lost:
+        fields |= {"speedup_now": None, "predicted_speedup": None, "group": MINOR}
+    return case.verdict(lost=lost, **fields)
 
 
 def _sure_of_quota(short: bool, throttled: float, *, in_run: bool) -> tuple[str, str]:
@@ -130,14 +138,6 @@ def _stopped_share(case: Case, quota: float, wanted: float, throttled: float) ->
     return throttled * (1 - quota / wanted)
 
 
-def _if_judged(sentences: Callable[[Case], list[str]], case: Case) -> list[str]:
-    """Returns a cause's further sentences; none where the run lacks what they are made of."""
-    try:
-        return sentences(case)
-    except NotJudged:
-        return []
-
-
 def too_few_threads(case: Case) -> Verdict | None:
     """Judges whether each rank computes with one thread while cores stand idle."""
     table = surroundings_of(case)
@@ -152,49 +152,36 @@ def too_few_threads(case: Case) -> Verdict | None:
         raise NotJudged(f"{STEPS} has no cpu_time_ms")
     share = compute_share(case)
     # The slowest rank decides, so a host without idle cores leaves nothing to gain.
-    free = {name: _free_cores(case, rows) for name, rows in table.groupby(machine_of(table))}
-    cores_per_rank = {
-        name: cores / (machine_of(table) == name).sum() for name, cores in free.items()
-    }
-    least = min(cores_per_rank.values())
+    machines = table.groupby(machine_of(table))
+    least = min(_free_cores(case, rows) / len(rows) for _, rows in machines)
     threads = math.floor(least)
     if least < SPARE or not COMPUTING * share <= got <= ONE_CORE:
         return None
     lost = share * (1 - 1 / threads)
     if lost < GAIN_SHARE:
         return None
-    file = case.file(SURROUNDINGS)
     is_counted = bool(table["interval_busy_cores"].notna().all())
     by_torchrun = (table["omp_num_threads"] == 1).all()
-    ranks = case.ranks
-    return Verdict(
+    return case.verdict(
         cause="too-few-threads",
         title="one thread per rank, while cores stand idle",
         evidence=(
-            f"Each of {counted(ranks, 'rank')} computes with one thread"
+            f"Each of {counted(case.ranks, 'rank')} computes with one thread"
             f"{', as OMP_NUM_THREADS=1 says' if by_torchrun else ''}; {least:.3g} cores are there "
-            f"for each {file}.",
+            f"for each [{SURROUNDINGS}].",
             f"A rank got {got:.2f} cores, and its passes take {percent(share)} of the step "
-            f"{case.file(STEPS)}.",
+            f"[{STEPS}].",
             f"If {threads} threads shared all of the passes' work evenly, a step would take "
             f"{percent(lost)} less. That is an upper bound; small operators gain nothing.",
         ),
-        lost_share=lost,
-        confidence="medium" if is_counted else "low",
-        reason=(
-            "an upper bound (Amdahl's law), not tried; "
-            + (
-                "the cores were seen idle"
-                if is_counted
-                else "nobody saw whether the cores are idle"
-            )
-        ),
+        lost=lost,
+        sure=("medium", f"{BOUND}; the cores were seen idle")
+        if is_counted
+        else ("low", f"{BOUND}; nobody saw whether the cores are idle"),
         change=(
             f"OMP_NUM_THREADS={threads} before torchrun, which sets 1 where nothing is set; or "
             f"torch.set_num_threads({threads}) as the script begins."
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
         speedup_low=case.speedup_now,  # an upper bound may bring nothing
         speedup_high=case.speedup_without(lost),
     )
@@ -206,7 +193,7 @@ def _free_cores(case: Case, rows: pd.DataFrame) -> float:
     Two hyper-threads of a core count as one, since they share what computes.
     """
     physical = rows["own_physical_cores"].fillna(rows["cores"]) / rows["cores"]
-    allowed = cores_of(rows) * float(physical.min())
+    allowed = number_of_cores(rows["core_list"]) * float(physical.min())
     if rows["cgroup_cpu_quota"].notna().all():
         quotas = rows.groupby(host_of(case, rows))["cgroup_cpu_quota"].min()
         allowed = min(allowed, float(quotas.sum()))
@@ -223,7 +210,7 @@ def wrong_interface(case: Case) -> Verdict | None:
     table = surroundings_of(case)
     if machine_of(table).nunique() < 2:
         return None
-    nccl = exchanges_by(case, table, "nccl")
+    nccl = uses_nccl(case, table)
     if nccl and _adapters_in_use(table):
         return None
     hosts = table.drop_duplicates("host")
@@ -255,16 +242,15 @@ def _adapters_in_use(table: pd.DataFrame) -> bool:
 def _interface_verdict(
     case: Case, hosts: pd.DataFrame, inside: pd.DataFrame, slow: pd.DataFrame, backend: str
 ) -> Verdict:
-    file = case.file(SURROUNDINGS)
     evidence = [
         f"{row.host} exchanges over {row.interface} ({row.interface_source}), which leads to no "
-        f"other machine {file}."
+        f"other machine [{SURROUNDINGS}]."
         for row in inside.itertuples()
     ]
     evidence += [
         f"{row.host} exchanges over {row.interface} ({row.interface_source}) at "
         f"{row.interface_mbit:,.0f} Mbit/s; {row.fastest_interface} is up at "
-        f"{row.fastest_interface_mbit:,.0f} Mbit/s {file}."
+        f"{row.fastest_interface_mbit:,.0f} Mbit/s [{SURROUNDINGS}]."
         for row in slow.itertuples()
     ]
     # The slowest link decides, and it becomes only as fast as the slowest of the fastest ones.
@@ -278,27 +264,22 @@ def _interface_verdict(
         level = "high"
     wanted = sorted(set(hosts["fastest_interface"]) - {""})
     variable = f"{backend.upper()}_SOCKET_IFNAME"
-    return Verdict(
+    source = "the variable names the interface" if named else "the interface is taken from routes"
+    return _if_known(
+        case,
         cause="wrong-interface",
         title="the exchange goes over a slow interface",
-        evidence=tuple(evidence),
-        lost_share=lost,
-        confidence=level,
-        reason=(
-            ("the variable names the interface" if named else "the interface is taken from routes")
-            + "; that the faster one leads to the other hosts was not tried"
-        ),
+        evidence=evidence,
+        lost=lost,
+        sure=(level, f"{source}; that the faster one leads to the other hosts was not tried"),
         change=(
             f"export {variable}={wanted[0]} on every host, if the hosts reach each other over it."
             if len(wanted) == 1
             else f"export {variable} on each host with the interface that leads to the others"
             + (f": {', '.join(wanted)}." if wanted else ".")
         ),
-        speedup_now=case.speedup_now if lost else None,
-        predicted_speedup=case.speedup_without(lost) if lost else None,
         speedup_low=case.speedup_now if lost else None,
         speedup_high=case.speedup_without(lost) if lost else None,
-        group=PERFORMANCE if lost else MINOR,
     )
 
 

@@ -10,14 +10,8 @@ import pandas as pd
 
 from common.analysis.step_parts import flags
 from common.diagnose.causes.sharing import PARTS, compute_share
-from common.diagnose.evidence.case import Case, Verdict, confidence, percent
-from common.diagnose.evidence.evidence import (
-    FACTS,
-    LEAN_PASSES,
-    STEP,
-    STEPS,
-    standard_error,
-)
+from common.diagnose.evidence.case import Case, Verdict, confidence, most_costly, percent
+from common.diagnose.evidence.evidence import FACTS, LEAN_PASSES, STEP, STEPS, standard_error
 from common.runtime.wording import size_text
 from common.samples import LEAST_ROUNDS, Interval, paired_gain, slowest_rank
 
@@ -29,18 +23,20 @@ LEAST_SHARE = 0.03
 class Needless:
     """A kind of lean passes (``ddplab_watch.lean``), as a cause.
 
-    ``title`` may hold ``ratio``, ``share`` (of the gradients) and columns of ``lean-passes.csv``.
+    Attributes:
+        cause, title, change: fields of the verdict. The title may hold ``ratio``, ``share`` (of the
+            gradients) and columns of ``lean-passes.csv``.
+        is_exchanged: gradients are left out, and so is their exchange.
+        is_updated: an update that uses them is left out as well.
+        exchanges: the passes exchange their gradients.
     """
 
     cause: str
     title: str
     change: str
     is_exchanged: bool = False
-    """What is left out are gradients, which are exchanged, too."""
     is_updated: bool = False
-    """They are used by an update, which is left out as well."""
     exchanges: bool = False
-    """The passes exchange their gradients."""
 
 
 KINDS = {
@@ -112,12 +108,10 @@ def judge_of(cause: str) -> Callable[[Case], Verdict | None]:
     """Returns the function that judges the kinds of ``KINDS`` that are of one cause."""
 
     def judge(case: Case) -> Verdict | None:
-        rows = case.run.tables.get(LEAN_PASSES)
-        if rows is None:  # nothing was left out
-            return None
+        rows = case.run.rows(LEAN_PASSES)
         kinds = [name for name in rows["without"].unique() if name in KINDS]
         verdicts = [_saved_by(case, rows, name) for name in kinds if KINDS[name].cause == cause]
-        return min(filter(None, verdicts), key=lambda verdict: verdict.order, default=None)
+        return most_costly(*verdicts)
 
     return judge
 
@@ -135,44 +129,41 @@ def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | Non
     if kind.exchanges:
         passes = min(1.0, passes + exchange)
     if kind.is_exchanged:
-        [facts] = case.run.need(FACTS)
-        share = min(1.0, noted["unused_bytes"] / float(facts["gradient_bytes"].max()))
+        share = min(1.0, noted["unused_bytes"] / case.run.gradient_bytes)
         left_out = share * exchange
         sentences = [
             f"{size_text(noted['unused_bytes'])} of gradients are computed and exchanged in each "
-            f"step {case.file(LEAN_PASSES)}; their exchange takes up to {percent(left_out)} of it "
-            f"{case.file(STEPS)}."
+            f"step [{LEAN_PASSES}]; their exchange takes up to {percent(left_out)} of it [{STEPS}]."
         ]
         if kind.is_updated:
             update = share * parts.parts_ms["optimizer"] / parts.step_ms
             left_out += update
-            sentences.append(f"Their update takes up to {percent(update)} {case.file(STEPS)}.")
+            sentences.append(f"Their update takes up to {percent(update)} [{STEPS}].")
         noted["share"] = percent(share)
     if "needed_bytes" in noted:
         sentences = [
             f"To keep them takes {size_text(max(0, noted['needed_bytes']))} more on each rank, and "
-            f"{size_text(noted['free_bytes'])} are free {case.file(LEAN_PASSES)}."
+            f"{size_text(noted['free_bytes'])} are free [{LEAN_PASSES}]."
         ]
-    lost = min(0.99, gain.estimate * passes + left_out)
     if not max(0.0, gain.low) * passes + left_out > LEAST_SHARE:
         return None
     noted["ratio"] = with_ms / without_ms
-    return Verdict(
+    return case.verdict(
         cause=kind.cause,
         title=kind.title.format(**noted),
         evidence=(
             f"Forward and backward pass{' with their exchange' if kind.exchanges else ''} take "
             f"{with_ms:.3g} ms as they are and {without_ms:.3g} ms without {without}, in turns "
-            f"{case.file(LEAN_PASSES)}.",
+            f"[{LEAN_PASSES}].",
             *sentences,
         ),
-        lost_share=lost,
-        confidence="high" if (gain.rounds or 0) >= LEAST_ROUNDS else "medium",
-        reason=f"passes were timed both ways in {gain.rounds} rounds: {percent(gain.low)} to "
-        f"{percent(gain.high)} of them",
+        lost=gain.estimate * passes + left_out,
+        sure=(
+            "high" if (gain.rounds or 0) >= LEAST_ROUNDS else "medium",
+            f"passes were timed both ways in {gain.rounds} rounds: {percent(gain.low)} to "
+            f"{percent(gain.high)} of them",
+        ),
         change=kind.change.format(**noted),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )
 
 
@@ -187,7 +178,7 @@ def _saved(rows: pd.DataFrame) -> tuple[Interval, float, float]:
 
 def sent_buffers(case: Case) -> Verdict | None:
     """Judges whether DDP's sending of buffers before each forward pass takes much of a step."""
-    [facts] = case.run.need(FACTS)
+    facts = case.run.need(FACTS)
     if case.ranks < 2 or "buffers_time_ms" not in case.run.measured:
         return None
     # The rank that came last waits for nobody: what it takes is the sending itself.
@@ -197,22 +188,18 @@ def sent_buffers(case: Case) -> Verdict | None:
     share = float(shares.median()) if len(shares) else 0.0
     if share < LEAST_SHARE:
         return None
-    level, reason = confidence(share, LEAST_SHARE, standard_error(shares), len(shares))
     sent = size_text(float(facts["buffers_bytes"].max()))
-    return Verdict(
+    return case.verdict(
         cause="sent-buffers",
         title=f"DDP sends {sent} of buffers before each forward pass",
         evidence=(
             f"Sending them takes {sending.median():.3g} of {steps_ms.median():.3g} ms of a step "
-            f"{case.file(STEPS)}; they are {sent} {case.file(FACTS)}.",
+            f"[{STEPS}]; they are {sent} [{FACTS}].",
         ),
-        lost_share=share,
-        confidence=level,
-        reason=f"share of the step: {reason}",
+        lost=share,
+        sure=confidence(share, LEAST_SHARE, standard_error(shares), len(shares)),
         change=(
             "DistributedDataParallel(model, broadcast_buffers=False): nothing changes for masks "
             "and tables; BatchNorm's running statistics are then each rank's own."
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(share),
     )

@@ -15,8 +15,9 @@ from common.diagnose.evidence.case import (
     line_of,
     looks,
     percent,
+    share_at,
 )
-from common.diagnose.evidence.evidence import FACTS, SAMPLES, STACKS, STEPS, NotJudged
+from common.diagnose.evidence.evidence import FACTS, SAMPLES, STEPS, NotJudged
 from common.runtime.wording import size_text
 from common.samples import slowest_rank
 
@@ -47,7 +48,7 @@ def epoch_start(case: Case) -> Verdict | None:
     steps = case.run.measured
     if "fetch_time_ms" not in steps:
         raise NotJudged(f"{STEPS} in {case.run.name} has no fetch_time_ms")
-    loading = _share_of_loading(case)
+    loading = share_at(looks(case, ("between", "evaluation")), LOADING)
     steps = steps.assign(
         starting=steps["data_time_ms"].fillna(0)
         + loading * (steps["between_time_ms"] - steps["evaluation_time_ms"]).clip(lower=0).fillna(0)
@@ -66,28 +67,26 @@ def epoch_start(case: Case) -> Verdict | None:
     if share < LEAST_SHARE:
         return None
     error = float(longer_ms.std(ddof=1)) / len(longer_ms) ** 0.5 / an_epoch_ms
-    level, reason = confidence(share, LEAST_SHARE, error)
+    sure = confidence(share, LEAST_SHARE, error, of="share of the time")
     if len(longer_ms) == 1:
-        level, reason = "medium", "the window held the beginning of one epoch only"
-    [facts] = case.run.need(FACTS)
-    workers = pd.to_numeric(facts["loader_workers"], errors="coerce").max()
+        sure = "medium", "share of the time: the window held the beginning of one epoch only"
+    facts, workers = case.run.need(FACTS), case.run.loader_workers
     kept = "persistent_workers" not in facts or flags(facts["persistent_workers"]).all()
     anew = workers > 0 and not kept
     what = "its loader's workers start anew, and " if anew else ""
-    return Verdict(
+    return case.verdict(
         cause="epoch-start",
         title=f"every {period:.0f} steps an epoch begins: {what}its first batch comes "
         f"{longer_ms.mean():.3g} ms later" + line_of(looks(case, ("data",))),
         evidence=(
             f"{len(longer_ms)} of {len(by_step)} steps are an epoch's first. Its batch takes "
             f"{by_step.loc[first, 'starting'].mean():.3g} ms, that of the others "
-            f"{by_step.loc[~first, 'starting'].median():.3g} ms {case.file(STEPS)}.",
+            f"{by_step.loc[~first, 'starting'].median():.3g} ms [{STEPS}].",
             f"With {period:.0f} steps of {usual_ms:.3g} ms in an epoch that is {percent(share)} of "
-            f"the time {case.file(STEPS)}.",
+            f"the time [{STEPS}].",
         ),
-        lost_share=share,
-        confidence=level,
-        reason=f"share of the time: {reason}",
+        lost=share,
+        sure=sure,
         change=(
             f"DataLoader(..., num_workers={workers:.0f}, persistent_workers=True): workers then "
             "keep what they have opened."
@@ -96,18 +95,7 @@ def epoch_start(case: Case) -> Verdict | None:
             "iterator), or make it ready before the epoch ends; DataLoader(..., num_workers=1, "
             "persistent_workers=True) does so beside the steps."
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(share),
     )
-
-
-def _share_of_loading(case: Case) -> float:
-    """Returns the share of looks between steps that found a loader being started."""
-    rows = looks(case, ("between", "evaluation")) if STACKS in case.run.tables else pd.DataFrame()
-    if rows.empty:
-        return 0.0
-    starts = rows["call"].astype(object).fillna("").astype(str).str.startswith(LOADING)
-    return float(rows.loc[starts, "samples"].sum() / rows["samples"].sum())
 
 
 def _steps_of_epoch(case: Case, first: pd.Series) -> float:
@@ -115,12 +103,11 @@ def _steps_of_epoch(case: Case, first: pd.Series) -> float:
     at = [index for index, is_first in enumerate(first) if is_first]
     if len(at) > 1:
         return (at[-1] - at[0]) / (len(at) - 1)
-    samples = case.run.tables.get(SAMPLES)
-    [facts] = case.run.need(FACTS)
-    size = pd.to_numeric(facts["data_samples"], errors="coerce").max()
-    if samples is None or not size > 0:
-        return float(max(at[0], len(first) - at[0]))
-    return float(max(size / case.run.samples_per_step, at[0], len(first) - at[0]))
+    longest = max(at[0], len(first) - at[0])
+    size = pd.to_numeric(case.run.need(FACTS)["data_samples"], errors="coerce").max()
+    if SAMPLES not in case.run.tables or not size > 0:
+        return float(longest)
+    return float(max(size / case.run.samples_per_step, longest))
 
 
 def growing_memory(case: Case) -> Verdict | None:
@@ -146,8 +133,7 @@ def growing_memory(case: Case) -> Verdict | None:
         "growing-memory",
         "memory grows with every step",
         f"Rank {rank}'s {HELD[column]} grew from {size_text(values[0])} to "
-        f"{size_text(values[-1])} in {len(values)} steps, {size_text(growth)} a step "
-        f"{case.file(STEPS)}.",
+        f"{size_text(values[-1])} in {len(values)} steps, {size_text(growth)} a step [{STEPS}].",
         "it grows in more than half of the steps, and in both halves of the window alike",
         "Keep loss.item() or loss.detach() in lists and logs, not the loss with its graph.",
         level="medium" if values[-1] - values[0] > SURELY_GROWN * values[0] else "low",
@@ -168,7 +154,7 @@ def unequal_memory(case: Case) -> Verdict | None:
                 "memory-imbalance",
                 f"rank {rank} holds {size_text(more)} more memory than the others",
                 f"Its {what} is {size_text(by_rank[rank])}, the others' {size_text(usual)} "
-                f"{case.file(STEPS)}.",
+                f"[{STEPS}].",
                 "it is seen; it costs time only once that rank's memory is short",
                 f"Look at what rank {rank} alone keeps (a copy of the data set, gathered outputs, "
                 "averaged weights): it bounds the batch of all ranks. On GPUs: "
@@ -192,7 +178,7 @@ def reserved_memory(case: Case) -> Verdict | None:
         "reserved-memory",
         f"rank {rank}'s allocator holds {size_text(over[rank])} that no tensor uses",
         f"It has reserved {size_text(reserved)}; tensors have {size_text(used)} between steps "
-        f"{case.file(STEPS)}.",
+        f"[{STEPS}].",
         "seen between steps: within passes more is in use; from documented signals, not judged on "
         "a GPU by this project",
         "PYTORCH_ALLOC_CONF=expandable_segments:True, or batches of fewer shapes.",
@@ -207,7 +193,6 @@ def _of_memory(
         cause=cause,
         title=title,
         evidence=(sentence,),
-        lost_share=0.0,
         confidence=level,
         reason=reason,
         change=change,

@@ -30,7 +30,6 @@ def no_overlap(case: Case) -> Verdict | None:
     if gain < LEAST_SHARE:
         return None
     level, reason = confidence(gain, LEAST_SHARE, case.run.noise, case.steps)
-    reason = f"share of the step: {reason}"
     title, named = "no bucket is on its way while gradients are computed", ""
     if waits.is_known:
         title += ": torch's nccl2"
@@ -50,31 +49,25 @@ def no_overlap(case: Case) -> Verdict | None:
         )
         change += f"With nccl of torch 2.15 or later: {OLD_GROUP}." if not waits.group else ""
     longer = (
-        f", and are longer than by themselves by {waits.longer:.2f} times that {case.file(PROBES)}"
+        f", and are longer than by themselves by {waits.longer:.2f} times that [{PROBES}]"
         if not math.isnan(waits.longer)
         else ""
     )
-    return Verdict(
+    predicted = f"With overlap a step is predicted to take {(1 - gain) * step_ms:.3g} ms."
+    return case.verdict(
         cause="no-overlap",
         title=title,
         evidence=(
             f"Of {waits.buckets} buckets of a pass, {percent(waits.in_turn)} are ready only after "
-            f"the one before is back {case.file(BUCKETS)}.",
+            f"the one before is back [{BUCKETS}].",
             f"Backward passes wait {waits.waited_ms:.3g} of {step_ms:.3g} ms for them "
-            f"{case.file(BUCKETS)}{longer}.",
-            *([named] if named else []),
-            *(
-                [f"With overlap a step is predicted to take {(1 - gain) * step_ms:.3g} ms."]
-                if model
-                else []
-            ),
+            f"[{BUCKETS}]{longer}.",
+            named,
+            predicted if model else "",
         ),
-        lost_share=gain,
-        confidence=level,
-        reason=reason,
+        lost=gain,
+        sure=(level, reason),
         change=change.strip(),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(gain),
     )
 
 

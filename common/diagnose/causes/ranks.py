@@ -8,14 +8,9 @@ import numpy as np
 import pandas as pd
 
 from common.diagnose.causes.settings import clock_sentences
-from common.diagnose.causes.sharing import hindered_ms, hindered_sentences, together_times
+from common.diagnose.causes.sharing import hindered, together_times
 from common.diagnose.evidence.case import SURE, Case, Verdict, confidence, line_of, looks, percent
-from common.diagnose.evidence.evidence import (
-    PROBES,
-    STEPS,
-    NotJudged,
-    standard_error,
-)
+from common.diagnose.evidence.evidence import PROBES, STEPS, NotJudged, standard_error
 
 SLOW_RATIO = 1.15
 """Ranks on one machine differ by up to a tenth for no reason that anyone could remove."""
@@ -39,9 +34,7 @@ class Slowest:
     """The rank with the largest median, against the others.
 
     Attributes:
-        rank: rank.
-        times: times of that rank, by step.
-        other_times: the others' median time, by step.
+        times, other_times: times of that rank, and the others' median time, by step.
         often: share of the steps in which it takes longest.
     """
 
@@ -73,17 +66,17 @@ class Slowest:
         """Returns True if it takes longer by ``SLOW_RATIO``, in most steps; False if unknown."""
         return self.ratio >= SLOW_RATIO and self.often >= SLOWEST_OFTEN
 
-    def sureness(self) -> tuple[str, str]:
+    @property
+    def sure(self) -> tuple[str, str]:
         """Returns how sure it is that the rank is slow, and why."""
         error = standard_error(self.ratios)
-        level, reason = confidence(self.ratio, SLOW_RATIO, error, len(self.ratios))
-        return level, f"its time over the others': {reason}"
+        of = "its time over the others'"
+        return confidence(self.ratio, SLOW_RATIO, error, len(self.ratios), of)
 
 
 def slow_rank(case: Case) -> Verdict | None:
     """Judges whether one rank computes longer than the others, step after step."""
-    if case.ranks < 2:
-        raise NotJudged("one rank has no other to be slower than")
+    case.need_ranks("has no other to be slower than")
     compute, tokens = _compute_and_tokens(case)
     slow = Slowest.of(compute / tokens)
     if not slow.is_slow:
@@ -96,36 +89,32 @@ def slow_rank(case: Case) -> Verdict | None:
     # ranks' passes: in a script most steps are plain.
     step_ms = float(case.run.slowest_ms.median())
     longer_ms = slow_ms - others_ms
-    hindered = hindered_ms(case, slow.rank, longer_ms)
-    lost = max(0.0, longer_ms - hindered) / step_ms
-    if hindered and lost < SLOW_SHARE:
+    hindered_ms, hindered_sentence = hindered(case, slow.rank, longer_ms)
+    lost = max(0.0, longer_ms - hindered_ms) / step_ms
+    if hindered_ms and lost < SLOW_SHARE:
         return None
-    level, reason = slow.sureness()
-    title, sentences = _slow_part(case, slow.rank)
+    title, sentence = _slow_part(case, slow.rank)
     waited = case.run.by_step("waiting_time_ms").median().drop(slow.rank).mean()
-    return Verdict(
+    return case.verdict(
         cause="slow-rank",
         title=title,
         evidence=(
             f"Rank {slow.rank} computes {slow_ms:.3g} ms a step, the others "
             f"{others_ms:.3g} ms: {slow.ratio:.2f} times as long for the same work, and it is the "
-            f"slowest in {percent(slow.often)} of {len(slow.ratios)} steps {case.file(STEPS)}.",
-            *sentences,
-            f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
-            *_slow_by_itself(case, slow.rank),
+            f"slowest in {percent(slow.often)} of {len(slow.ratios)} steps [{STEPS}].",
+            sentence,
+            f"The others wait {waited:.3g} ms of each step [{STEPS}].",
+            _slow_by_itself(case, slow.rank),
             *clock_sentences(case, slow.rank),
-            *hindered_sentences(case, slow.rank, longer_ms),
+            hindered_sentence,
         ),
-        lost_share=min(lost, 0.99),
-        confidence=level,
-        reason=reason,
+        lost=lost,
+        sure=slow.sure,
         change=(
             f"Look for what else runs where rank {slow.rank} does (other jobs, clocks, "
             "temperature, extra work in its program), or replace that device; until then give it "
             "less work (assignment 3: --mode dynamic with a calibrated cost)."
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(min(lost, 0.99)),
     )
 
 
@@ -141,10 +130,10 @@ def _passing_ms(case: Case) -> float:
     return max(0.0, parts.step_ms - parts.plain_step_ms)
 
 
-def _slow_part(case: Case, slowest: int) -> tuple[str, list[str]]:
-    """Returns what of the slowest rank is slow, with its line, and a sentence on that pass.
+def _slow_part(case: Case, slowest: int) -> tuple[str, str]:
+    """Returns what of the slowest rank is slow, and a sentence on that pass.
 
-    The line is the one that it is found at more often than the others.
+    With the line that it is found at more often than the others.
     """
     over = {}
     for name, column in (("forward", "forward_time_ms"), ("backward", "backward_time_ms")):
@@ -153,7 +142,7 @@ def _slow_part(case: Case, slowest: int) -> tuple[str, list[str]]:
     excess = {name: slow_ms - others_ms for name, (slow_ms, others_ms) in over.items()}
     name = max(excess, key=excess.get)
     if sum(excess.values()) <= 0 or excess[name] < MAIN_PART * sum(excess.values()):
-        return f"rank {slowest} is slow in both passes", []
+        return f"rank {slowest} is slow in both passes", ""
     slow_ms, others_ms = over[name]
     rows = looks(case, (name,))
     by_place = rows.pivot_table("samples", "place", "rank", "sum", fill_value=0)
@@ -162,30 +151,29 @@ def _slow_part(case: Case, slowest: int) -> tuple[str, list[str]]:
         more = by_place[slowest] - by_place.drop(columns=slowest).mean(axis=1).fillna(0)
         if more.max() > MAIN_PART * more.clip(lower=0).sum():
             line = line_of(rows[rows["place"] == more.idxmax()])
-    return f"rank {slowest}'s {name} pass is slow{line}", [
-        f"It is its {name} pass: {slow_ms:.3g} ms, the others' {others_ms:.3g} ms "
-        f"{case.file(STEPS)}."
-    ]
+    return f"rank {slowest}'s {name} pass is slow{line}", (
+        f"It is its {name} pass: {slow_ms:.3g} ms, the others' {others_ms:.3g} ms [{STEPS}]."
+    )
 
 
-def _slow_by_itself(case: Case, slowest: int) -> list[str]:
+def _slow_by_itself(case: Case, slowest: int) -> str:
     """Returns a sentence on whether the rank is as slow in passes without any exchange."""
     times = together_times(case)
     if times is None:
-        return []
+        return ""
     by_rank = times[1].groupby("rank").median()
     if slowest not in by_rank.index or len(by_rank) < 2:
-        return []
+        return ""
     ratio = by_rank[slowest] / by_rank.drop(slowest).mean()
     where = (
         "in the device or in what they compute"
         if ratio > SLOW_RATIO
         else "in what its training does besides"
     )
-    return [
+    return (
         f"Alone, its passes take {ratio:.2f} times as long as the others': the cause lies {where} "
-        f"{case.file(PROBES)}."
-    ]
+        f"[{PROBES}]."
+    )
 
 
 def slow_update(case: Case) -> Verdict | None:
@@ -194,43 +182,37 @@ def slow_update(case: Case) -> Verdict | None:
     What lies between the end of the backward pass and the end of the update counts, too: clipping,
     or what a script does on one rank before it steps.
     """
-    if case.ranks < 2:
-        raise NotJudged("one rank has no other to be slower than")
+    case.need_ranks("has no other to be slower than")
     slow = Slowest.of(case.run.by_step("optimizer_time_ms"))
     over_ms = slow.times - slow.other_times
     shares = over_ms / case.run.slowest_ms
-    share, error = float(shares.median()), standard_error(shares)
+    share = float(shares.median())
     if share < UPDATE_SHARE or float((over_ms > 0).mean()) < SLOWEST_OFTEN:
         return None
     step_ms = float(case.run.slowest_ms.median())
-    lost = min(max(0.0, share - hindered_ms(case, slow.rank) / step_ms), 0.99)
-    level, reason = confidence(share, UPDATE_SHARE, error, len(shares))
-    return Verdict(
+    hindered_ms, hindered_sentence = hindered(case, slow.rank)
+    line = line_of(looks(case, ("optimizer",), slow.rank))
+    return case.verdict(
         cause="slow-update",
-        title=f"rank {slow.rank}'s update is slow"
-        + line_of(looks(case, ("optimizer",), slow.rank)),
+        title=f"rank {slow.rank}'s update is slow{line}",
         evidence=(
             f"From the end of its backward pass to the end of its update rank {slow.rank} takes "
             f"{slow.times.median():.3g} ms, the others {slow.other_times.median():.3g} ms "
-            f"{case.file(STEPS)}.",
-            *hindered_sentences(case, slow.rank),
+            f"[{STEPS}].",
+            hindered_sentence,
         ),
-        lost_share=lost,
-        confidence=level,
-        reason=f"share of the step: {reason}",
+        lost=share - hindered_ms / step_ms,
+        sure=confidence(share, UPDATE_SHARE, standard_error(shares), len(shares)),
         change=(
             f"Look at what rank {slow.rank} alone does beside its update (averages of the weights, "
             "norms, logging), and share it among the ranks or do it every so many steps."
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )
 
 
 def unequal_lengths(case: Case) -> Verdict | None:
     """Judges whether ranks take turns as stragglers, with the longest texts of a step."""
-    if case.ranks < 2:
-        raise NotJudged("one rank has nobody to wait for")
+    case.need_ranks("has nobody to wait for")
     compute, tokens = _compute_and_tokens(case)
     uneven = tokens.max(axis=1) / tokens.mean(axis=1) - 1
     if uneven.mean() < UNEQUAL_SHARE / 2:
@@ -243,28 +225,24 @@ def unequal_lengths(case: Case) -> Verdict | None:
     lost = float(over.mean())
     if lost < UNEQUAL_SHARE:
         return None
-    level, reason = confidence(lost, UNEQUAL_SHARE, standard_error(over), len(over))
     totals = tokens.sum()
-    return Verdict(
+    return case.verdict(
         cause="unequal-lengths",
         title="texts of unequal length: ranks wait for the longest of each step",
         evidence=(
             f"In a step the largest rank has {percent(float(uneven.mean()))} more padded tokens "
             f"than the mean one, though over all steps they differ by only "
-            f"{percent(float(totals.max() / totals.mean() - 1))} {case.file(STEPS)}.",
+            f"{percent(float(totals.max() / totals.mean() - 1))} [{STEPS}].",
             f"From step to step, a rank with twice the mean's padded tokens computes "
             f"{1 + slope:.2f} ± {error:.2f} times as long; what the largest rank has beyond the "
-            f"mean takes {percent(lost)} of the step {case.file(STEPS)}.",
+            f"mean takes {percent(lost)} of the step [{STEPS}].",
         ),
-        lost_share=lost,
-        confidence=level,
-        reason=f"share of the step: {reason}",
+        lost=lost,
+        sure=confidence(lost, UNEQUAL_SHARE, standard_error(over), len(over)),
         change=(
             "Divide each global batch by what texts cost instead of by their number: assignment 3, "
             + case.change("train_ddp.py --mode dynamic.", "common.scheduling.partition.")
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )
 
 
@@ -288,14 +266,6 @@ def _slope(compute: pd.DataFrame, tokens: pd.DataFrame) -> tuple[float, float]:
     return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / free / (x @ x)))
 
 
-def _compute(case: Case) -> pd.DataFrame:
-    """Returns forward and backward pass in ms: a row per step, a column per rank."""
-    passes_ms = case.run.by_step("forward_time_ms") + case.run.by_step("backward_time_ms")
-    if passes_ms.dropna().empty:
-        raise NotJudged(f"{STEPS} has no step of all ranks with both passes")
-    return passes_ms.dropna()
-
-
 def _compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Returns forward and backward pass in ms, and padded tokens, by step and rank.
 
@@ -305,7 +275,10 @@ def _compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:
     Raises:
         NotJudged: they are known of no step.
     """
-    compute, tokens = _compute(case), case.run.by_step("padded_tokens")
+    passes_ms = case.run.by_step("forward_time_ms") + case.run.by_step("backward_time_ms")
+    compute, tokens = passes_ms.dropna(), case.run.by_step("padded_tokens")
+    if compute.empty:
+        raise NotJudged(f"{STEPS} has no step of all ranks with both passes")
     if tokens.empty or (tokens <= 0).any(axis=None):
         tokens = case.run.by_step("samples")
     counted = tokens.loc[compute.index]

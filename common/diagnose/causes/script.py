@@ -50,9 +50,7 @@ PADDING_SHARE = 0.10
 
 def hang(case: Case) -> Verdict | None:
     """Judges whether a step never ended: which rank kept the others waiting, and in which call."""
-    stalls = case.run.tables.get(STALLS)
-    if stalls is None or stalls.empty:
-        return None
+    stalls = case.run.rows(STALLS)
     lasting = stalls[~stalls["resumed"].astype(bool)]
     if lasting.empty:
         return None
@@ -64,7 +62,7 @@ def hang(case: Case) -> Verdict | None:
         sentences.append(
             f"Rank {row['rank']} is in its {row['phase']} phase after step {row['step']}, for "
             f"{row['seconds']:.0f} s when it was looked at: {lines[0] if lines else 'no stack'} "
-            f"{case.file(STALLS)}."
+            f"[{STALLS}]."
         )
     who = ", ".join(map(str, behind["rank"]))
     return Verdict(
@@ -93,7 +91,7 @@ def _waits_for_others(stack: str) -> bool:
 
 def needless_search(case: Case) -> Verdict | None:
     """Judges whether DDP looks for unused parameters where there are none."""
-    [facts] = case.run.need(FACTS)
+    facts = case.run.need(FACTS)
     if "find_unused_parameters" not in facts:
         raise NotJudged("the model is not under DDP")
     searching = facts["find_unused_parameters"].astype(str).str.lower().eq("true")
@@ -103,16 +101,15 @@ def needless_search(case: Case) -> Verdict | None:
         raise NotJudged(f"no {READY_TIMES}: it is not known whether all parameters are used")
     ready = case.run.opened.table(READY_TIMES)
     used = ready.groupby("rank")["size_bytes"].sum() / ready["iteration"].nunique()
-    if used.min() < float(facts["gradient_bytes"].max()) * 0.999:
+    if used.min() < case.run.gradient_bytes * 0.999:
         return None  # some parameter had no gradient: the search is needed
     return Verdict(
         cause="needless-search",
         title="DDP looks for unused parameters, and there are none",
         evidence=(
-            f"find_unused_parameters is set {case.file(FACTS)}; all {size_text(used.min())} of "
-            f"parameters had a gradient {case.file(READY_TIMES)}.",
+            f"find_unused_parameters is set [{FACTS}]; all {size_text(used.min())} of "
+            f"parameters had a gradient [{READY_TIMES}].",
         ),
-        lost_share=0.0,
         confidence="low",
         reason="it is seen, and what it costs is not: only a trial (--verify) tells",
         change="DistributedDataParallel(model, find_unused_parameters=False)",
@@ -131,21 +128,16 @@ def collecting(case: Case) -> Verdict | None:
     if share < COLLECTING_SHARE:
         return None
     shares = longest_ms / steps_ms
-    error = float(shares.sem())
-    level, reason = confidence(share, COLLECTING_SHARE, error, len(shares))
-    return Verdict(
+    return case.verdict(
         cause="garbage-collection",
         title="Python's garbage collector stops the steps",
         evidence=(
-            f"Collections take {percent(share)} of the step time {case.file(STEPS)}.",
+            f"Collections take {percent(share)} of the step time [{STEPS}].",
             *places(case, ("between", "optimizer")),
         ),
-        lost_share=share,
-        confidence=level,
-        reason=f"share of the step: {reason}",
+        lost=share,
+        sure=confidence(share, COLLECTING_SHARE, float(shares.sem()), len(shares)),
         change="gc.freeze() after the set-up; gc.collect() every few hundred steps on all ranks",
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(share),
     )
 
 
@@ -160,22 +152,19 @@ def recompiling(case: Case) -> Verdict | None:
     slow, usual = steps_ms[hit], steps_ms[~hit].median()
     longer_ms = (slow - usual).clip(lower=0).sum()
     lost = float(longer_ms / steps_ms.sum()) if math.isfinite(usual) else 0.0
-    return Verdict(
+    return case.verdict(
         cause="recompilation",
         title="torch.compile compiles again and again",
         evidence=(
             f"{by_rank.max():.0f} graphs were compiled after the warm-up; steps in which one was "
-            f"take {slow.median():.3g} ms, the others {usual:.3g} ms {case.file(STEPS)}.",
+            f"take {slow.median():.3g} ms, the others {usual:.3g} ms [{STEPS}].",
         ),
-        lost_share=lost,
-        confidence="high" if lost > COLLECTING_SHARE else "medium",
-        reason="compilations are counted",
+        lost=lost,
+        sure=("high" if lost > COLLECTING_SHARE else "medium", "compilations are counted"),
         change=(
             "torch.compile(model, dynamic=True), or batches of a few fixed shapes; "
             "TORCH_LOGS=recompiles says why"
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )
 
 
@@ -189,9 +178,8 @@ def allocator_retries(case: Case) -> Verdict | None:
         title="the GPU's memory is short: the allocator starts over",
         evidence=(
             f"Rank {retries.idxmax()} gave all cached memory back and asked again "
-            f"{retries.max():.0f} times {case.file(STEPS)}.",
+            f"{retries.max():.0f} times [{STEPS}].",
         ),
-        lost_share=0.0,
         confidence="medium",
         reason="counted by PyTorch; from documented signals, not judged on a GPU by this project",
         change="PYTORCH_ALLOC_CONF=expandable_segments:True, or a smaller batch",
@@ -201,8 +189,7 @@ def allocator_retries(case: Case) -> Verdict | None:
 
 def narrow_gradients(case: Case) -> Verdict | None:
     """Judges whether gradients in 16 bits would shorten an exchange that nothing hides."""
-    if case.ranks < 2:
-        raise NotJudged("one rank exchanges nothing")
+    case.need_ranks("exchanges nothing")
     model = case.model
     if model.settings.compression != "none" or "bfloat16" not in model.networks:
         return None
@@ -211,22 +198,19 @@ def narrow_gradients(case: Case) -> Verdict | None:
     gain = min(1 - then_s / now_s, case.share("communication_time_ms")[0])
     if gain < max(NARROW_GAIN, BELOW_NOISE * case.run.noise):
         return None
-    level, reason = confidence(gain, NARROW_GAIN, case.run.noise, case.steps)
-    return Verdict(
+    return case.verdict(
         cause="wide-gradients",
         title="gradients travel in 32 bits where 16 would do",
         evidence=(
             f"A step is predicted to take {then_s * 1e3:.3g} instead of {now_s * 1e3:.3g} ms with "
-            f"half the bytes {case.file(READY_TIMES)}.",
+            f"half the bytes [{READY_TIMES}].",
         ),
-        lost_share=gain,
-        confidence=level,
-        reason=f"predicted gain: {reason}",
+        lost=gain,
+        sure=confidence(gain, NARROW_GAIN, case.run.noise, case.steps, of="predicted gain"),
         change=(
             "ddp.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks."
             "default_hooks.bf16_compress_hook)"
         ),
-        speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(after),
         group=MINOR,
     )
@@ -251,7 +235,7 @@ def padding(case: Case) -> Verdict | None:
     share = 1 - float(counted["tokens"].sum() / counted["padded_tokens"].sum())
     if share < PADDING_SHARE:
         return None
-    [probes] = case.run.need(PROBES)
+    probes = case.run.need(PROBES)
     several, batch = probes[flags(probes["together"])], case.run.batch_per_rank
     passes = pass_times(several)
     growing = (passes.forward.per_sample_s + passes.backward.per_sample_s) * batch
@@ -262,27 +246,24 @@ def padding(case: Case) -> Verdict | None:
         return None
     by_step = 1 - counted["tokens"] / counted["padded_tokens"]
     error = computing * growing * standard_error(by_step)
-    level, reason = confidence(lost, PADDING_SHARE, error, len(by_step))
+    sure = confidence(lost, PADDING_SHARE, error, len(by_step))
     if several["batch_per_rank"].nunique() == 1:
-        level, reason = "low", "how much of a pass grows with its batch is not known"
+        sure = "low", "share of the step: how much of a pass grows with its batch is not known"
     tokens, padded = counted["tokens"].mean(), counted["padded_tokens"].mean()
-    return Verdict(
+    return case.verdict(
         cause="padding",
         title=f"{percent(share)} of the tokens are padding",
         evidence=(
             f"Of {padded:,.0f} tokens that a step computes, {tokens:,.0f} are texts' own "
-            f"{case.file(STEPS)}.",
-            f"{percent(growing)} of a pass grows with its batch {case.file(PROBES)}, and passes "
-            f"take {percent(computing)} of the step {case.file(STEPS)}.",
+            f"[{STEPS}].",
+            f"{percent(growing)} of a pass grows with its batch [{PROBES}], and passes "
+            f"take {percent(computing)} of the step [{STEPS}].",
         ),
-        lost_share=lost,
-        confidence=level,
-        reason=f"share of the step: {reason}",
+        lost=lost,
+        sure=sure,
         change=(
             "Put texts of like length into one batch (sort them, or sample from buckets of "
             "lengths) and pad to its longest, or pack several texts into one row. That saves as "
             "much on any number of ranks."
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )

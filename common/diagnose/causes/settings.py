@@ -20,13 +20,13 @@ from common.diagnose.causes.sharing import on_gpu
 from common.diagnose.evidence.case import MINOR, Case, Verdict, percent
 from common.diagnose.evidence.evidence import FACTS, SURROUNDINGS, NotJudged
 from common.diagnose.evidence.measured_surroundings import (
-    exchanges_by,
     host_of,
     is_on,
     machine_of,
     named_ranks,
     setting,
     surroundings_of,
+    uses_nccl,
 )
 from common.machine_state import STOLEN
 from common.runtime.wording import counted, size_text
@@ -48,6 +48,7 @@ FALLEN = 0.8
 by less."""
 BEHIND = 0.9
 """A GPU's clock over that of the other ranks' of its kind: cards differ by a few percent."""
+SEAT_IT = "seat the card (or its riser) anew, or look at the slot's setting in the firmware"
 COOL = "look at temperature, fans and supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE"
 COOL_HOST = (
     "look at the host's temperature and power limits (turbostat, sensors), and at its governor: "
@@ -78,74 +79,56 @@ class Slowing:
     """
 
     name: str
-    slows: Callable[[str], bool]
-    where: tuple[str, ...]
     effect: str
+    slows: Callable[[str], bool] = is_on
+    where: tuple[str, ...] = ("nccl",)
     level: str = "medium"
 
 
 OF_EACH = {"ALL", "CALL", "COLL", "P2P", "PROFILE", "PROXY"}
 """Subsystems of NCCL that log each call; others log while it begins."""
+ONE_HOST, ACROSS_HOSTS = ("nccl", "one host"), ("nccl", "hosts", "infiniband")
+SOCKETS = "NCCL uses sockets, though InfiniBand (or RoCE) is active"
 SLOWING = (
     Slowing(
         "NCCL_P2P_DISABLE",
-        is_on,
-        ("nccl", "one host"),
         "copies from GPU to GPU (NVLink, PCIe) are off, and go through host memory",
+        where=ONE_HOST,
     ),
     Slowing(
         "NCCL_P2P_LEVEL",
-        lambda value: value.upper() in ("LOC", "0"),
-        ("nccl", "one host"),
         "copies from GPU to GPU (NVLink, PCIe) are never used, and go through host memory",
+        lambda value: value.upper() in ("LOC", "0"),
+        ONE_HOST,
     ),
     Slowing(
         "NCCL_SHM_DISABLE",
-        is_on,
-        ("nccl", "one host"),
         "GPUs of one host that cannot copy to each other exchange over the network",
+        where=ONE_HOST,
     ),
-    Slowing(
-        "NCCL_IB_DISABLE",
-        is_on,
-        ("nccl", "hosts", "infiniband"),
-        "NCCL uses sockets, though InfiniBand (or RoCE) is active",
-        "high",
-    ),
-    Slowing(
-        "NCCL_NET",
-        lambda value: value.lower() == "socket",
-        ("nccl", "hosts", "infiniband"),
-        "NCCL uses sockets, though InfiniBand (or RoCE) is active",
-        "high",
-    ),
-    Slowing("NCCL_ALGO", bool, ("nccl",), "NCCL's own choice of an algorithm is restricted", "low"),
-    Slowing("NCCL_PROTO", bool, ("nccl",), "NCCL's own choice of a protocol is restricted", "low"),
-    Slowing(
-        "TORCH_NCCL_BLOCKING_WAIT",
-        is_on,
-        ("nccl",),
-        "the host waits for each exchange instead of going on",
-    ),
+    Slowing("NCCL_IB_DISABLE", SOCKETS, where=ACROSS_HOSTS, level="high"),
+    Slowing("NCCL_NET", SOCKETS, lambda value: value.lower() == "socket", ACROSS_HOSTS, "high"),
+    Slowing("NCCL_ALGO", "NCCL's own choice of an algorithm is restricted", bool, level="low"),
+    Slowing("NCCL_PROTO", "NCCL's own choice of a protocol is restricted", bool, level="low"),
+    Slowing("TORCH_NCCL_BLOCKING_WAIT", "the host waits for each exchange instead of going on"),
     Slowing(
         "CUDA_LAUNCH_BLOCKING",
-        is_on,
-        ("gpu",),
         "the host waits for each kernel, and nothing overlaps",
-        "high",
+        where=("gpu",),
+        level="high",
     ),
     Slowing(
         "NCCL_DEBUG_SUBSYS",
+        "NCCL writes of each exchange, into its log or file",
         lambda value: bool(OF_EACH & set(value.upper().split(","))),
         ("nccl", "logged"),
-        "NCCL writes of each exchange, into its log or file",
         "low",
     ),
     Slowing(
         "TORCH_DISTRIBUTED_DEBUG",
+        "before each exchange ranks compare what they are about to do, in an exchange of its own",
         lambda value: value.upper() == "DETAIL",
         (),
-        "before each exchange ranks compare what they are about to do, in an exchange of its own",
         "high",
     ),
 )
@@ -153,11 +136,10 @@ SLOWING = (
 
 def nccl_settings(case: Case) -> Verdict | None:
     """Judges whether settings of NCCL, torch or the container slow down the exchange."""
-    if case.ranks < 2:
-        raise NotJudged("one rank exchanges nothing")
+    case.need_ranks("exchanges nothing")
     table = surroundings_of(case)
     holds = {
-        "nccl": exchanges_by(case, table, "nccl"),
+        "nccl": uses_nccl(case, table),
         "gpu": on_gpu(case),
         "one host": bool(machine_of(table).duplicated().any()),
         "hosts": machine_of(table).nunique() > 1,
@@ -187,7 +169,7 @@ def _set_on(case: Case, table: pd.DataFrame, slowing: Slowing) -> Iterable[Signa
         where = "all ranks" if len(ranks) == case.ranks else named_ranks(ranks).lower()
         yield Signal(
             f"{slowing.name}={values[ranks[0]]} is set on {where}: {slowing.effect} "
-            f"{case.file(SURROUNDINGS)}.",
+            f"[{SURROUNDINGS}].",
             f"unset {slowing.name}",
             slowing.level,
             of_gpu=bool(slowing.where),
@@ -200,10 +182,12 @@ def _small_shared_memory(case: Case, table: pd.DataFrame, *, nccl: bool) -> Iter
     Where nobody counted them, only Docker's default is too small, and only for ranks that exchange
     through it.
     """
-    workers = _loader_workers(case)
+    facts = case.run.rows(FACTS).set_index("rank").reindex(columns=["loader_workers"])
+    workers = pd.to_numeric(facts["loader_workers"], errors="coerce")
+    are_counted = len(workers) > 0 and bool(workers.notna().all())
     for host, rows in table.groupby(host_of(case, table)):
         size = float(rows["dev_shm_bytes"].min())
-        if workers is None:
+        if not are_counted:
             too_small = nccl and len(rows) > 1 and size <= DOCKER_SHARED_BYTES
             who, needed = f"{len(rows)} ranks", 2**30  # NVIDIA recommends 1 GiB for containers
         else:
@@ -212,21 +196,12 @@ def _small_shared_memory(case: Case, table: pd.DataFrame, *, nccl: bool) -> Iter
             who, too_small = f"{count} loader workers [{FACTS}]", size < needed
         if too_small:
             yield Signal(
-                f"/dev/shm of {host} has {size_text(size)} for {who} {case.file(SURROUNDINGS)}.",
+                f"/dev/shm of {host} has {size_text(size)} for {who} [{SURROUNDINGS}].",
                 f"docker run --shm-size={math.ceil(needed / 2**30)}g (Kubernetes: an emptyDir of "
                 "medium Memory at /dev/shm)",
-                "low" if workers is None else "medium",
-                of_gpu=workers is None,
+                "medium" if are_counted else "low",
+                of_gpu=not are_counted,
             )
-
-
-def _loader_workers(case: Case) -> pd.Series | None:
-    """Returns the loader workers by rank, where facts.csv counts them."""
-    facts = case.run.tables.get(FACTS)
-    if facts is None or "loader_workers" not in facts:
-        return None
-    workers = pd.to_numeric(facts.set_index("rank")["loader_workers"], errors="coerce")
-    return None if workers.isna().any() else workers
 
 
 def gpu_surroundings(case: Case) -> Verdict | None:
@@ -239,27 +214,21 @@ def gpu_surroundings(case: Case) -> Verdict | None:
     signals = []
     for _, row in table.iterrows():
         signals += [*_narrow_link(row), *_far_cores(row), *_others(row, table)]
-    file = case.file(SURROUNDINGS)
-    named = [
-        Signal(f"{signal.sentence} {file}.", signal.change, signal.level) for signal in signals
-    ]
-    return of_signals("gpu-surroundings", "a GPU is held back by its surroundings", named)
+    return of_signals("gpu-surroundings", "a GPU is held back by its surroundings", signals)
 
 
 def _narrow_link(row: pd.Series) -> Iterable[Signal]:
-    link, change = (
-        f"Rank {row['rank']}: the PCIe link of {row['gpu_name']} ({row['gpu_bus_id']})",
-        ("seat the card (or its riser) anew, or look at the slot's setting in the firmware"),
-    )
+    link = f"Rank {row['rank']}: the PCIe link of {row['gpu_name']} ({row['gpu_bus_id']})"
     width, most = row["gpu_pcie_width"], row["gpu_pcie_width_max"]
     if width < most:
-        yield Signal(f"{link} has {width:.0f} of {most:.0f} lanes", change, "medium")
+        lanes = f"{link} has {width:.0f} of {most:.0f} lanes [{SURROUNDINGS}]."
+        yield Signal(lanes, SEAT_IT, "medium")
     now, best = row["gpu_pcie_generation"], row["gpu_pcie_generation_max"]
     if now < best and row["gpu_utilisation_share"] >= BUSY_SHARE:
         yield Signal(
             f"{link} runs at generation {now:.0f} of {best:.0f} while the GPU computes in "
-            f"{percent(row['gpu_utilisation_share'])} of the time",
-            change,
+            f"{percent(row['gpu_utilisation_share'])} of the time [{SURROUNDINGS}].",
+            SEAT_IT,
             "low",
         )
 
@@ -269,7 +238,7 @@ def _far_cores(row: pd.Series) -> Iterable[Signal]:
     if nodes and not math.isnan(node) and int(node) not in nodes:
         yield Signal(
             f"Rank {row['rank']}: {row['gpu_bus_id']} hangs on NUMA node {node:.0f}, the process "
-            f"may run on cores of node {row['core_numa_nodes']} only",
+            f"may run on cores of node {row['core_numa_nodes']} only [{SURROUNDINGS}].",
             f"numactl --cpunodebind={node:.0f} --membind={node:.0f}, or srun --gpu-bind=closest",
             "medium",
         )
@@ -280,15 +249,12 @@ def _others(row: pd.Series, table: pd.DataFrame) -> Iterable[Signal]:
     on_host = table[table["host"] == row["host"]]
     same = on_host["gpu_uuid"].map(on_host["gpu_uuid"].value_counts())
     foreign = on_host["gpu_other_processes"] - (same - 1)
-    count, elsewhere = foreign[row.name], int((on_host["gpu_uuid"] != row["gpu_uuid"]).sum())
-    if (
-        count > 0
-        and count == elsewhere
-        and foreign[on_host["gpu_uuid"] != row["gpu_uuid"]].eq(0).all()
-    ):
+    elsewhere = foreign[on_host["gpu_uuid"] != row["gpu_uuid"]]
+    count = foreign[row.name]
+    if count > 0 and count == len(elsewhere) and elsewhere.eq(0).all():
         yield Signal(
-            f"Rank {row['rank']}: as many other processes as ranks on other GPUs, {elsewhere}, "
-            f"hold memory on {row['gpu_uuid']}",
+            f"Rank {row['rank']}: as many other processes as ranks on other GPUs, "
+            f"{len(elsewhere)}, hold memory on {row['gpu_uuid']} [{SURROUNDINGS}].",
             "torch.cuda.set_device(LOCAL_RANK) before anything is put on a GPU, "
             "torch.load(..., map_location='cpu'), and no .cuda() or 'cuda:0' in what all ranks run",
             "medium",
@@ -296,7 +262,7 @@ def _others(row: pd.Series, table: pd.DataFrame) -> Iterable[Signal]:
     elif count > 0:
         yield Signal(
             f"Rank {row['rank']}: {counted(count, 'process')} of another job "
-            f"compute{'' if count > 1 else 's'} on {row['gpu_uuid']}",
+            f"compute{'' if count > 1 else 's'} on {row['gpu_uuid']} [{SURROUNDINGS}].",
             "nvidia-smi shows which; end them, or take another GPU (CUDA_VISIBLE_DEVICES)",
             "medium",
         )
@@ -313,7 +279,6 @@ def of_signals(cause: str, title: str, signals: list[Signal]) -> Verdict | None:
         cause=cause,
         title=title,
         evidence=tuple(signal.sentence for signal in signals),
-        lost_share=0.0,
         confidence=min((signal.level for signal in signals), key=LEVELS.index),
         reason="; ".join(reasons),
         change="; ".join(dict.fromkeys(signal.change for signal in signals)) + ".",
@@ -341,17 +306,13 @@ def _signals(case: Case) -> list[tuple[int, Signal]]:
     columns = ["cpu_mhz", "gpu_sm_clock_mhz", "interval_stolen_cores", "interval_heat_stops"]
     if last[columns].isna().all(axis=None) and (last["gpu_throttle_reasons"] == "").all():
         raise NotJudged(f"{SURROUNDINGS} says nothing of clocks")
-    file = case.file(SURROUNDINGS)
     signals = []
     for index, row in last.iterrows():
         of_rank = [*_of_gpu(row), *_behind(row, last), *_of_core(row, first.loc[index])]
         signals += [(int(row["rank"]), signal) for signal in of_rank]
     machines = last[~machine_of(last).duplicated()]
     signals += [(int(row["rank"]), s) for _, row in machines.iterrows() for s in _of_machine(row)]
-    return [
-        (rank, Signal(f"{s.sentence} {file}.", s.change, s.level, of_gpu=s.of_gpu))
-        for rank, s in signals
-    ]
+    return signals
 
 
 def _of_gpu(row: pd.Series) -> Iterable[Signal]:
@@ -364,14 +325,15 @@ def _of_gpu(row: pd.Series) -> Iterable[Signal]:
     clocks = f" (at {clock:.0f} of {most:.0f} MHz as it was read)" if are_known else ""
     if reasons:
         yield Signal(
-            f"Rank {row['rank']}: clocks are lowered by {', '.join(reasons)}{clocks}",
+            f"Rank {row['rank']}: clocks are lowered by {', '.join(reasons)}{clocks} "
+            f"[{SURROUNDINGS}].",
             COOL,
             "medium",
         )
     if capped:
         yield Signal(
             f"Rank {row['rank']}: power is limited to {limit:.0f} W, below the {usual:.0f} W of "
-            f"this GPU, and lowers the clocks{clocks}",
+            f"this GPU, and lowers the clocks{clocks} [{SURROUNDINGS}].",
             f"nvidia-smi -pl {usual:.0f} (an administrator's)",
             "medium",
         )
@@ -384,7 +346,7 @@ def _behind(row: pd.Series, table: pd.DataFrame) -> Iterable[Signal]:
     if row["gpu_name"] and clock < BEHIND * usual:
         yield Signal(
             f"Rank {row['rank']}: its GPU runs at {clock:.0f} MHz, the other ranks' at "
-            f"{usual:.0f} MHz",
+            f"{usual:.0f} MHz [{SURROUNDINGS}].",
             COOL,
             "medium",
         )
@@ -396,7 +358,7 @@ def _of_core(row: pd.Series, before: pd.Series) -> Iterable[Signal]:
     if stops > 0:
         yield Signal(
             f"Rank {row['rank']}: heat has lowered the clocks of its cores {stops:.0f} times while "
-            "it was watched",
+            f"it was watched [{SURROUNDINGS}].",
             COOL_HOST,
             "medium",
             of_gpu=False,
@@ -404,7 +366,7 @@ def _of_core(row: pd.Series, before: pd.Series) -> Iterable[Signal]:
     if clock < FALLEN * earlier:
         yield Signal(
             f"Rank {row['rank']}: its core runs at {clock / 1e3:.2f} GHz, and at "
-            f"{earlier / 1e3:.2f} GHz as the watch began",
+            f"{earlier / 1e3:.2f} GHz as the watch began [{SURROUNDINGS}].",
             COOL_HOST,
             "low",  # two moments
             of_gpu=False,
@@ -417,7 +379,7 @@ def _of_machine(row: pd.Series) -> Iterable[Signal]:
     if stolen >= STOLEN * cores:
         yield Signal(
             f"{row['host']}: the hypervisor gave {stolen:.2g} of {cores:.0f} cores, "
-            f"{percent(stolen / cores)}, to other machines while it was watched",
+            f"{percent(stolen / cores)}, to other machines while it was watched [{SURROUNDINGS}].",
             "take an instance whose cores are its own (no burstable or shared one), or move it to "
             "another host",
             "medium",

@@ -14,7 +14,6 @@ from common.analysis.step_parts import flags
 from common.diagnose.evidence.case import LIKELY, Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
     EXCHANGING,
-    FACTS,
     PLACEMENT,
     PROBES,
     STEPS,
@@ -36,7 +35,7 @@ PARTS = ["forward_time_ms", "backward_time_ms", "exchange_time_ms"]
 
 def shared_device(case: Case) -> Verdict | None:
     """Judges whether several ranks compute on one GPU."""
-    [placement] = case.run.need(PLACEMENT)
+    placement = case.run.need(PLACEMENT)
     placement = placement[placement["rank"] < case.ranks]
     gpus = placement[placement["device"].astype(str).str.startswith("cuda")]
     groups = {key: sorted(rows["rank"]) for key, rows in gpus.groupby(["host", "identity"])}
@@ -45,25 +44,21 @@ def shared_device(case: Case) -> Verdict | None:
         return None
     evidence = [
         f"Ranks {', '.join(map(str, ranks))} compute on one device, {identity} on {host} "
-        f"{case.file(PLACEMENT)}."
+        f"[{PLACEMENT}]."
         for (host, identity), ranks in shared.items()
     ]
     most = max(map(len, shared.values()))
     ratio, sentence = _together(case) or (float(most), "")
-    lost = (1 - 1 / ratio) * compute_share(case)
-    return Verdict(
+    return case.verdict(
         cause="shared-device",
         title="ranks share a device",
-        evidence=(*evidence, *([sentence] if sentence else [])),
-        lost_share=lost,
-        confidence="high",
-        reason="the device's identity is the same",
+        evidence=(*evidence, sentence),
+        lost=(1 - 1 / ratio) * compute_share(case),
+        sure=("high", "the device's identity is the same"),
         change=(
             "Start one rank per device: --nproc_per_node at most the number of visible devices, "
             "and torch.cuda.set_device(LOCAL_RANK)."
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )
 
 
@@ -83,27 +78,22 @@ def oversubscribed_cores(case: Case) -> Verdict | None:
     doubt = 0.0 if crowds else LIKELY * together_error(case)
     if ratio < threshold + doubt:
         return None
-    lost = (1 - 1 / ratio) * _share_on_cores(case)
-    level, reason = confidence(ratio, threshold, together_error(case))
-    return Verdict(
+    return case.verdict(
         cause="oversubscribed-cores",
         title="ranks share cores",
         evidence=(sentence, *crowds, *starved(case)),
-        lost_share=lost,
-        confidence=level,
-        reason=f"together over alone: {reason}",
+        lost=(1 - 1 / ratio) * _share_on_cores(case),
+        sure=confidence(ratio, threshold, together_error(case), of="together over alone"),
         change=(
             "Give each rank cores of its own: no more ranks than cores, OMP_NUM_THREADS = cores "
             "over ranks, and no taskset or --cpu-bind that puts them on the same ones."
         ),
-        speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(lost),
     )
 
 
 def on_gpu(case: Case) -> bool:
     """Returns True if a rank computes on a GPU; raises NotJudged without placement.csv."""
-    [placement] = case.run.need(PLACEMENT)
+    placement = case.run.need(PLACEMENT)
     return bool(placement["device"].astype(str).str.startswith("cuda").any())
 
 
@@ -122,9 +112,7 @@ def _share_on_cores(case: Case) -> float:
 
 def together_times(case: Case) -> tuple[pd.Series, pd.Series] | None:
     """Returns both passes' time by rank and repeat, together and alone, at one batch."""
-    probes = case.run.tables.get(PROBES)
-    if probes is None or probes.empty:
-        return None
+    probes = case.run.rows(PROBES)
     together = flags(probes["together"])
     batch = probes.loc[~together, "batch_per_rank"]
     if batch.empty or not together.any():
@@ -145,7 +133,7 @@ def _together(case: Case) -> tuple[float, str] | None:
     ratio = float(together / alone)
     return ratio, (
         f"Forward and backward pass take {together:.3g} ms while all ranks compute and "
-        f"{alone:.3g} ms alone, {ratio:.2f} times as long {case.file(PROBES)}."
+        f"{alone:.3g} ms alone, {ratio:.2f} times as long [{PROBES}]."
     )
 
 
@@ -162,9 +150,7 @@ def together_error(case: Case) -> float:
 
 def _crowded(case: Case) -> list[str]:
     """Returns a sentence for each set of ranks with more threads than cores."""
-    placement = case.run.tables.get(PLACEMENT)
-    if placement is None or placement.empty:
-        return []
+    placement = case.run.rows(PLACEMENT)
     placement = placement[placement["rank"] < case.ranks]
     hosts = placement.assign(host="all") if case.run.emulated else placement
     sentences = []
@@ -174,7 +160,7 @@ def _crowded(case: Case) -> list[str]:
         if cores and threads > len(cores) and len(on_host) > 1:
             sentences.append(
                 f"{len(on_host)} ranks with {threads} threads in all may run on "
-                f"{counted(len(cores), 'core')} {case.file(PLACEMENT)}."
+                f"{counted(len(cores), 'core')} [{PLACEMENT}]."
             )
     return sentences
 
@@ -189,10 +175,10 @@ def cores_got(case: Case) -> float | None:
 def starved(case: Case) -> list[str]:
     """Returns a sentence with the processor time that ranks got; none where it is not known."""
     got = cores_got(case)
-    return [] if got is None else [f"Each rank got {percent(got)} of a core {case.file(STEPS)}."]
+    return [] if got is None else [f"Each rank got {percent(got)} of a core [{STEPS}]."]
 
 
-def hindered_ms(case: Case, rank: int, longer_ms: float = 0.0) -> float:
+def hindered(case: Case, rank: int, longer_ms: float = 0.0) -> tuple[float, str]:
     """Computes how much longer passes will be, once no rank is late, than those of ``rank`` now.
 
     Args:
@@ -201,14 +187,23 @@ def hindered_ms(case: Case, rank: int, longer_ms: float = 0.0) -> float:
         longer_ms: time that its passes take longer than the others' in a step, and will not then.
 
     Returns:
-        ms of a step, at least 0: nobody computes faster because nobody waits. 0 also where passes
-        that send their gradients were not measured.
+        ms of a step, and a sentence with them. 0 and no sentence where nobody computes slower
+        because nobody waits, and where passes that send their gradients were not measured.
     """
-    then_ms = passes_ms(case, rank)
-    return 0.0 if then_ms is None else max(0.0, then_ms - (_now_ms(case, rank) - longer_ms))
+    then_ms = _passes_ms(case, rank)
+    if then_ms is None:
+        return 0.0, ""
+    now_ms = case.run.by_step("forward_time_ms") + case.run.by_step("whole_backward_time_ms")
+    more_ms = then_ms - (float(now_ms[rank].median()) - longer_ms)
+    if more_ms <= 0:
+        return 0.0, ""
+    return more_ms, (
+        f"Once no rank is late, passes and their exchange take {then_ms:.3g} ms of a step, "
+        f"{more_ms:.3g} ms more than if ranks did not hinder each other [{EXCHANGING}]."
+    )
 
 
-def passes_ms(case: Case, rank: int) -> float | None:
+def _passes_ms(case: Case, rank: int) -> float | None:
     """Computes what the passes of a step would take if ``rank`` were as fast as the others.
 
     Forward passes then take what the others' take in a step now. What follows them takes what it
@@ -217,8 +212,8 @@ def passes_ms(case: Case, rank: int) -> float | None:
     Returns:
         ms with all exchanges; None where passes that send their gradients were not measured.
     """
-    measured, times = case.run.tables.get(EXCHANGING), together_times(case)
-    if measured is None or measured.empty or times is None:
+    measured, times = case.run.rows(EXCHANGING), together_times(case)
+    if measured.empty or times is None:
         return None
     alone = times[1].groupby("rank").median()
     if rank not in alone.index or len(alone) < 2:
@@ -229,36 +224,16 @@ def passes_ms(case: Case, rank: int) -> float | None:
     other_ranks = measured[measured["rank"] != rank]
     probed_ms = float(other_ranks.groupby("rank")[PARTS[0]].median().mean())
     sending_ms = float(whole_ms.median()) - longer_ms - probed_ms
-    [facts] = case.run.need(FACTS)
-    exchanges = watched_exchanges(case.run, float(facts["gradient_bytes"].max()))
+    exchanges = watched_exchanges(case.run, case.run.gradient_bytes)
     forward_ms = float(case.run.by_step(PARTS[0]).median().drop(rank).mean())
     silent = case.run.accumulation - exchanges
     silent_ms = silent * _silent_backward_ms(case, rank) if silent else 0.0
     return forward_ms + exchanges * sending_ms + silent_ms
 
 
-def hindered_sentences(case: Case, rank: int, longer_ms: float = 0.0) -> list[str]:
-    """Returns a sentence with ``hindered_ms``; none where that is 0."""
-    if not (more_ms := hindered_ms(case, rank, longer_ms)):
-        return []
-    return [
-        f"Once no rank is late, passes and their exchange take {passes_ms(case, rank):.3g} ms of a "
-        f"step, {more_ms:.3g} ms more than if ranks did not hinder each other "
-        f"{case.file(EXCHANGING)}."
-    ]
-
-
-def _now_ms(case: Case, rank: int) -> float:
-    passes_ms = case.run.by_step("forward_time_ms") + case.run.by_step("whole_backward_time_ms")
-    return float(passes_ms[rank].median())
-
-
 def _silent_backward_ms(case: Case, rank: int) -> float:
     """Returns the ms of a backward pass of all ranks at once that sends nothing."""
-    [probes] = case.run.need(PROBES)
-    passes = probes[
-        flags(probes["together"]) & (probes["batch_per_rank"] == case.run.batch_per_rank)
-    ]
+    passes = case.run.own_passes
     if passes.empty:
         raise NotJudged(f"{PROBES} has no passes of the script's own batch")
     return float(passes[passes["rank"] != rank].groupby("rank")["backward_time_ms"].median().mean())

@@ -29,18 +29,6 @@ WORKERS = "workers"
 """The kind of change whose passes load batches."""
 AFFINITY, THREADS = "affinity", "threads"
 """Kinds of change that bind ranks to cores of their own, and that change their threads."""
-TRIED_BY = {
-    "bucket-cap": ("bucket_cap_mb",),
-    "needless-search": ("find_unused_parameters",),
-    "wide-gradients": ("compression",),
-    "network-too-slow": ("compression",),
-    "needless-synchronisation": ("no_sync",),
-    "batch-too-small": ("no_sync",),
-    "too-few-threads": (THREADS,),
-    "oversubscribed-cores": (AFFINITY, THREADS),
-    "data-loading": (WORKERS,),
-}
-"""Causes, and the kinds of change that were tried against each."""
 PASSES = ("forward_time_ms", "whole_backward_time_ms")
 CHANGED = {
     WORKERS: (*PASSES, "data_time_ms"),
@@ -51,28 +39,47 @@ CHANGED = {
 itself loads and updates in less time, too."""
 LEAST_GAIN = 0.05
 """Least share of a step saved, at the lower end of the interval."""
-TITLES = {
-    "bucket-cap": "the bucket cap does not fit",
-    "needless-search": "DDP looks for unused parameters, and there are none",
-    "needless-synchronisation": "gradients are exchanged after every micro-batch",
-    "oversubscribed-cores": "threads or ranks share cores",
-    "too-few-threads": "a rank computes with fewer threads than it has cores",
-    "wide-gradients": "gradients travel in 32 bits where 16 would do",
-}
 
-REMEDIES = (
-    "bucket-cap",
-    "needless-search",
-    "needless-synchronisation",
-    "oversubscribed-cores",
-    "wide-gradients",
-)
-"""Causes whose remedy is the very change that was tried."""
-JUDGED = (*REMEDIES, "data-loading")
-"""Causes whose confidence the trial of their remedy decides. Workers hide loading where there are
-cores for them; what they save is not what data that need no preparing would."""
-PREDICTED = ("bucket-cap", "wide-gradients")
-"""Causes that are only named because a gain is predicted; the others are facts of the script."""
+
+@dataclass(frozen=True)
+class Remedy:
+    """Kinds of change that mend a cause.
+
+    Attributes:
+        kinds: kinds that are tried against it.
+        title: title where a trial shows the cause and nothing else does; empty for causes that no
+            trial can show.
+        is_tried: the remedy is the very change that is tried.
+        is_predicted: the cause is only named because a gain is predicted; others are facts of the
+            script.
+    """
+
+    kinds: tuple[str, ...]
+    title: str = ""
+    is_tried: bool = True
+    is_predicted: bool = False
+
+
+REMEDIES = {
+    "bucket-cap": Remedy(("bucket_cap_mb",), "the bucket cap does not fit", is_predicted=True),
+    "needless-search": Remedy(
+        ("find_unused_parameters",), "DDP looks for unused parameters, and there are none"
+    ),
+    "wide-gradients": Remedy(
+        ("compression",), "gradients travel in 32 bits where 16 would do", is_predicted=True
+    ),
+    "network-too-slow": Remedy(("compression",), is_tried=False),
+    "needless-synchronisation": Remedy(
+        ("no_sync",), "gradients are exchanged after every micro-batch"
+    ),
+    "batch-too-small": Remedy(("no_sync",), is_tried=False),
+    "too-few-threads": Remedy(
+        (THREADS,), "a rank computes with fewer threads than it has cores", is_tried=False
+    ),
+    "oversubscribed-cores": Remedy((AFFINITY, THREADS), "threads or ranks share cores"),
+    "data-loading": Remedy((WORKERS,), is_tried=False),
+}
+NO_REMEDY = Remedy((), is_tried=False)
 
 
 @dataclass(frozen=True)
@@ -173,7 +180,7 @@ def _tried(
 
 def tried_against(verdict: Verdict, tried: Sequence[Tried]) -> Tried | None:
     """Returns the best change that was tried against a cause; None where none was."""
-    kinds = TRIED_BY.get(verdict.cause, ())
+    kinds = REMEDIES.get(verdict.cause, NO_REMEDY).kinds
     return next((trial for trial in tried if trial.kind in kinds), None)
 
 
@@ -196,21 +203,22 @@ def borne_out(case: Case, tried: Sequence[Tried], verdicts: Sequence[Verdict]) -
     or in the median where it is not told from no change, its cause has low confidence; if it surely
     costs time, a predicted cause is none, and any other one comes last. What a needless search
     costs is known from its trial alone. Trials of loader workers decide only how sure it is that
-    loading can be shortened here.
+    loading can be shortened here: what they save is not what data that need no preparing would.
     """
     judged = (_borne_out(case, verdict, tried_against(verdict, tried)) for verdict in verdicts)
     return [verdict for verdict in judged if verdict is not None]
 
 
 def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | None:
-    is_judged = trial is not None and trial.passes is None and verdict.cause in JUDGED
-    if not is_judged or not trial.decides:
+    remedy = REMEDIES.get(verdict.cause, NO_REMEDY)
+    decides = remedy.is_tried or verdict.cause == "data-loading"
+    if not decides or trial is None or trial.passes is not None or not trial.decides:
         return verdict
     low, high = (percent(saved * trial.share) for saved in (trial.gain.low, trial.gain.high))
     reason = f"tried in {trial.gain.rounds} rounds: a step then takes {low} to {high} less"
-    if trial.gain.high < 0 and verdict.cause in PREDICTED:
+    if trial.gain.high < 0 and remedy.is_predicted:
         return None
-    if verdict.cause in REMEDIES:
+    if remedy.is_tried:
         verdict = _as_tried(case, verdict, trial)
     most = trial.gain.high if trial.gain.low > 0 else trial.gain.estimate
     if most * trial.share < LEAST_GAIN:
@@ -275,29 +283,22 @@ def _cause(case: Case, tried: Tried) -> str:
         return "oversubscribed-cores" if _more_threads_than_cores(case) else "too-few-threads"
     if tried.passes is not None:
         return ""
-    return {
-        "bucket_cap_mb": "bucket-cap",
-        "find_unused_parameters": "needless-search",
-        "compression": "wide-gradients",
-        "no_sync": "needless-synchronisation",
-        "affinity": "oversubscribed-cores",
-    }.get(tried.kind, "")
+    for cause, remedy in REMEDIES.items():
+        if remedy.title and tried.kind in remedy.kinds:
+            return cause
+    return ""
 
 
 def _more_threads_than_cores(case: Case) -> bool:
-    placement = case.run.tables.get(PLACEMENT)
-    if placement is None or "threads" not in placement:
-        return False
-    threads, cores = (
-        pd.to_numeric(placement[name], errors="coerce") for name in ("threads", "cores")
-    )
-    return bool((threads > cores).any())
+    placement = case.run.rows(PLACEMENT)[["threads", "cores"]]
+    numbers = placement.apply(pd.to_numeric, errors="coerce")
+    return bool((numbers["threads"] > numbers["cores"]).any())
 
 
 def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
     return Verdict(
         cause=cause,
-        title=TITLES[cause],
+        title=REMEDIES[cause].title,
         evidence=(_measured(case, tried),),
         lost_share=tried.gain.estimate * tried.share,
         confidence="medium",
@@ -325,5 +326,5 @@ def _measured(case: Case, tried: Tried) -> str:
     gain = tried.gain
     return (
         f"With {tried.change} a pass takes {percent(gain.estimate)} less "
-        f"({percent(gain.low)} to {percent(gain.high)}) {case.file(TRIALS)}."
+        f"({percent(gain.low)} to {percent(gain.high)}) [{TRIALS}]."
     )

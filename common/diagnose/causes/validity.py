@@ -46,7 +46,7 @@ class _Samples:
         distinct: sum over ranks of each rank's different samples.
         different: different samples of all ranks together.
         shared: sum over ranks of the samples that another rank had, too.
-        allowed: samples of an epoch that ranks may repeat to have equally many.
+        allowed: samples that ranks may repeat to have equally many in each epoch.
     """
 
     epochs: int
@@ -59,47 +59,42 @@ class _Samples:
     @property
     def shared_share(self) -> float:
         """Returns the share of a rank's samples that were another rank's, too."""
-        return max(0.0, self.shared - self.allowed * self.epochs) / max(self.distinct, 1)
+        return max(0.0, self.shared - self.allowed) / max(self.distinct, 1)
 
     @property
     def repeated_share(self) -> float:
         """Returns the share of the samples that their own rank had processed before."""
-        repeated = self.processed - self.distinct - self.allowed * self.epochs
-        return max(0.0, repeated) / self.processed
+        return max(0.0, self.processed - self.distinct - self.allowed) / self.processed
 
     @property
     def wasted(self) -> float:
         """Returns the share of the samples that were processed for nothing."""
         return 1 - self.different / self.processed
 
-    @property
-    def are_wrong(self) -> bool:
-        """Returns True for more than a sampler repeats to make the ranks' shares equal."""
-        return min(max(self.shared_share, self.repeated_share), self.wasted) > SHARED_SHARE
-
 
 def wrong_sampler(case: Case) -> Verdict | None:
     """Judges whether ranks go through each other's samples, or through the same ones again."""
-    [table] = case.run.need(SAMPLES)
+    table = case.run.need(SAMPLES)
     table = table[table["rank"] < case.ranks]
-    if case.ranks < 2:
-        raise NotJudged("one rank has no samples to share")
+    case.need_ranks("has no samples to share")
+    epochs = table["epoch"].nunique()
     samples = _Samples(
-        epochs=table["epoch"].nunique(),
+        epochs=epochs,
         processed=float(table["processed"].sum()),
         distinct=float(table["distinct"].sum()),
         different=float(table.groupby("epoch")["distinct_all_ranks"].first().sum()),
         shared=float(table["shared"].sum()),
-        allowed=case.ranks * case.ranks,  # ranks that each repeat one for every rank
+        allowed=case.ranks * case.ranks * epochs,  # ranks that each repeat one for every rank
     )
     if samples.processed == 0:
         raise NotJudged(f"{SAMPLES} counts no samples")
-    return _sampler_verdict(case, samples) if samples.are_wrong else _same_order(case, table)
+    repeats = max(samples.shared_share, samples.repeated_share)
+    are_wrong = min(repeats, samples.wasted) > SHARED_SHARE
+    return _sampler_verdict(case, samples) if are_wrong else _same_order(case, table)
 
 
 def _sampler_verdict(case: Case, samples: _Samples) -> Verdict:
-    file = case.file(SAMPLES)
-    wasted = samples.wasted
+    table, wasted = case.run.tables[SAMPLES], samples.wasted
     if samples.shared_share >= ALL_SHARED:
         title = "no distributed sampler: every rank goes through the same samples"
     elif samples.shared_share > SHARED_SHARE:
@@ -109,32 +104,31 @@ def _sampler_verdict(case: Case, samples: _Samples) -> Verdict:
     evidence = [
         f"In {counted(samples.epochs, 'epoch')} {case.ranks} ranks processed "
         f"{samples.processed:,.0f} samples, of which {samples.different:,.0f} were different ones "
-        f"{file}.",
-        f"{percent(samples.shared_share)} of a rank's samples were another rank's, too {file}."
+        f"[{SAMPLES}].",
+        f"{percent(samples.shared_share)} of a rank's samples were another rank's, too [{SAMPLES}]."
         if samples.shared_share > SHARED_SHARE
-        else f"Each rank met {samples.distinct:,.0f} different ones among them {file}.",
+        else f"Each rank met {samples.distinct:,.0f} different ones among them [{SAMPLES}].",
     ]
-    data_samples = pd.to_numeric(case.run.tables[SAMPLES]["data_samples"], errors="coerce").max()
+    data_samples = pd.to_numeric(table["data_samples"], errors="coerce").max()
     if np.isfinite(data_samples):
-        evidence.append(f"The data set has {data_samples:,.0f} samples {file}.")
+        evidence.append(f"The data set has {data_samples:,.0f} samples [{SAMPLES}].")
     now = case.speedup_now
     per_sample = None if now is None else now * (1 - wasted)
     if now is not None:
         evidence.append(
             f"By different samples the speedup is {per_sample:.2f}, by processed ones {now:.2f}."
         )
-    level, reason = confidence(wasted, SHARED_SHARE, 0.0)
-    reason = f"samples are counted, not timed: {reason}"
-    if case.run.tables[SAMPLES].get("is_hashed", pd.Series([False])).any():
+    of = "samples are counted, not timed"
+    level, reason = confidence(wasted, SHARED_SHARE, error=0.0, of=of)
+    if table.get("is_hashed", pd.Series([False])).any():
         level = "medium" if level == "high" else level
         reason += "; told apart by their content, which may be the same in different samples"
-    return Verdict(
+    return case.verdict(
         cause="wrong-sampler",
         title=title,
-        evidence=tuple(evidence),
-        lost_share=wasted,
-        confidence=level,
-        reason=reason,
+        evidence=evidence,
+        lost=wasted,
+        sure=(level, reason),
         change=(
             "Give the DataLoader DistributedSampler(dataset, num_replicas=world_size, rank=rank) "
             "and no shuffle of its own, and call sampler.set_epoch(epoch)."
@@ -158,9 +152,8 @@ def _same_order(case: Case, samples: pd.DataFrame) -> Verdict | None:
         title="the sampler's epoch is not set: the same order in every epoch",
         evidence=(
             f"Each rank took its samples in one and the same order in all {epochs} epochs "
-            f"{case.file(SAMPLES)}.",
+            f"[{SAMPLES}].",
         ),
-        lost_share=0.0,
         confidence="high" if epochs > 2 else "medium",
         reason=f"checksums of the order, equal in {epochs} epochs",
         change="Call sampler.set_epoch(epoch) before each epoch.",
@@ -179,14 +172,13 @@ def mixed_configurations(case: Case) -> Verdict | None:
                     f"rank {rank}: {value}"
                     for rank, value in zip(facts["rank"], facts[name], strict=True)
                 )
-                evidence.append(f"{name} differs between ranks: {by_rank} {case.file(FACTS)}.")
+                evidence.append(f"{name} differs between ranks: {by_rank} [{FACTS}].")
     evidence += _ranks_with_other_batches(case)
     if case.baseline is not None:
-        baseline_file = case.file(FACTS, case.baseline)
         for name, (theirs, mine) in differing_facts(case.run, case.baseline).items():
             evidence.append(
-                f"{name}: {theirs} on one rank {baseline_file}, {mine} on {case.ranks} "
-                f"{case.file(FACTS)}."
+                f"{name}: {theirs} on one rank {case.baseline.file(FACTS)}, {mine} on "
+                f"{case.ranks} [{FACTS}]."
             )
         evidence += _other_batch(case)
     elif FACTS not in case.run.tables:
@@ -196,7 +188,7 @@ def mixed_configurations(case: Case) -> Verdict | None:
     return Verdict(
         cause="mixed-configurations",
         title="what is compared is not the same",
-        evidence=tuple(evidence),
+        evidence=evidence,
         lost_share=None,
         confidence="high",
         reason="shapes and types are seen, not timed",
@@ -220,7 +212,7 @@ def _ranks_with_other_batches(case: Case) -> list[str]:
     if not fixed or samples.nunique() <= 1:
         return []
     medians = ", ".join(f"rank {rank}: {value:g}" for rank, value in samples.items())
-    return [f"samples of a step differ between ranks: {medians} {case.file(STEPS)}."]
+    return [f"samples of a step differ between ranks: {medians} [{STEPS}]."]
 
 
 def _other_batch(case: Case) -> list[str]:
@@ -232,8 +224,8 @@ def _other_batch(case: Case) -> list[str]:
         return []
     return [
         f"a step takes {mine.sum():g} samples, {mine.max():g} of them on each rank "
-        f"{case.file(STEPS)}, against {theirs.sum():g} on one rank "
-        f"{case.file(STEPS, case.baseline)}: neither strong nor weak scaling."
+        f"[{STEPS}], against {theirs.sum():g} on one rank "
+        f"{case.baseline.file(STEPS)}: neither strong nor weak scaling."
     ]
 
 
@@ -259,22 +251,20 @@ def warm_up_counted(case: Case) -> Verdict | None:
     off = mean / later - 1
     if not early or off < COUNTED_SHARE:
         return None
-    level, reason = confidence(
-        float(values[:early].mean()) / steady, EARLY_STEP, error / steady, len(values)
-    )
-    return Verdict(
+    over = float(values[:early].mean()) / steady
+    return case.verdict(
         cause="warm-up-counted",
         title="warm-up is counted in",
         evidence=(
-            f"The first {counted(early, 'measured step')} took "
-            f"{values[:early].mean():.3g} ms, the median of the later half is {steady:.3g} ms "
-            f"{case.file(STEPS)}.",
+            f"The first {counted(early, 'measured step')} took {values[:early].mean():.3g} ms, "
+            f"the median of the later half is {steady:.3g} ms [{STEPS}].",
             f"They raise the mean of {len(values)} steps from {later:.3g} to {mean:.3g} ms, by "
-            f"{percent(off)} {case.file(STEPS)}.",
+            f"{percent(off)} [{STEPS}].",
         ),
-        lost_share=1 - later / mean,
-        confidence=level,
-        reason=f"a first step over a later one: {reason}",
+        lost=1 - later / mean,
+        sure=confidence(
+            over, EARLY_STEP, error / steady, len(values), of="a first step over a later one"
+        ),
         change=(
             f"Leave out the first {max(5, 2 * early)} steps or more"
             + case.change(

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from ddplab_watch.machine_cores import parse_cores
 from numpy.typing import NDArray
 
 from common import tables
@@ -21,26 +20,20 @@ from common.diagnose.evidence.bundle import Bundle
 from common.diagnose.evidence.evidence import (
     ARMS,
     BUCKETS,
-    COSTS,
+    COLUMNS,
     ELEMENTS,
     EXCHANGING,
     FACTS,
-    HOST_WAITS,
-    LEAN_PASSES,
-    PLACEMENT,
     PROBES,
     READY_TIMES,
     SAMPLES,
-    STACKS,
     STALLS,
     STEPS,
     SURROUNDING_COLUMNS,
     SURROUNDINGS,
-    TRACE_OPERATIONS,
-    TRACE_STEPS,
-    TRIALS,
 )
 from common.diagnose.evidence.measured_step import WIRES
+from common.diagnose.evidence.measured_surroundings import number_of_cores
 from common.errors import UserError
 from common.machine_state import WITNESS
 from common.perfmodel.scaling.step_model import LinearTime
@@ -64,28 +57,20 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
     probes, exchanging = _probes(bundle, steps), bundle.of("passes-exchanging")
     batch = int(arms["batch_per_rank"].iloc[0])
     probes, exchanging = of_usual_batch(probes, exchanging, steps, batch)
-    by_file = {
+    as_written = (*COLUMNS, READY_TIMES, *WIRES.values())
+    by_file = {name: bundle.of(name.removesuffix(".csv")) for name in as_written}
+    by_file |= {
         ARMS: arms,
         STEPS: steps,
         FACTS: _facts(bundle),
-        PLACEMENT: bundle.of("placement"),
         SAMPLES: _samples(bundle),
         BUCKETS: _buckets(bundle),
         PROBES: probes,
-        COSTS: bundle.of("costs"),
-        READY_TIMES: bundle.of("gradient-ready-times"),
-        **{name: bundle.of(name.removesuffix(".csv")) for name in WIRES.values()},
-        STACKS: bundle.of("stacks"),
         STALLS: _stalls(bundle),
-        HOST_WAITS: bundle.of("host-waits"),
         EXCHANGING: exchanging,
-        LEAN_PASSES: bundle.of("lean-passes"),
-        TRACE_STEPS: bundle.of("trace-steps"),
-        TRACE_OPERATIONS: bundle.of("trace-operations"),
         # An earlier watch read less of them.
         SURROUNDINGS: bundle.of("surroundings").reindex(columns=SURROUNDING_COLUMNS),
         WITNESS: _witness(bundle),
-        TRIALS: bundle.of("trials"),
     }
     return {name: table for name, table in by_file.items() if len(table)}
 
@@ -119,9 +104,8 @@ def _steps(bundle: Bundle) -> pd.DataFrame:
     if steps.empty:
         raise UserError(f"{bundle.folder}: no step is in the records of all ranks")
     if "between_time_ms" not in steps:  # of an earlier watch
-        steps["between_time_ms"] = (
-            steps["began_s"] - steps.groupby("rank")["ended_s"].shift()
-        ) * 1e3
+        ended_s = steps.groupby("rank")["ended_s"].shift()
+        steps["between_time_ms"] = (steps["began_s"] - ended_s) * 1e3
     steps["between_time_ms"] = pd.to_numeric(steps["between_time_ms"]).clip(lower=0)
     if "buffers_time_ms" not in steps:  # of an earlier watch: a part of the forward pass
         steps["buffers_time_ms"] = 0.0
@@ -274,13 +258,7 @@ def _witness(bundle: Bundle) -> pd.DataFrame:
     turns = [rows["machine"].fillna(rows["host"]), rows.groupby("rank").cumcount()]
     span_s, used, busy, stolen, cores = (numbers[name] for name in numbers)
     used = used.groupby(turns).transform(lambda cores: cores.sum(skipna=False))
-    may_run_on = (
-        rows["core_list"]
-        .groupby(turns)
-        .transform(
-            lambda lists: len(frozenset[int]().union(*(parse_cores(text or "") for text in lists)))
-        )
-    )
+    may_run_on = rows["core_list"].fillna("").groupby(turns).transform(number_of_cores)
     are_sure = (may_run_on == cores) & (span_s >= LEAST_SPAN_S)
     shares = {
         "others_share": (busy - used) / cores,

@@ -27,7 +27,6 @@ from common.diagnose.evidence.measured_step import step_model
 from common.errors import UserError
 from common.perfmodel.scaling.scaled_step import StepModel, StepSettings, predict
 from common.samples import paired_ratio
-from common.tables import STACK_COLUMNS
 
 VALIDITY, PERFORMANCE, MINOR = 0, 1, 2
 """Verdicts that make a comparison void come first, then what costs time, then what costs neither.
@@ -41,22 +40,24 @@ PREDICTION_ERROR = 0.13
 """Root mean square of ln(predicted over achieved speedup) of the eight changes in the two recorded
 runs of ``ddplab study remedies``: what the model leaves out, and the machine does meanwhile. The
 four whose sweep was kept are predicted again by a test."""
+MOST_LOST = 0.99
+"""Share of a step that a cause takes at most, in a speedup without it."""
 MANY_STEPS = 10
 """A spread from fewer steps is not known well enough to be sure of anything."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """A cause that was found.
 
     Attributes:
         cause: stable name, such as ``batch-too-small``.
         title: cause in words.
-        evidence: sentences with the numbers, each with the file that they come from.
+        evidence: sentences with the numbers, each with the file that they come from. It is made of
+            any iterable, whose empty sentences are left out.
         lost_share: share of a step (or of an epoch) that the cause takes; None where it
             makes the comparison void instead.
-        confidence: high, medium or low.
-        reason: reason for the confidence.
+        confidence, reason: high, medium or low, and why (``confidence``).
         change: advice on what to do.
         proposed: the settings of the step with the change, where it is one of settings.
         speedup_now: samples per second over those of one rank, where that is known.
@@ -71,7 +72,7 @@ class Verdict:
     cause: str
     title: str
     evidence: tuple[str, ...]
-    lost_share: float | None
+    lost_share: float | None = 0.0
     confidence: str
     reason: str
     change: str
@@ -85,6 +86,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         """Holds what a cause takes between nothing and the whole step, whatever it was made of."""
+        object.__setattr__(self, "evidence", tuple(filter(None, self.evidence)))
         for name in ("lost_share", "sure_share"):
             if (share := getattr(self, name)) is not None:
                 object.__setattr__(self, name, min(max(float(share), 0.0), 1.0))
@@ -111,8 +113,17 @@ class Verdict:
         return self.group, -math.inf if share is None else -share
 
 
+def most_costly(*verdicts: Verdict | None) -> Verdict | None:
+    """Returns the verdict that comes first; None where there is none."""
+    return min(filter(None, verdicts), key=lambda verdict: verdict.order, default=None)
+
+
 def confidence(
-    value: float, threshold: float, error: float, steps: int = MANY_STEPS
+    value: float,
+    threshold: float,
+    error: float,
+    steps: int = MANY_STEPS,
+    of: str = "share of the step",
 ) -> tuple[str, str]:
     """Returns how sure it is that a value is beyond its threshold, and why.
 
@@ -120,12 +131,13 @@ def confidence(
         value, threshold: measured value and its threshold, in one unit.
         error: standard error of the value.
         steps: number of steps that the value was taken from.
+        of: name of the value.
     """
     if math.isnan(value) or math.isnan(error):
-        return "low", "how much it is by chance is not known"
+        return "low", f"{of}: how much it is by chance is not known"
     distance = abs(value - threshold)
     errors = distance / error if error > 0 else math.inf
-    reason = f"{value:.3g} against a threshold of {threshold:.3g}"
+    reason = f"{of}: {value:.3g} against a threshold of {threshold:.3g}"
     if math.isfinite(errors):
         reason += f", {errors:.0f} standard errors apart" if errors >= 1 else ", within its error"
     if steps < MANY_STEPS:
@@ -146,6 +158,30 @@ class Case:
     def ranks(self) -> int:
         return self.run.world_size
 
+    def need_ranks(self, lacks: str) -> None:
+        """Raises NotJudged for a run on one rank, which has nothing to judge a cause by."""
+        if self.ranks < 2:
+            raise NotJudged(f"one rank {lacks}")
+
+    def verdict(self, *, lost: float, sure: tuple[str, str], **fields: object) -> Verdict:
+        """Returns a verdict on what takes a share of each step, with the speedup without it.
+
+        Args:
+            lost: share of the step.
+            sure: level of confidence and its reason, as ``confidence`` returns them.
+            fields: further fields of the verdict, or others in place of these.
+        """
+        level, reason = sure
+        lost = max(0.0, lost)
+        usual = {
+            "lost_share": min(lost, MOST_LOST),
+            "confidence": level,
+            "reason": reason,
+            "speedup_now": self.speedup_now,
+            "predicted_speedup": self.speedup_without(lost),
+        }
+        return Verdict(**usual | fields)
+
     def of_round(self, round_: int) -> Case:
         """Returns the case of one round's steps."""
         return Case(self.run.of_round(round_), self.baseline and self.baseline.of_round(round_))
@@ -165,10 +201,15 @@ class Case:
         except NotJudged:
             return None
 
+    @property
+    def is_measured(self) -> bool:
+        """Returns True if the baseline is of the same as the run."""
+        return self.baseline is not None and not differing_facts(self.run, self.baseline)
+
     @cached_property
     def one_rank_throughput(self) -> float | None:
         """Returns the samples per second on one rank: of the baseline, or else by the model."""
-        if self.baseline is not None and not differing_facts(self.run, self.baseline):
+        if self.is_measured:
             return self.baseline.throughput
         model = self.model_or_none()
         if model is None:
@@ -195,7 +236,7 @@ class Case:
     def speedup_without(self, lost_share: float) -> float | None:
         """Returns the speedup if this share of the step fell away."""
         now = self.speedup_now
-        return None if now is None else now / (1 - min(lost_share, 0.99))
+        return None if now is None else now / (1 - min(lost_share, MOST_LOST))
 
     def speedup_with(self, settings: StepSettings) -> float | None:
         """Returns the speedup under other settings: as the model changes it from now."""
@@ -218,10 +259,6 @@ class Case:
     def change(self, flags: str, python: str) -> str:
         """Returns a change as flags of this project's programs, or as Python for other scripts."""
         return python if self.run.watched else flags
-
-    def file(self, name: str, of: Evidence | None = None) -> str:
-        """Returns the way in which a sentence names a table."""
-        return f"[{name}]" if of is None or of is self.run else f"[{name} of {of.name}]"
 
 
 SAME_FACTS = ("parameters", "gradient_dtype", "compute_dtype", "input_shape", "model", "data")
@@ -247,13 +284,19 @@ def percent(share: float) -> str:
 def looks(case: Case, phases: Sequence[str], rank: int | None = None) -> pd.DataFrame:
     """Returns the looks at lines of the script in some phases, of one rank or of all.
 
-    Empty where nobody looked (``stacks.csv`` is of watched scripts).
+    Calls are text, empty where a line called nothing. No rows where nobody looked (``stacks.csv``
+    is of watched scripts).
     """
-    stacks = case.run.tables.get(STACKS)
-    if stacks is None or stacks.empty:
-        return pd.DataFrame(columns=STACK_COLUMNS)
+    stacks = case.run.rows(STACKS)
     rows = stacks[stacks["phase"].isin(phases) & stacks["place"].notna()]
+    rows = rows.assign(call=rows["call"].astype(object).fillna("").astype(str))
     return rows if rank is None else rows[rows["rank"] == rank]
+
+
+def share_at(rows: pd.DataFrame, calls: tuple[str, ...]) -> float:
+    """Returns the share of looks that found a call with one of these beginnings; 0 of no looks."""
+    at_calls = rows.loc[rows["call"].str.startswith(calls), "samples"]
+    return float(at_calls.sum() / max(1, rows["samples"].sum()))
 
 
 def line_of(rows: pd.DataFrame) -> str:
@@ -270,11 +313,10 @@ def places(case: Case, phases: Sequence[str], rank: int | None = None) -> list[s
     rows = looks(case, phases, rank)
     if rows.empty:
         return []
-    counts = rows.groupby(["place", rows["call"].astype(object).fillna("")])["samples"].sum()
+    counts = rows.groupby(["place", "call"])["samples"].sum()
     (line, call), share = counts.idxmax(), counts.max() / counts.sum()
     within = f", in {call}" if call else ""
     whose = "" if rank is None else f" of rank {rank}"
     return [
-        f"{percent(share)} of the looks at that time{whose} found it at {line}{within} "
-        f"{case.file(STACKS)}."
+        f"{percent(share)} of the looks at that time{whose} found it at {line}{within} [{STACKS}]."
     ]

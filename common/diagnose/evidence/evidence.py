@@ -117,9 +117,8 @@ class Evidence(OfRun):
         if recorded := environment.get("process_group"):
             return "" if recorded == UNKNOWN_GROUP else str(recorded)
         classes = dict(zip(("gloo", "nccl"), NOT_WAITING, strict=True))
-        version = [
-            int(number) for number in self.torch.split("+")[0].split(".")[:2] if number.isdecimal()
-        ]
+        numbers = self.torch.split("+")[0].split(".")[:2]
+        version = [int(number) for number in numbers if number.isdecimal()]
         if environment.get("backend") == "nccl" and not [0] < version < [2, 15]:
             return ""
         return classes.get(environment.get("backend"), "")
@@ -129,14 +128,40 @@ class Evidence(OfRun):
         """Returns True for somebody's own script, whose flags are not this project's."""
         return self.opened.environment.get("label") == "watch"
 
-    def need(self, *names: str) -> list[pd.DataFrame]:
-        """Returns these tables; raises NotJudged with the first that is missing or has no rows."""
-        for name in names:
-            if name not in self.tables:
-                raise NotJudged(f"no {name} in {self.name}")
-            if self.tables[name].empty:
-                raise NotJudged(f"{name} in {self.name} has no rows of arm {self.arm['arm']}")
-        return [self.tables[name] for name in names]
+    def file(self, name: str) -> str:
+        """Returns the words in which a sentence on another run names a table of this one."""
+        return f"[{name} of {self.name}]"
+
+    def need(self, name: str) -> pd.DataFrame:
+        """Returns a table; raises NotJudged where it is missing or has no rows."""
+        if name not in self.tables:
+            raise NotJudged(f"no {name} in {self.name}")
+        if self.tables[name].empty:
+            raise NotJudged(f"{name} in {self.name} has no rows of arm {self.arm['arm']}")
+        return self.tables[name]
+
+    def rows(self, name: str) -> pd.DataFrame:
+        """Returns a table; one without rows where the run has none."""
+        return self.tables.get(name, pd.DataFrame(columns=list(COLUMNS[name])))
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Returns the bytes of the model's gradients; raises NotJudged without facts."""
+        return float(self.need(FACTS)["gradient_bytes"].max())
+
+    @property
+    def loader_workers(self) -> float:
+        """Returns the most worker processes of a rank's loader; nan where nobody counted them."""
+        facts = self.rows(FACTS)
+        if "loader_workers" not in facts:
+            return float("nan")
+        return float(pd.to_numeric(facts["loader_workers"], errors="coerce").max())
+
+    @property
+    def own_passes(self) -> pd.DataFrame:
+        """Returns the probes of all ranks at once with batches of the script's own size."""
+        probes = self.rows(PROBES)
+        return probes[flags(probes["together"]) & (probes["batch_per_rank"] == self.batch_per_rank)]
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -353,20 +378,12 @@ def evidence_of(
 
 def baseline_arm(evidence: Evidence) -> int | None:
     """Returns the arm of the same run that shows the same on one rank; None where there is none."""
-    arms = evidence.tables[ARMS]
-    arm = evidence.arm
-    regime = arm["regime"] if isinstance(arm["regime"], str) else ""
-    regimes, changes = (arms[name].astype(object) for name in ("regime", "change"))
-    change = arm["change"] if isinstance(arm["change"], str) else "none"
-    candidates = arms[
-        (arms["world_size"] == 1)
-        & (regimes.where(regimes.notna(), "") == regime)
-        & (changes.where(changes.notna(), "none") == change)
-    ]
-    if regime == "strong":
-        candidates = candidates[candidates["global_batch"] == arm["global_batch"]]
-    else:
-        candidates = candidates[candidates["batch_per_rank"] == arm["batch_per_rank"]]
+    arms = evidence.tables[ARMS].astype({"regime": object, "change": object})
+    arms = arms.fillna({"regime": "", "change": "none"})
+    arm = arms[arms["arm"] == evidence.arm["arm"]].iloc[0]
+    batch = "global_batch" if arm["regime"] == "strong" else "batch_per_rank"
+    same = (arms[["regime", "change", batch]] == arm[["regime", "change", batch]]).all(axis=1)
+    candidates = arms[same & (arms["world_size"] == 1)]
     return int(candidates["arm"].iloc[0]) if len(candidates) else None
 
 

@@ -76,7 +76,7 @@ def model_from_evidence(
 
 def step_model(evidence: Evidence, *, gradient_as_bucket_view: bool | None = None) -> StepModel:
     """Builds the same as ``model_from_evidence``, but raises NotJudged for what is missing."""
-    [probes] = evidence.need(PROBES)
+    probes = evidence.need(PROBES)
     for name in (READY_TIMES, ALL_REDUCE):
         if not (evidence.folder / name).is_file():
             raise NotJudged(f"no {name} in {evidence.name}")
@@ -174,8 +174,8 @@ def step_settings(evidence: Evidence, profile: BackwardProfile) -> StepSettings:
 
 def bucket_sizes(evidence: Evidence) -> list[int]:
     """Returns each bucket's bytes on the wire, in reduction order; empty if unknown."""
-    buckets = evidence.tables.get(BUCKETS)
-    if buckets is None or buckets.empty:
+    buckets = evidence.rows(BUCKETS)
+    if buckets.empty:
         return []
     rank_buckets = buckets[buckets["rank"] == buckets["rank"].min()]
     newest = rank_buckets[["round", "step"]].fillna(0).apply(tuple, axis=1)
@@ -251,12 +251,10 @@ def _in_the_step(evidence: Evidence, several: pd.DataFrame) -> tuple[float, floa
         batches = evidence.batch_per_rank * sizes / sizes.mean()
         forward_ms = forward_ms * line.time_s(evidence.batch_per_rank) / line.time_s(batches)
     probes = several[several["batch_per_rank"] == evidence.batch_per_rank]
-    drift = uneven = 1.0
-    if len(probes):
-        # The rank with the least: what one rank alone does in its step is no drift.
-        probed_ms = probes.groupby("rank")["forward_time_ms"].median()
-        drift = float((forward_ms / probed_ms).min())
-    parts = evidence.parts
+    probed_ms = probes.groupby("rank")["forward_time_ms"].median()
+    # The rank with the least: what one rank alone does in its step is no drift.
+    drift = float((forward_ms / probed_ms).min()) if len(probes) else 1.0
+    parts, uneven = evidence.parts, 1.0
     if parts.compute_ms > 0:
         uneven = 1 + max(0.0, parts.parts_ms["waiting"]) / parts.compute_ms
     return drift, uneven
@@ -273,18 +271,13 @@ def _scaled(passes: PassTimes, factor: float, besides_s: float) -> PassTimes:
 
 def times_longer(line: LinearTime, factor: float) -> LinearTime:
     """Returns a pass that takes ``factor`` times as long at every batch."""
-    return LinearTime(
-        fixed_s=line.fixed_s * factor,
-        per_sample_s=line.per_sample_s * factor,
-    )
+    return LinearTime(fixed_s=line.fixed_s * factor, per_sample_s=line.per_sample_s * factor)
 
 
 def _saw_bucket_views(evidence: Evidence) -> bool:
     """Returns True if gradients were seen to be views of DDP's buckets."""
-    facts = evidence.tables.get(FACTS)
-    if facts is None or facts.empty or BUCKET_VIEW not in facts:
-        return False
-    return bool(flags(facts[BUCKET_VIEW]).all())
+    facts = evidence.rows(FACTS)
+    return len(facts) > 0 and BUCKET_VIEW in facts and bool(flags(facts[BUCKET_VIEW]).all())
 
 
 def shares_cores(evidence: Evidence) -> bool:
@@ -292,10 +285,9 @@ def shares_cores(evidence: Evidence) -> bool:
 
     That all-reduces take their cores is known of gloo; of another group contention tells.
     """
-    placement = evidence.tables.get(PLACEMENT)
-    if placement is None or placement.empty or evidence.emulated:
-        return False
-    if evidence.process_group not in ("", NOT_WAITING[0]):
+    placement = evidence.rows(PLACEMENT)
+    is_gloo = evidence.process_group in ("", NOT_WAITING[0])
+    if placement.empty or evidence.emulated or not is_gloo:
         return False
     on_cpu = placement["device"].astype(str).str.startswith("cpu").all()
     return bool(on_cpu and placement["host"].nunique() == 1)
@@ -303,14 +295,11 @@ def shares_cores(evidence: Evidence) -> bool:
 
 def pass_times(probes: pd.DataFrame) -> PassTimes:
     """Fits lines through the medians of the mean rank's times, over the batch."""
-    forward, backward = (
-        _mean_rank(probes, column).groupby("batch_per_rank").median() / 1e3
-        for column in ("forward_time_ms", "backward_time_ms")
-    )
-    return PassTimes(
-        forward=LinearTime.fit(forward.index.to_list(), forward.to_list()),
-        backward=LinearTime.fit(backward.index.to_list(), backward.to_list()),
-    )
+    columns = ["forward_time_ms", "backward_time_ms"]
+    times = _mean_rank(probes, columns).groupby("batch_per_rank").median() / 1e3
+    batches = times.index.to_list()
+    forward, backward = (LinearTime.fit(batches, times[column].to_list()) for column in columns)
+    return PassTimes(forward, backward)
 
 
 def _alone(several: pd.DataFrame, single: pd.DataFrame) -> PassTimes:
@@ -331,15 +320,13 @@ def _alone(several: pd.DataFrame, single: pd.DataFrame) -> PassTimes:
     )
 
 
-def _mean_rank(probes: pd.DataFrame, column: str) -> pd.Series:
-    return probes.groupby(["batch_per_rank", "repeat"])[column].mean()
+def _mean_rank(probes: pd.DataFrame, columns: str | list[str]) -> pd.Series | pd.DataFrame:
+    return probes.groupby(["batch_per_rank", "repeat"])[columns].mean()
 
 
 def _costs(evidence: Evidence) -> dict[str, AllReduceModel]:
     """Returns the times of copies and casts by size, in proportion below the smallest measured."""
-    costs = evidence.tables.get(COSTS)
-    if costs is None or costs.empty:
-        return {}
+    costs = evidence.rows(COSTS)
     slowest = slowest_rank(costs, "time_ms", by=["cost", "size_bytes", "repeat"])
     medians = slowest.groupby(["cost", "size_bytes"]).median() / 1e3
     curves = {}

@@ -40,7 +40,7 @@ def surroundings_of(case: Case, *, first: bool = False) -> pd.DataFrame:
 
     Raises NotJudged without the table, or where a rank has no row in it.
     """
-    [table] = case.run.need(SURROUNDINGS)
+    table = case.run.need(SURROUNDINGS)
     every = list(dict.fromkeys([*table.columns, *SURROUNDING_COLUMNS]))  # older watchers: fewer
     rows = table.reindex(columns=every)[table["rank"] < case.ranks]
     by_rank = rows.groupby("rank", as_index=False)
@@ -74,9 +74,9 @@ def host_of(case: Case, table: pd.DataFrame) -> pd.Series:
     return machine_of(table) if case.run.emulated else table["host"]
 
 
-def cores_of(rows: pd.DataFrame) -> int:
+def number_of_cores(lists: pd.Series) -> int:
     """Returns the number of cores that ranks of one machine may run on; 0 if unknown."""
-    return len(frozenset[int]().union(*map(parse_cores, rows["core_list"])))
+    return len(frozenset[int]().union(*map(parse_cores, lists)))
 
 
 def setting(row: pd.Series, name: str) -> str | None:
@@ -90,9 +90,9 @@ def is_on(value: str | None) -> bool:
     return value is not None and value.strip().lower() not in OFF
 
 
-def exchanges_by(case: Case, table: pd.DataFrame, backend: str) -> bool:
-    """Returns True if the ranks' default process group has this backend."""
-    return bool((table["backend"] == backend).all()) and case.ranks > 1
+def uses_nccl(case: Case, table: pd.DataFrame) -> bool:
+    """Returns True if the default process group of several ranks is NCCL's."""
+    return bool((table["backend"] == "nccl").all()) and case.ranks > 1
 
 
 def named_ranks(ranks: list[int]) -> str:

@@ -107,12 +107,12 @@ def whiskers(low: float, high: float, middle: float, half: float) -> list[Line]:
     return [Line("interval", low, high, middle, middle), *ends]
 
 
-def stacked(lengths_ms: Mapping[str, float], *, height: float = 18, top: float = 2) -> list[Bar]:
+def stacked(lengths_ms: Mapping[str, float], *, height: float = 18) -> list[Bar]:
     """Returns parts one after another from zero on; those without length are left out."""
     bars, start = [], 0.0
     for name, length in lengths_ms.items():
         if length > 0:
-            bars.append(Bar(name, start, length, top, height, f"{name} {number(length)} ms"))
+            bars.append(Bar(name, start, length, 2, height, f"{name} {number(length)} ms"))
             start += length
     return bars
 

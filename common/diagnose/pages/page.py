@@ -18,14 +18,7 @@ from common.analysis.html import rendered
 from common.analysis.style import GOOD_EFFICIENCY
 from common.diagnose.causes.trials import WORKERS, Tried, tried_against
 from common.diagnose.diagnosis import Diagnosis
-from common.diagnose.evidence.case import (
-    MINOR,
-    VALIDITY,
-    Case,
-    Verdict,
-    differing_facts,
-    percent,
-)
+from common.diagnose.evidence.case import MINOR, VALIDITY, Case, Verdict, differing_facts, percent
 from common.diagnose.evidence.evidence import Evidence, NotJudged
 from common.diagnose.evidence.measured_step import step_model
 from common.diagnose.pages.bars import (
@@ -142,18 +135,17 @@ def _compared_with(case: Case) -> list[str]:
     """Returns sentences on where the baseline comes from and what it means."""
     if case.ranks == 1:
         return ["One rank: there is no scaling to explain, and nothing to compare with."]
-    differing = {} if case.baseline is None else differing_facts(case.run, case.baseline)
     throughput = case.one_rank_throughput
-    if case.baseline is None:
-        reason = "no run on one rank was given"
-    else:
-        reason = f"the run on one rank is of something else ({', '.join(differing)})"
+    reason = "no run on one rank was given"
+    if case.baseline is not None:
+        differing = ", ".join(differing_facts(case.run, case.baseline))
+        reason = f"the run on one rank is of something else ({differing})"
     if throughput is None:
         return [
             f"Nothing to compare with: {reason}, and one rank cannot be "
             f"predicted: {_why_not_predicted(case)}."
         ]
-    if case.baseline is None or differing:
+    if not case.is_measured:
         return [
             f"The baseline is predicted from passes alone [probes.csv]: one rank would process "
             f"{number(throughput)} samples/s. It was not measured: {reason}."
@@ -161,7 +153,7 @@ def _compared_with(case: Case) -> list[str]:
     return [
         f"The baseline is measured: one rank processes {number(throughput)} samples/s, a step of "
         f"{case.baseline.samples_per_step:,.0f} samples in {number(case.baseline.step_ms)} ms "
-        f"{case.file('steps.csv', case.baseline)}.",
+        f"{case.baseline.file('steps.csv')}.",
         *_kind_of_scaling(case.run, case.baseline),
     ]
 

@@ -178,7 +178,7 @@ def _which_steps(steps: Mapping[str, object], buckets: pd.DataFrame) -> str:
 def _buckets_of(run: Evidence) -> tuple[pd.DataFrame, str]:
     """Returns the buckets of steps measured in parts, and why there are none."""
     try:
-        [buckets] = run.need(BUCKETS)
+        buckets = run.need(BUCKETS)
     except NotJudged as missing:
         return pd.DataFrame(columns=["rank", "round", "step"]), str(missing)
     buckets = buckets.fillna({"round": 0})

@@ -32,7 +32,7 @@ from common.errors import UserError
 from common.judged import NOT_WITNESSED
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.study import study_run, with_verdicts
+from common.runtime.records.study import say_tables, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.samples import rotated, slowest_rank
 from common.settings import AtLeast, Settings
@@ -118,8 +118,7 @@ def outcomes_of(opened: Opened, steps: int, runs: int, pairs: int, seed: int) ->
 
     Args:
         opened: a run of at least twice as many steps.
-        steps: steps of a window.
-        runs: windows of a side, which stand for runs.
+        steps, runs: steps of a window, and windows of a side, which stand for runs.
         pairs: number of pairs; each is judged at every slow-down.
         seed: seed of the draws.
     """
@@ -180,7 +179,7 @@ def run_study(study: GateStudy, output_dir: str, progress: StageProgress) -> Pat
             run.write_table("pairs.csv", pd.DataFrame(rows))
         verdicts = judge(pd.DataFrame(rows))
         run.write_table("verdicts.csv", verdicts)
-    progress.say(verdicts.to_string(index=False, float_format="%.3g"))
+    say_tables(progress, verdicts)
     return run.path
 
 
@@ -205,5 +204,4 @@ def judge(pairs: pd.DataFrame) -> pd.DataFrame:
         (f"pairs 10 % slower that fail, {most}", POWER, None, failed[largest].loc[[10]].min()),
         ("pairs 20 % slower that pass, at most", None, 0.0, shares.loc[[20], SAID[PASSED]].max()),
     ]
-    columns = ["promise", "at_least", "at_most", "found"]
-    return with_verdicts(pd.DataFrame(promises, columns=columns))
+    return with_verdicts(promises)

@@ -8,14 +8,14 @@ joined by ``+``.
 
 from __future__ import annotations
 
-import functools
 import gc
+import itertools
 import logging
 import os
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -33,7 +33,13 @@ from torch.utils.data import distributed
 from torch.utils.data._utils import fetch
 
 from common.diagnose.studies.planted_work import WORK_FAULTS
-from common.diagnose.studies.planting import around_forward, change_ddp, rank
+from common.diagnose.studies.planting import (
+    Fault,
+    around_forward,
+    change_ddp,
+    in_place_of,
+    slow_forward,
+)
 from common.errors import UserError, require_known
 from common.runtime.script import exit_status, leave_rank
 
@@ -42,7 +48,14 @@ USAGE = "usage: planted_faults.py FAULT[=STRENGTH] SCRIPT [ARGUMENT ...]"
 
 def missing_sampler(_: float) -> None:
     """Gives every rank all samples."""
-    _replace_sampler(lambda data, kept: kept | {"num_replicas": 1, "rank": 0})
+
+    class Alone(distributed.DistributedSampler):
+        """PyTorch's sampler of a process by itself, whatever the script gives."""
+
+        def __init__(self, dataset, num_replicas=None, rank=None, **kept) -> None:
+            super().__init__(dataset, num_replicas=1, rank=0, **kept)
+
+    _use_sampler(Alone)
 
 
 def overlapping_sampler(share: float) -> None:
@@ -70,17 +83,6 @@ def forgotten_epoch(_: float) -> None:
     distributed.DistributedSampler.set_epoch = lambda self, epoch: None
 
 
-def _replace_sampler(change: Callable) -> None:
-    class Changed(distributed.DistributedSampler):
-        """PyTorch's sampler, with other arguments than the script gives."""
-
-        def __init__(self, dataset, num_replicas=None, rank=None, **kept) -> None:
-            arguments = {"num_replicas": num_replicas, "rank": rank} | kept
-            super().__init__(dataset, **change(dataset, arguments))
-
-    _use_sampler(Changed)
-
-
 def _use_sampler(sampler: type) -> None:
     torch.utils.data.DistributedSampler = sampler
     torch.utils.data.distributed.DistributedSampler = sampler
@@ -97,32 +99,27 @@ def many_threads(count: float) -> None:
 
 
 def slow_rank(factor: float) -> None:
-    """Multiplies rank 1's compute time by ``factor``, by a sleep after each forward pass.
+    """Multiplies a rank's compute time by ``factor``, by a sleep after each forward pass.
 
     The sleep stands for the backward pass, too, which is taken to last two forward passes.
     """
-    if rank() == 1:
-        around_forward(lambda passed_s: (factor - 1) * 3 * passed_s)
+    around_forward(lambda passed_s: (factor - 1) * 3 * passed_s)
 
 
 def slow_compute(factor: float) -> None:
-    """Makes rank 1 compute each linear layer ``factor`` times, in training and elsewhere."""
-    if rank() != 1:
-        return
-    plain = nn.Linear.forward
+    """Computes each linear layer ``factor`` times, in training and elsewhere."""
 
-    def repeated(self, values):
+    @in_place_of(nn.Linear, "forward")
+    def repeated(plain, layer, values):
         for _ in range(round(factor) - 1):
             with torch.no_grad():
-                plain(self, values)
-        return plain(self, values)
-
-    nn.Linear.forward = repeated
+                plain(layer, values)
+        return plain(layer, values)
 
 
 def slow_start(milliseconds: float) -> None:
     """Makes the first four forward passes under DDP take ``milliseconds`` longer."""
-    calls = iter(range(1_000_000))
+    calls = itertools.count()
     around_forward(lambda _: milliseconds / 1e3 if next(calls) < 4 else 0.0)
 
 
@@ -130,17 +127,14 @@ def slow_data(milliseconds: float) -> None:
     """Makes each batch take ``milliseconds`` longer to put together."""
     for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
 
-        def slower(self, indices, plain=fetcher.fetch):
+        @in_place_of(fetcher, "fetch")
+        def slower(plain, *arguments):
             time.sleep(milliseconds / 1e3)
-            return plain(self, indices)
-
-        fetcher.fetch = slower
+            return plain(*arguments)
 
 
 def slow_logging(milliseconds: float) -> None:
-    """Writes each log message of rank 0 to a disk that takes ``milliseconds`` to confirm it."""
-    if rank() != 0:
-        return
+    """Writes each log message to a disk that takes ``milliseconds`` to confirm it."""
 
     class OnDisk(logging.Handler):
         """A handler that waits for the disk."""
@@ -157,23 +151,19 @@ def slow_logging(milliseconds: float) -> None:
 
 
 def lone_evaluation(times: float) -> None:
-    """Makes rank 0 compute each pass of an evaluation ``times`` times, while the others wait."""
-    if rank() != 0:
-        return
-    plain = nn.Module.__call__
+    """Computes each pass of an evaluation ``times`` times, while the other ranks wait."""
 
-    def repeated(self, *inputs, **named):
+    @in_place_of(nn.Module, "__call__")
+    def repeated(plain, module, *inputs, **named):
         outer = not getattr(nn.Module, "_repeating", False)
-        if outer and not self.training and not torch.is_grad_enabled():
+        if outer and not module.training and not torch.is_grad_enabled():
             nn.Module._repeating = True
             try:
                 for _ in range(round(times) - 1):
-                    plain(self, *inputs, **named)
+                    plain(module, *inputs, **named)
             finally:
                 nn.Module._repeating = False
-        return plain(self, *inputs, **named)
-
-    nn.Module.__call__ = repeated
+        return plain(module, *inputs, **named)
 
 
 def always_synchronised(_: float) -> None:
@@ -186,62 +176,38 @@ def always_synchronised(_: float) -> None:
 
 
 def other_precision(_: float) -> None:
-    """Makes rank 1 compute its linear layers in bfloat16."""
-    if rank() != 1:
-        return
-    plain = nn.Linear.forward
+    """Computes linear layers in bfloat16."""
 
-    def narrow(self, values):
+    @in_place_of(nn.Linear, "forward")
+    def narrow(plain, *inputs):
         with torch.autocast("cpu", torch.bfloat16):
-            return plain(self, values)
-
-    nn.Linear.forward = narrow
-
-
-def slow_forward(milliseconds: float) -> None:
-    """Makes each forward pass of rank 1 take ``milliseconds`` longer."""
-    if rank() == 1:
-        around_forward(lambda _: milliseconds / 1e3)
+            return plain(*inputs)
 
 
 def slow_backward(milliseconds: float) -> None:
-    """Makes each backward pass of rank 1 take ``milliseconds`` longer, at its start."""
-    if rank() != 1:
-        return
-    plain = DistributedDataParallel.forward
+    """Makes each backward pass take ``milliseconds`` longer, at its start."""
 
     def late(gradient: torch.Tensor) -> torch.Tensor:
         time.sleep(milliseconds / 1e3)
         return gradient
 
-    @functools.wraps(plain)
-    def watched(self, *inputs, **named):
-        outputs = plain(self, *inputs, **named)
+    @in_place_of(DistributedDataParallel, "forward")
+    def watched(plain, *inputs, **named):
+        outputs = plain(*inputs, **named)
         first = next(iter(outputs.values())) if isinstance(outputs, Mapping) else outputs
         if torch.is_tensor(first) and first.requires_grad:
             first.register_hook(late)
         return outputs
 
-    DistributedDataParallel.forward = watched
-
-
-def slow_loader(milliseconds: float) -> None:
-    """Makes each batch of rank 1 take ``milliseconds`` longer to fetch."""
-    if rank() == 1:
-        slow_data(milliseconds)
-
 
 def slow_update(milliseconds: float) -> None:
-    """Makes each update of rank 0 take ``milliseconds`` longer."""
-    if rank() == 0:
-        register_optimizer_step_pre_hook(lambda *_: time.sleep(milliseconds / 1e3))
+    """Makes each update take ``milliseconds`` longer."""
+    register_optimizer_step_pre_hook(lambda *_: time.sleep(milliseconds / 1e3))
 
 
 def lone_checkpoint(milliseconds: float) -> None:
-    """Makes rank 0 write something for ``milliseconds`` after every second update."""
-    if rank() != 0:
-        return
-    updates = iter(range(1_000_000))
+    """Writes something for ``milliseconds`` after every second update."""
+    updates = itertools.count()
 
     def save_checkpoint(*_: object) -> None:
         if next(updates) % 2:
@@ -283,42 +249,39 @@ def growing_memory(mebibytes: float) -> None:
 
 
 def stuck(step: float) -> None:
-    """Makes rank 1 stop for good in its forward pass after so many."""
-    if rank() != 1:
-        return
-    calls = iter(range(1_000_000))
+    """Stops for good in a forward pass after so many."""
+    calls = itertools.count()
     around_forward(lambda _: 1e6 if next(calls) >= step else 0.0)
 
 
-FAULTS: dict[str, tuple[Callable[[float], None], float]] = {
-    "missing-sampler": (missing_sampler, 0.0),
-    "overlapping-sampler": (overlapping_sampler, 0.25),
-    "forgotten-epoch": (forgotten_epoch, 0.0),
-    "one-core": (one_core, 0.0),
-    "many-threads": (many_threads, 4),
-    "slow-rank": (slow_rank, 1.6),
-    "slow-compute": (slow_compute, 2),
-    "slow-start": (slow_start, 200.0),
-    "slow-data": (slow_data, 20.0),
-    "slow-logging": (slow_logging, 20.0),
-    "lone-evaluation": (lone_evaluation, 6),
-    "always-synchronised": (always_synchronised, 0.0),
-    "other-precision": (other_precision, 0.0),
-    "slow-forward": (slow_forward, 20.0),
-    "slow-backward": (slow_backward, 20.0),
-    "slow-loader": (slow_loader, 20.0),
-    "slow-update": (slow_update, 20.0),
-    "lone-checkpoint": (lone_checkpoint, 60.0),
-    "bucket-cap": (bucket_cap, 0.001),
-    "unused-search": (unused_search, 0.0),
-    "garbage": (garbage, 500.0),
-    "growing-memory": (growing_memory, 20.0),
-    "stuck": (stuck, 20.0),
+FAULTS: dict[str, Fault] = {
+    "missing-sampler": Fault(missing_sampler),
+    "overlapping-sampler": Fault(overlapping_sampler, 0.25),
+    "forgotten-epoch": Fault(forgotten_epoch),
+    "one-core": Fault(one_core),
+    "many-threads": Fault(many_threads, 4),
+    "slow-rank": Fault(slow_rank, 1.6, rank=1),
+    "slow-compute": Fault(slow_compute, 2, rank=1),
+    "slow-start": Fault(slow_start, 200.0),
+    "slow-data": Fault(slow_data, 20.0),
+    "slow-logging": Fault(slow_logging, 20.0, rank=0),
+    "lone-evaluation": Fault(lone_evaluation, 6, rank=0),
+    "always-synchronised": Fault(always_synchronised),
+    "other-precision": Fault(other_precision, rank=1),
+    "slow-forward": Fault(slow_forward, 20.0, rank=1),
+    "slow-backward": Fault(slow_backward, 20.0, rank=1),
+    "slow-loader": Fault(slow_data, 20.0, rank=1),
+    "slow-update": Fault(slow_update, 20.0, rank=0),
+    "lone-checkpoint": Fault(lone_checkpoint, 60.0, rank=0),
+    "bucket-cap": Fault(bucket_cap, 0.001),
+    "unused-search": Fault(unused_search),
+    "garbage": Fault(garbage, 500.0),
+    "growing-memory": Fault(growing_memory, 20.0),
+    "stuck": Fault(stuck, 20.0, rank=1),
     **WORK_FAULTS,
-    "healthy": (lambda _: None, 0.0),
+    "healthy": Fault(lambda _: None),
 }
-"""Fault → the function that plants it, and its strength where none is given: a share, a factor, a
-number of threads, milliseconds and so on, as the function's docstring says."""
+"""Faults by name."""
 
 
 def parse_faults(text: str) -> list[tuple[str, float]]:
@@ -331,7 +294,7 @@ def parse_faults(text: str) -> list[tuple[str, float]]:
         name, equals, strength = part.partition("=")
         require_known("fault", name, FAULTS)
         try:
-            faults.append((name, float(strength) if equals else FAULTS[name][1]))
+            faults.append((name, float(strength) if equals else FAULTS[name].strength))
         except ValueError:
             raise UserError(f"fault {part!r}: {strength!r} is not a number") from None
     return faults
@@ -346,7 +309,8 @@ def plant(words: list[str]) -> Path:
     if not script.is_file():
         raise UserError(f"script {script}: no such file; {USAGE}")
     for name, strength in faults:
-        FAULTS[name][0](strength)
+        if FAULTS[name].concerns_this_rank():
+            FAULTS[name].plant(strength)
     sys.argv = [str(script), *words[2:]]
     sys.path[0] = str(script.absolute().parent)
     return script

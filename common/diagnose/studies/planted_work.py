@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from torch.utils import data
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import dataloader
 
-from common.diagnose.studies.planting import around_forward, change_ddp, rank
+from common.diagnose.studies.planting import Fault, change_ddp, in_place_of, slow_forward
 
 
 def tracker(bins: float) -> None:
@@ -51,48 +50,37 @@ def profiler(_: float) -> None:
 
 def recomputation(_: float) -> None:
     """Computes the activations of transformer layers a second time in the backward pass."""
-    plain = nn.TransformerEncoderLayer.forward
 
-    @functools.wraps(plain)
-    def recomputed(self, *inputs, **named):
-        return checkpoint(plain, self, *inputs, use_reentrant=False, **named)
-
-    nn.TransformerEncoderLayer.forward = recomputed
+    @in_place_of(nn.TransformerEncoderLayer, "forward")
+    def recomputed(plain, *inputs, **named):
+        return checkpoint(plain, *inputs, use_reentrant=False, **named)
 
 
 def dense_embedding(times: float) -> None:
     """Gives each embedding so many times the rows, of which the script touches those it had."""
-    plain = nn.Embedding.__init__
 
-    @functools.wraps(plain)
-    def larger(self, num_embeddings, *positional, **named):
-        plain(self, int(num_embeddings * times), *positional, **named)
-
-    nn.Embedding.__init__ = larger
+    @in_place_of(nn.Embedding, "__init__")
+    def larger(plain, embedding, num_embeddings, *positional, **named):
+        plain(embedding, int(num_embeddings * times), *positional, **named)
 
 
 def new_workers(milliseconds: float) -> None:
     """Loads with two workers that start anew in each epoch, and take so long to come up."""
-    plain = data.DataLoader.__init__
 
-    @functools.wraps(plain)
-    def with_workers(self, *positional, **named):
+    @in_place_of(data.DataLoader, "__init__")
+    def with_workers(plain, *positional, **named):
         named |= {"num_workers": 2, "persistent_workers": False}
-        plain(self, *positional, **named, worker_init_fn=lambda _: time.sleep(milliseconds / 1e3))
-
-    data.DataLoader.__init__ = with_workers
+        plain(*positional, **named, worker_init_fn=lambda _: time.sleep(milliseconds / 1e3))
 
 
 def cold_cache(milliseconds: float) -> None:
     """Makes the first batch of each epoch take ``milliseconds`` longer."""
-    plain = dataloader._SingleProcessDataLoaderIter._next_data
 
-    def filling(self):
-        if not self._num_yielded:
+    @in_place_of(dataloader._SingleProcessDataLoaderIter, "_next_data")
+    def filling(plain, iterator):
+        if not iterator._num_yielded:
             time.sleep(milliseconds / 1e3)
-        return plain(self)
-
-    dataloader._SingleProcessDataLoaderIter._next_data = filling
+        return plain(iterator)
 
 
 def own_exchange(_: float) -> None:
@@ -144,29 +132,23 @@ def averaged_weights(times: float) -> None:
     register_optimizer_step_pre_hook(average_weights)
 
 
-def slow_metrics(milliseconds: float) -> None:
-    """Makes each forward pass under DDP take ``milliseconds`` longer on every rank."""
-    around_forward(lambda _: milliseconds / 1e3)
-
-
 def lone_memory(mebibytes: float) -> None:
-    """Makes rank 0 hold so much more memory than the others."""
-    if rank() == 0:
-        held = bytearray(os.urandom(1)) * int(mebibytes * 2**20)
-        register_optimizer_step_post_hook(lambda *_: held)
+    """Holds so much more memory."""
+    held = bytearray(os.urandom(1)) * int(mebibytes * 2**20)
+    register_optimizer_step_post_hook(lambda *_: held)
 
 
 WORK_FAULTS = {
-    "tracker": (tracker, 64.0),
-    "profiler": (profiler, 0.0),
-    "recomputation": (recomputation, 0.0),
-    "dense-embedding": (dense_embedding, 40.0),
-    "new-workers": (new_workers, 200.0),
-    "cold-cache": (cold_cache, 300.0),
-    "own-exchange": (own_exchange, 0.0),
-    "shared-metrics": (shared_metrics, 10.0),
-    "averaged-weights": (averaged_weights, 4.0),
-    "slow-metrics": (slow_metrics, 20.0),
-    "lone-memory": (lone_memory, 400.0),
+    "tracker": Fault(tracker, 64.0),
+    "profiler": Fault(profiler),
+    "recomputation": Fault(recomputation),
+    "dense-embedding": Fault(dense_embedding, 40.0),
+    "new-workers": Fault(new_workers, 200.0),
+    "cold-cache": Fault(cold_cache, 300.0),
+    "own-exchange": Fault(own_exchange),
+    "shared-metrics": Fault(shared_metrics, 10.0),
+    "averaged-weights": Fault(averaged_weights, 4.0),
+    "slow-metrics": Fault(slow_forward, 20.0),
+    "lone-memory": Fault(lone_memory, 400.0, rank=0),
 }
-"""Fault → the function that plants it, and its strength where none is given."""
+"""Faults by name."""

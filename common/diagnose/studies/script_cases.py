@@ -8,9 +8,10 @@ run. The ``sixth`` is of faults that all ranks share, written before any of thei
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from common.cluster.emulated import EmulatedCluster
 from common.perfmodel.scaling.step_model import StepSettings
@@ -28,6 +29,12 @@ PLANTED = project_root() / "common" / "diagnose" / "studies" / "planted_faults.p
 SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 
 
+def words_of(fault: str, script: Path, flags: Mapping[str, object]) -> list[str]:
+    """Returns a program that plants a fault in a script, and its arguments."""
+    arguments = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return [str(PLANTED), fault, str(script), *arguments]
+
+
 @dataclass(frozen=True)
 class Case:
     """One script with one fault.
@@ -35,7 +42,7 @@ class Case:
     Attributes:
         name: name of the case's folder.
         cause: cause that must be named first; ``healthy`` for none.
-        script: name of a script in ``SCRIPTS``.
+        script: name of a script in ``folder``.
         fault: argument of ``planted_faults``.
         flags: flags of the script.
         rate: rate of the links of two emulated hosts; empty for ranks of this machine.
@@ -44,6 +51,7 @@ class Case:
             PROPOSED.
         instead: fault of the run without this one, such as another bucket cap.
         later: the later set that it belongs to; empty for the first two.
+        folder: folder of the script.
     """
 
     name: str
@@ -56,6 +64,7 @@ class Case:
     remedy: tuple[tuple[str, object], ...] = ()
     instead: str = HEALTHY
     later: str = ""
+    folder: Path = SCRIPTS
 
     @property
     def labels(self) -> set[str]:
@@ -115,10 +124,8 @@ class Case:
     def words(self, removed: bool) -> list[str]:
         """Returns the program that is watched: the planting, the fault, the script."""
         flags = dict(self.flags) | (dict(self.remedy) if removed else {})
-        arguments = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         fault = self.instead if removed else self.fault
-        script = str(SCRIPTS / f"{self.script}.py")
-        return [str(PLANTED), fault, script, *arguments]
+        return words_of(fault, self.folder / f"{self.script}.py", flags)
 
 
 def _instead_of(fault: str) -> str:

@@ -34,23 +34,16 @@ PORT = 29_765
 """Port of the aggregator on the first host, where nothing else of a study listens."""
 
 
-class Aggregator:
-    """TraceML's aggregator (``traceml serve``), a process that ends with this one.
-
-    Its summary is ``LOGS/traceml/final_summary.json`` after ``end``.
-    """
-
-    def __init__(self, logs: str, ranks: int, port: int) -> None:
-        flags = ["--mode", "summary", "--logs-dir", logs, "--run-name", RUN]
-        flags += ["--nnodes", "1", "--nproc-per-node", str(ranks)]
-        flags += ["--aggregator-bind-host", "0.0.0.0", "--aggregator-port", str(port)]
-        serve = [sys.executable, "-m", "traceml_ai.launcher.cli", "serve", *flags]
-        self.process = subprocess.Popen(ending_with_parent(serve), stdout=subprocess.DEVNULL)
-
-    def end(self) -> None:
-        """Ends the aggregator, after its summary is written."""
-        self.process.terminate()
-        self.process.wait(LONGEST_S)
+def aggregate(logs: str, ranks: str) -> None:
+    """Starts TraceML's aggregator, which writes its summary and ends as this process does."""
+    flags = ["--mode", "summary", "--logs-dir", logs, "--run-name", RUN]
+    flags += ["--nnodes", "1", "--nproc-per-node", ranks]
+    flags += ["--aggregator-bind-host", "0.0.0.0", "--aggregator-port", str(PORT)]
+    serve = [sys.executable, "-m", "traceml_ai.launcher.cli", "serve", *flags]
+    process = subprocess.Popen(ending_with_parent(serve), stdout=subprocess.DEVNULL)
+    # Both are called in the opposite order, and after TraceML's own end, registered later.
+    atexit.register(process.wait, LONGEST_S)
+    atexit.register(process.terminate)
 
 
 class Steps:
@@ -89,8 +82,7 @@ def main() -> None:
     """Runs the script that is named."""
     logs, *program = sys.argv[1:]
     if int(os.environ["RANK"]) == 0:
-        aggregator = Aggregator(logs, int(os.environ["WORLD_SIZE"]), PORT)
-        atexit.register(aggregator.end)  # after TraceML's own end here, which is registered later
+        aggregate(logs, os.environ["WORLD_SIZE"])
     host = os.environ["MASTER_ADDR"]
     traceml.init(
         session_id=RUN,

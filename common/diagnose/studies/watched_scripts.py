@@ -2,7 +2,8 @@
 
 Six scripts in six styles (``assignments/assignment4/scripts``) run watched on two ranks, with a
 fault planted from outside (``planted_faults``) or by a setting, and without one
-(``script_cases``). The fault is then removed, in rounds with it and without, as the machine's speed
+(``script_cases``); so do ten more whose faults are their own (``style_cases``). The fault is then
+removed, in rounds with it and without, as the machine's speed
 changes from run to run. The speedup that this brings is held against the predicted one, and against
 that of the best change that the watch tried itself (``verify``). Healthy runs must give no verdict
 of more than low confidence. Where TraceML is installed, each case is run once more under it
@@ -33,15 +34,17 @@ from common.diagnose.causes.trials import tried_against
 from common.diagnose.evidence.evidence import SAMPLES
 from common.diagnose.opened import Opened, open_diagnosis
 from common.diagnose.studies.script_cases import CASES, HEALTHY, RANKS, Case
+from common.diagnose.studies.style_cases import STYLE_CASES
 from common.errors import RunFailed, UserError
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.study import earlier_table, study_run, with_verdicts
+from common.runtime.records.study import earlier_table, say_tables, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.samples import slowest_rank
 
 WATCH = Path(ddplab_watch.__file__).parent / "__main__.py"
 TRACEML = project_root() / "common" / "diagnose" / "studies" / "traceml_ranks.py"
+ALL_CASES = (*CASES, *STYLE_CASES)
 RUNS, RESULTS = "runs", "cases.csv"
 TRACEML_ENDS = "-traceml"
 """Ends the names of what a run under TraceML has left."""
@@ -67,10 +70,10 @@ class ScriptsStudy:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise UserError(f"rounds is {self.rounds}; it must be at least 1")
-        known = {word for case in CASES for word in case.labels}
+        known = {word for case in ALL_CASES for word in case.labels}
         for name in self.only:
             if name not in known:
-                shared = sorted(known - {case.name for case in CASES})
+                shared = sorted(known - {case.name for case in ALL_CASES})
                 raise UserError(
                     f"unknown case {name!r}; a case's name, or one of {', '.join(shared)}"
                 )
@@ -78,7 +81,7 @@ class ScriptsStudy:
     def cases(self) -> list[Case]:
         """Returns the cases asked for; all together would take more than three hours."""
         wanted = set(self.only)
-        return [c for c in CASES if (c.labels & wanted if wanted else not c.later)]
+        return [c for c in ALL_CASES if (c.labels & wanted if wanted else not c.later)]
 
 
 SETTINGS = ScriptsStudy
@@ -113,8 +116,7 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
         table = pd.DataFrame(rows)
         verdicts = judge(table)
         run.write_table("verdicts.csv", verdicts)
-    progress.say(table.to_string(index=False, float_format="%.3g"))
-    progress.say(verdicts.to_string(index=False, float_format="%.3g"))
+    say_tables(progress, table, verdicts)
     return run.path
 
 
@@ -260,10 +262,7 @@ def traceml_verdict(case: Case, folder: Path) -> str:
 def row_of(case: Case, faulty: Opened, gains: Sequence[float]) -> dict[str, object]:
     """Returns what was planted, what was found, and what removing it brought.
 
-    Args:
-        case: the script and its fault.
-        faulty: the diagnosis with the fault.
-        gains: speed without the fault over that with it, by round.
+    ``gains`` are speeds without the fault over those with it, by round.
     """
     verdicts = faulty.diagnosis.verdicts
     first = verdicts[0] if verdicts else None
@@ -330,5 +329,4 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
         ("share of gains within their interval", 0.9, None, within.mean()),
         ("share of single rounds within a tenth of the others", None, None, agree.mean()),
     ]
-    columns = ["promise", "at_least", "at_most", "found"]
-    return with_verdicts(pd.DataFrame(promises, columns=columns))
+    return with_verdicts(promises)

@@ -40,7 +40,7 @@ class Attention(nn.Module):
 class Gnmt(nn.Module):
     """An encoder whose first layer reads both ways, and a decoder that attends to it."""
 
-    def __init__(self, units: int = UNITS, words: int = WORDS, layers: int = LAYERS) -> None:
+    def __init__(self, units: int = UNITS, words: int = WORDS) -> None:
         super().__init__()
 
         def lstm(inputs: int, bidirectional: bool = False) -> nn.LSTM:
@@ -49,10 +49,10 @@ class Gnmt(nn.Module):
         self.embedding = nn.Embedding(words, units)
         self.both_ways = lstm(units, bidirectional=True)
         self.joined = lstm(2 * units)
-        self.encoder = nn.ModuleList(lstm(units) for _ in range(layers - 2))
+        self.encoder = nn.ModuleList(lstm(units) for _ in range(LAYERS - 2))
         self.first = lstm(units)
         self.attention = Attention(units)
-        self.decoder = nn.ModuleList(lstm(2 * units) for _ in range(layers - 1))
+        self.decoder = nn.ModuleList(lstm(2 * units) for _ in range(LAYERS - 1))
         self.head = nn.Linear(units, words)
 
     def forward(self, sources: Tensor, targets: Tensor) -> Tensor:

@@ -37,9 +37,9 @@ class Layer:
     """Equal layers in a row, such as the blocks of a transformer, its embeddings or its head.
 
     Attributes:
-        name: name of the layer, ``block`` for those of a transformer.
-        tensors: parameters of one layer in the order in which PyTorch registers them. A layer that
-            shares another's weight (a tied head) does not list it.
+        name: ``block`` for those of a transformer.
+        tensors: parameters of one layer in the order in which PyTorch registers them, without a
+            weight that is another layer's (a tied head).
         forward_flops: operations of one layer in the forward pass of one sample.
         attention_flops: the part of ``forward_flops`` of scores and their products with values.
         count: number of such layers.
@@ -68,17 +68,13 @@ class Layer:
         """Returns the parameters of one layer."""
         return sum(tensor.elements for tensor in self.tensors)
 
-    def in_ready_order(self) -> list[Tensor]:
-        """Returns the parameters of one layer in the order in which their gradients are ready.
+    def ready_places(self) -> list[int]:
+        """Returns places in ``tensors`` in the order in which one layer's gradients are ready.
 
         Unless that was observed, modules come in reverse of the forward pass. The bias of a linear
         layer, whose weight is a matrix, is ready before its weight; that of a norm or a convolution
         after it.
         """
-        return [self.tensors[index] for index in self.ready_places()]
-
-    def ready_places(self) -> list[int]:
-        """Returns the places in ``tensors`` of what ``in_ready_order`` returns."""
         if self.observed:
             return list(self.observed)
         by_module: dict[str, list[int]] = {}
@@ -99,8 +95,7 @@ class Architecture:
     """A model that trains on samples of one size.
 
     Attributes:
-        name: name of the model, for messages and tables.
-        layers: layers in the order of the forward pass.
+        layers: in the order of the forward pass.
         tokens_per_sample: tokens of a sequence; 1 where a sample is an image.
         sample_bytes: bytes of a sample in the batch, its target included.
         ties_head: whether the head's weight is the token embedding's, whose gradient is then
@@ -155,10 +150,7 @@ class Architecture:
         return sizes
 
     def ready_order(self) -> list[int]:
-        """Returns places in ``parameter_sizes`` in the order in which gradients become ready.
-
-        Layers come from the last to the first, so a tied embedding is last.
-        """
+        """Returns places in ``parameter_sizes`` as gradients become ready; a tied one is last."""
         order, first = [], sum(layer.count * len(layer.tensors) for layer in self.layers)
         for layer in reversed(self.layers):
             places = layer.ready_places()

@@ -1,4 +1,4 @@
-"""Activations of a transformer's parts, from their sizes: attention, feed-forward, block, head.
+"""A transformer's blocks and heads from their parts: operations, and what passes hold of each.
 
 Written-out attention is that of the transformers library (``eager``). A fused kernel keeps queries,
 keys, values, its output and one number for each token and head.
@@ -7,7 +7,7 @@ keys, values, its output and one number for each token and head.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.perfmodel.architectures.activations import (
     FUSED,
@@ -23,8 +23,15 @@ from common.perfmodel.architectures.activations import (
     norm_input,
     streamed,
 )
-from common.perfmodel.architectures.architecture import Tensor
-from common.perfmodel.architectures.parts import Attention, Experts, FeedForward, LatentAttention
+from common.perfmodel.architectures.architecture import Layer, Tensor
+from common.perfmodel.architectures.parts import (
+    Attention,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    linear,
+    linear_flops,
+)
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,8 @@ class Style:
 
     Attributes:
         norm: kind of its norms.
-        rotates: whether queries and keys are rotated, and so copied out of a fused projection.
-        float32_softmax: whether written-out scores go through softmax in float32 under autocast.
+        rotates: whether queries and keys are rotated, and so copied out of a fused projection;
+            written-out scores then go through softmax in float32 under autocast.
         dropout: whether there is dropout behind each part.
         attention_dropout: whether there is dropout on the scores.
         inner_dropout: whether there is dropout behind the feed-forward part's activation (T5).
@@ -43,7 +50,6 @@ class Style:
 
     norm: str
     rotates: bool = False
-    float32_softmax: bool = False
     dropout: bool = False
     attention_dropout: bool = False
     inner_dropout: bool = False
@@ -51,9 +57,9 @@ class Style:
 
 
 def attention_activations(
-    attention: Attention | LatentAttention, tokens: int, keys: int, style: Style
+    attention: Attention | LatentAttention, tokens: int, style: Style
 ) -> list[Piece]:
-    """Returns what attention keeps of a sample: ``tokens`` queries that look at ``keys`` tokens."""
+    """Returns what attention keeps of a sample: ``tokens`` queries that look at as many tokens."""
     heads = attention.heads
     if isinstance(attention, LatentAttention):
         query = heads * (attention.head_width + attention.rotary_width)
@@ -68,17 +74,17 @@ def attention_activations(
         repeated = query, query
         pieces = []
         if attention.query_key_norms:
-            elements = tokens * query + keys * key
+            elements = tokens * (query + key)
             pieces += [exact("attention", elements), computed("attention", elements)]
         if attention.fused and style.rotates:
             # Values are a view of the whole projection, and the mixture is copied in another order.
             pieces.append(computed("attention", tokens * (query + key + mixed), FUSED))
-    scores = heads * tokens * keys
-    softmax = (4 * scores, (6 if style.float32_softmax else 2) * scores, 2 * scores)
+    scores = heads * tokens**2
+    softmax = (4 * scores, (6 if style.rotates else 2) * scores, 2 * scores)
     pieces += [
         computed("attention", tokens * (query + mixed)),
-        computed("attention", keys * (key + value), FUSED),
-        computed("attention", keys * sum(repeated), WRITTEN),
+        computed("attention", tokens * (key + value), FUSED),
+        computed("attention", tokens * sum(repeated), WRITTEN),
         exact("attention scores", heads * tokens, FUSED),
         Piece("attention scores", softmax, (WRITTEN,)),
     ]
@@ -104,51 +110,36 @@ def feed_forward_activations(part: FeedForward | Experts, tokens: int, width: in
     return [computed("feed-forward", tables * tokens * part.width)]
 
 
-def block_activations(
-    attention: Sequence[tuple[Attention | LatentAttention, int]],
+def block_layer(
+    name: str,
+    tensors: Sequence[Tensor],
+    attention: Attention | LatentAttention,
     feed_forward: FeedForward | Experts,
     tokens: int,
     width: int,
     style: Style,
-    linears: Sequence[Tensor],
-) -> Activations:
-    """Returns the activations of a block.
+    *,
+    attentions: int = 1,
+) -> Layer:
+    """Returns a block with its operations and activations.
 
     Args:
-        attention: the block's attentions in order, each with the tokens that it looks at.
-        feed_forward: the block's feed-forward part.
+        tensors: parameters in the order of the forward pass; weights of linear layers [out, in].
         tokens: tokens of a sample.
         width: width of the residual stream.
         style: further choices that decide what is kept.
-        linears: weights of its linear layers [out, in], in the order of the forward pass.
+        attentions: number of attentions; the second looks at what the encoder has made.
     """
-    stream = tokens * width
+    stream, scores = tokens * width, attentions * attention.heads * tokens**2
     kept: list[Piece] = []
-    for number, (part, keys) in enumerate(attention):
-        fused = isinstance(part, Attention) and part.fused
-        readers = 1 if fused else 2 if isinstance(part, LatentAttention) else 3
-        crosses = number > 0
-        kept += norm_input(tokens, width, style.norm)
-        kept.append(computed("norm outputs", stream, copies=1 if crosses else readers))
-        if crosses:  # keys and values read the encoder's output, under autocast by a copy each
-            kept.append(Piece("norm outputs", (0, 4 * keys * width, 0)))
-        kept += attention_activations(part, tokens, keys, style)
-        kept += dropout(stream) if style.dropout else []
-    readers = 2 if getattr(feed_forward, "gated", False) and not feed_forward.fused else 1
-    second = norm_input(tokens, width, style.norm)
-    if style.one_input:
-        second = [piece for piece in second if piece.part != "residual stream"]
-    second.append(computed("norm outputs", stream, copies=readers))
-    second += feed_forward_activations(feed_forward, tokens, width)
-    if style.inner_dropout:
-        inner = tokens * feed_forward.width
-        second += [*dropout(inner), computed("feed-forward", inner)]
+    for number in range(attentions):
+        kept += _attention_part(attention, tokens, width, style, crosses=number > 0)
+    second = _feed_forward_part(feed_forward, tokens, width, style)
     kept += second + (dropout(stream) if style.dropout else [])
-    scores = sum(part.heads * tokens * keys for part, keys in attention)
-    return Activations(
+    activations = Activations(
         kept=tuple(kept),
         entering=(streamed("residual stream", stream),),
-        selected=tuple(_selected(attention, linears, tokens)),
+        selected=tuple(_selected(attention, attentions, tensors, tokens)),
         forward=(
             streamed("temporary buffers", stream),
             computed("temporary buffers", scores, WRITTEN),
@@ -162,6 +153,47 @@ def block_activations(
             ),
         ),
     )
+    product_flops = attentions * attention.product_flops(tokens)
+    flops = linear_flops(tensors, tokens) + product_flops
+    if isinstance(feed_forward, Experts):
+        flops += feed_forward.expert_flops(width, tokens)
+    return Layer(
+        name,
+        tuple(tensors),
+        flops,
+        is_block=True,
+        attention_flops=product_flops,
+        activations=activations,
+    )
+
+
+def _attention_part(
+    attention: Attention | LatentAttention, tokens: int, width: int, style: Style, crosses: bool
+) -> list[Piece]:
+    fused = isinstance(attention, Attention) and attention.fused
+    readers = 1 if fused or crosses else 2 if isinstance(attention, LatentAttention) else 3
+    stream = tokens * width
+    kept = norm_input(tokens, width, style.norm)
+    kept.append(computed("norm outputs", stream, copies=readers))
+    if crosses:  # keys and values read the encoder's output, under autocast by a copy each
+        kept.append(Piece("norm outputs", (0, 4 * stream, 0)))
+    kept += attention_activations(attention, tokens, style)
+    return kept + (dropout(stream) if style.dropout else [])
+
+
+def _feed_forward_part(
+    part: FeedForward | Experts, tokens: int, width: int, style: Style
+) -> list[Piece]:
+    readers = 2 if getattr(part, "gated", False) and not part.fused else 1
+    kept = norm_input(tokens, width, style.norm)
+    if style.one_input:
+        kept = [piece for piece in kept if piece.part != "residual stream"]
+    kept.append(computed("norm outputs", tokens * width, copies=readers))
+    kept += feed_forward_activations(part, tokens, width)
+    if style.inner_dropout:
+        inner = tokens * part.width
+        kept += [*dropout(inner), computed("feed-forward", inner)]
+    return kept
 
 
 def _stream_backward(stream: float) -> list[Piece]:
@@ -183,46 +215,49 @@ def _feed_forward_backward(part: FeedForward | Experts, tokens: int, width: int)
 
 
 def _selected(
-    attention: Sequence[tuple[Attention | LatentAttention, int]],
-    linears: Iterable[Tensor],
-    tokens: int,
+    attention: Attention | LatentAttention, attentions: int, tensors: Iterable[Tensor], tokens: int
 ) -> list[Piece]:
     """Returns what torchtitan's selective checkpointing keeps beside a block's input.
 
     That is the output of every second matrix product, from the first, and of the attention
     kernels (pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py).
     """
-    pieces = [
-        computed("selected", tokens * linear.shape[0])
-        for index, linear in enumerate(linears)
-        if index % 2 == 0
-    ]
-    for part, _ in attention:
-        width = part.value_width if isinstance(part, LatentAttention) else part.head_width
-        pieces.append(computed("selected", tokens * part.heads * width, FUSED))
-        pieces.append(exact("selected", tokens * part.heads, FUSED))
-    return pieces
+    linears = [tensor for tensor in tensors if len(tensor.shape) == 2]
+    pieces = [computed("selected", tokens * linear.shape[0]) for linear in linears[::2]]
+    is_latent = isinstance(attention, LatentAttention)
+    width = attention.value_width if is_latent else attention.head_width
+    kernel = computed("selected", tokens * attention.heads * width, FUSED)
+    return pieces + attentions * [kernel, exact("selected", tokens * attention.heads, FUSED)]
 
 
-def head_activations(tokens: int, width: int, scores: int, before: Iterable[Piece]) -> Activations:
-    """Returns the activations of a head and of the cross-entropy of its scores.
+def head_layer(tokens: int, width: int, scores: int, *, bias: bool = False) -> Layer:
+    """Returns a linear layer from ``width`` to ``scores``, and the cross-entropy of its scores.
 
-    Args:
-        tokens: tokens of a sample that are scored.
-        width: width of the head's input.
-        scores: scores of a token.
-        before: pieces that layers before the last one keep, without the last one's input.
+    ``tokens`` of a sample are scored.
     """
+    tensors = tuple(linear("head", width, scores, bias))
+    activations = head_activations(tokens, width, scores)
+    return Layer("head", tensors, linear_flops(tensors, tokens), activations=activations)
+
+
+def tied(head: Layer) -> Layer:
+    """Returns a head that has another layer's weight in place of its own."""
+    return replace(head, tensors=(), shared_elements=head.elements)
+
+
+def head_activations(
+    tokens: int, width: int, scores: int, before: Iterable[Piece] = ()
+) -> Activations:
+    """Returns the activations of a head; ``before`` are those of layers that come before it."""
     part, table = "logits and loss", tokens * scores
     log_softmax = exact(part, table, PLAIN_LOSS)
     logits = computed(part, table, FUSED_LOSS)
     kept = (*before, computed(part, tokens * width), log_softmax, logits)
-    gradient = computed("logits and loss", table, FUSED_LOSS)
     return Activations(
         kept=(*kept, exact(part, tokens, FUSED_LOSS)),
         forward=(exact(part, table, PLAIN_LOSS),),  # the logits, in float32
         backward=(
-            (exact(part, 2 * table, PLAIN_LOSS), gradient),
+            (exact(part, 2 * table, PLAIN_LOSS), logits),  # gradients, as large as logits
             (
                 *negative((log_softmax, logits)),
                 computed(part, table),

@@ -12,12 +12,7 @@ from common.settings import Bound
 
 @dataclass(frozen=True)
 class Sizes:
-    """The values of a model's configuration.
-
-    Attributes:
-        values: values by key, as in ``config.json``.
-        name: name of the model.
-    """
+    """The values of a model's configuration by key, as in ``config.json``."""
 
     values: Mapping[str, object] = field(repr=False)
     name: str
@@ -25,8 +20,7 @@ class Sizes:
     def whole(self, key: str, default: int | None = None, rule: Bound = Whole) -> int:
         """Returns a whole positive number; the default where it is missing or null.
 
-        Raises UserError for a value that breaks the ``rule``, and for a missing one that has no
-        default.
+        Raises UserError for a value that breaks the ``rule``, and where there is no default.
         """
         number = self.values.get(key)
         if number is None and default is None:
@@ -93,9 +87,8 @@ class Sizes:
 
         Args:
             heads: key of the number of heads.
-            width: key of the model's width, which is that of all heads where ``head_dim`` is
-                missing.
-            stated: keys that the family must state; it would not derive them from the others.
+            width: key of the model's width, that of all heads where ``head_dim`` is missing.
+            stated: keys that the family must state, as it derives them from no other.
             kinds: biases and other fields of ``Attention``.
         """
         for key in stated:

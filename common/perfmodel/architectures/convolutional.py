@@ -9,8 +9,8 @@ from typing import Annotated
 from common.errors import UserError
 from common.perfmodel.architectures.activations import Activations, Piece, computed
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
-from common.perfmodel.architectures.block_activations import head_activations
-from common.perfmodel.architectures.parts import Whole, linear, linear_flops, norm
+from common.perfmodel.architectures.block_activations import head_layer
+from common.perfmodel.architectures.parts import Whole, norm
 from common.perfmodel.architectures.transformer import registered
 from common.settings import OneOf, Settings
 
@@ -61,16 +61,12 @@ class ResidualNetwork(Settings):
     """The sizes of a ResNet.
 
     Attributes:
-        name: name of the model, for messages and tables.
         widths: channels that come out of each stage.
         depths: residual layers of each stage.
         layer_type: basic (two convolutions of 3 × 3) or bottleneck (1 × 1, 3 × 3, 1 × 1).
         embedding_width: channels of the first convolution.
         shrinks_at_once: whether the first stage halves the image, too.
         shrinks_first: whether a bottleneck halves the image in its first convolution.
-        image_width: pixels of an image's side.
-        channels: values of a pixel.
-        classes: classes that the head scores.
 
     Raises UserError for another type of layers, and for widths and depths that do not match.
     """
@@ -108,9 +104,7 @@ class ResidualNetwork(Settings):
         kept = (image, *first.kept(), computed(PART, taken), Piece(PART, (8 * taken,) * 3))
         layers = [Layer("stem", first.tensors, first.forward_flops, activations=Activations(kept))]
         layers += self._stages(pooled)
-        head = linear("head", self.widths[-1], self.classes, bias=True)
-        scored = head_activations(1, self.widths[-1], self.classes, ())
-        layers.append(Layer("head", tuple(head), linear_flops(head, 1), activations=scored))
+        layers.append(head_layer(1, self.widths[-1], self.classes, bias=True))
         return Architecture(self.name, tuple(layers), sample_bytes=4 * pixels + 8)
 
     def _stages(self, pixels: int) -> Iterator[Layer]:

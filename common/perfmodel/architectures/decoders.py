@@ -31,14 +31,9 @@ def decoder(
     tied: bool = False,
     **overrides: object,
 ) -> Transformer:
-    """Makes a model whose sizes have Llama's names.
+    """Makes a model whose sizes have Llama's names; ``overrides`` are fields that differ from it.
 
-    Args:
-        sizes: values of the configuration.
-        attention: sizes of a block's attention.
-        feed_forward: sizes of its feed-forward part; None if all blocks have experts.
-        tied: whether the head is tied where the configuration does not say.
-        overrides: fields of ``Transformer`` that differ from Llama's.
+    The head is ``tied`` or not where the configuration does not say.
     """
     return Transformer(
         name=sizes.name,

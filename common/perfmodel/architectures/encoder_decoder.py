@@ -9,15 +9,14 @@ from common.perfmodel.architectures.activations import Activations, dropout, nor
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 from common.perfmodel.architectures.block_activations import (
     Style,
-    block_activations,
-    head_activations,
+    block_layer,
+    head_layer,
+    tied,
 )
 from common.perfmodel.architectures.parts import (
     Attention,
     FeedForward,
     Whole,
-    linear,
-    linear_flops,
     norm,
 )
 from common.perfmodel.architectures.transformer import registered
@@ -35,17 +34,10 @@ class EncoderDecoder(Settings):
     """The sizes of a T5 (Raffel et al. 2020): relative positions, RMS norms, no biases.
 
     Attributes:
-        name: name of the model, for messages and tables.
-        encoder_layers: blocks of the encoder.
-        decoder_layers: blocks of the decoder.
-        width: width of the hidden state.
         vocabulary: rows of the token embedding, which encoder and decoder share.
-        attention: sizes of every attention.
-        feed_forward: sizes of every feed-forward part.
-        position_buckets: distances that are told apart; the first block of each stack has a weight
-            for each, and for each head, which all blocks use.
+        position_buckets: distances that are told apart; the first block of a stack has a weight for
+            each of them and each head, which all blocks use.
         ties_head: whether the head's weight is the token embedding's.
-        dropout: whether it is trained with dropout.
     """
 
     name: str
@@ -65,18 +57,12 @@ class EncoderDecoder(Settings):
         Raises UserError for a length that is not positive.
         """
         Whole.check("sequence length", seq_len)
-        head = linear("head", self.width, self.vocabulary)
+        head = head_layer(seq_len, self.width, self.vocabulary)
         layers = (
             Layer("embedding", (Tensor("token.weight", (self.vocabulary, self.width)),)),
             *self._stack("encoder", self.encoder_layers, seq_len),
             *self._stack("decoder", self.decoder_layers, seq_len),
-            Layer(
-                "head",
-                () if self.ties_head else tuple(head),
-                linear_flops(head, seq_len),
-                activations=head_activations(seq_len, self.width, self.vocabulary, ()),
-                shared_elements=self.width * self.vocabulary if self.ties_head else 0,
-            ),
+            tied(head) if self.ties_head else head,
         )
         return Architecture(self.name, layers, seq_len, self.ties_head, sample_bytes=24 * seq_len)
 
@@ -98,12 +84,12 @@ class EncoderDecoder(Settings):
         for part in parts:
             projections = self.attention.tensors(self.width, part)
             tensors += [*norm(f"{part}_norm", self.width, "rms"), *projections]
-        scores = len(parts) * self.attention.product_flops(seq_len, seq_len)
         tensors += norm("feed_forward_norm", self.width, "rms")
         tensors += self.feed_forward.tensors(self.width)
-        flops = linear_flops(tensors, seq_len) + scores
-        activations = block_activations(
-            [(self.attention, seq_len)] * len(parts),
+        block = block_layer(
+            f"{side}_first_block" if first else f"{side}_block",
+            tensors,
+            self.attention,
             self.feed_forward,
             seq_len,
             self.width,
@@ -113,13 +99,13 @@ class EncoderDecoder(Settings):
                 attention_dropout=self.dropout,
                 inner_dropout=self.dropout,
             ),
-            [tensor for tensor in tensors if len(tensor.shape) == 2],
+            attentions=len(parts),
         )
         if first:
             shape = (self.position_buckets, self.attention.heads)
             before_output = [tensor.name for tensor in tensors].index("attention.output.weight")
             tensors.insert(before_output, Tensor("attention.positions.weight", shape))
-        name = f"{side}_first_block" if first else f"{side}_block"
-        block = Layer(name, tuple(tensors), flops, is_block=True, attention_flops=scores)
         # The bias of positions is added to scores, for which transformers writes them out.
-        return registered(replace(block, activations=written_out(activations)), REGISTRATION)
+        activations = written_out(block.activations)
+        block = replace(block, tensors=tuple(tensors), activations=activations)
+        return registered(block, REGISTRATION)

@@ -237,13 +237,8 @@ FAMILIES: dict[str, Callable[[Sizes], Model]] = {
 def model_of(values: Mapping[str, object], name: str) -> Model:
     """Returns the sizes of a model from the values of its configuration.
 
-    Args:
-        values: values by key, as in ``config.json``.
-        name: name of the model, for messages and tables.
-
-    Raises:
-        UserError: no known ``model_type``, a size that is missing or no whole positive number,
-            sizes that contradict each other, or an extension that is not modelled.
+    Raises UserError for no known ``model_type``, a size that is missing or no whole positive
+    number, sizes that contradict each other, or an extension that is not modelled.
     """
     family = values.get("model_type")
     with naming(name):
@@ -254,10 +249,7 @@ def model_of(values: Mapping[str, object], name: str) -> Model:
 
 
 def read_values(path: Path | str) -> dict[str, object]:
-    """Reads the values of a ``config.json``: the file, or the folder that has it.
-
-    Raises UserError where there is no such file, or no JSON object in it.
-    """
+    """Reads a ``config.json``, given by itself or by its folder. Raises UserError if it cannot."""
     file = Path(path)
     if file.is_dir():
         file /= "config.json"

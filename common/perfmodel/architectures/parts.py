@@ -52,11 +52,9 @@ class Attention(Settings):
     """Attention in which groups of query heads share a key and a value head.
 
     Attributes:
-        heads: query heads.
         key_value_heads: key heads, and as many value heads.
-        head_width: width of a head.
-        input_bias: whether the projections to queries, keys and values have biases.
-        output_bias: whether the projection from the heads has one.
+        input_bias, output_bias: whether projections to queries, keys and values, and that from the
+            heads, have biases.
         query_key_norms: whether each query and key head is normalised (RMS, as Qwen3's).
         sinks: whether each head has a learned score that takes attention off all tokens (gpt-oss).
         fused: whether one linear layer computes queries, keys and values.
@@ -101,12 +99,9 @@ class Attention(Settings):
         sinks = [Tensor(f"{name}.sinks.weight", (self.heads,))] if self.sinks else []
         return [*inputs, *sinks, *linear(f"{name}.output", queries, width, self.output_bias)]
 
-    def product_flops(self, tokens: int, keys: int) -> int:
-        """Returns the operations of scores and mixing: every query token with every key token.
-
-        Key and value heads that are shared save none.
-        """
-        return 4 * tokens * keys * self.heads * self.head_width
+    def product_flops(self, tokens: int) -> int:
+        """Returns the operations of scores and mixing, of which shared heads save none."""
+        return 4 * tokens**2 * self.heads * self.head_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +112,6 @@ class LatentAttention(Settings):
     out, as counted here.
 
     Attributes:
-        heads: heads of queries, keys and values.
         query_rank: width of the vector that queries come from; None: from the hidden state.
         key_value_rank: width of the vector that keys and values come from.
         head_width: width of a head's query and key without the part that is rotated.
@@ -155,10 +149,10 @@ class LatentAttention(Settings):
             *linear(f"{name}.output", self.heads * self.value_width, width, self.bias),
         ]
 
-    def product_flops(self, tokens: int, keys: int) -> int:
-        """Returns the operations of scores and mixing: every query token with every key token."""
+    def product_flops(self, tokens: int) -> int:
+        """Returns the operations of scores and mixing: every token with every token."""
         widths = self.head_width + self.rotary_width + self.value_width
-        return 2 * tokens * keys * self.heads * widths
+        return 2 * tokens**2 * self.heads * widths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +194,6 @@ class Experts(Settings):
     All experts' weights are in two tensors, [experts, out, in], as transformers 5 keeps them.
 
     Attributes:
-        total: experts.
         active: experts that a token is sent to.
         width: width between an expert's layers.
         shared_width: width of a gated part that all tokens go through; 0: there is none.
@@ -232,10 +225,7 @@ class Experts(Settings):
         ]
 
     def expert_flops(self, width: int, tokens: int) -> int:
-        """Returns the operations of the active experts; router and shared part are linear layers.
-
-        No token is dropped.
-        """
+        """Returns the operations of the active experts, which drop no token."""
         return 2 * tokens * self.active * 3 * self.width * width
 
     def _expert_tensors(self, width: int, name: str) -> list[Tensor]:

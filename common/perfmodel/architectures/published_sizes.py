@@ -67,7 +67,6 @@ class Size:
     Attributes:
         family: ``model_type`` of the model's config.
         sizes: whole numbers in the order of the family's ``COLUMNS``.
-        source: file that has them.
         special: values that the family does not share.
     """
 
@@ -90,6 +89,9 @@ FOUNDRY = "mosaicml/llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml"
 OWN = "this project"
 BERT = HUB + "google-bert/bert-"
 SPAN = {"architectures": ["BertForQuestionAnswering"]}
+PRETRAINING = {"architectures": ["BertForPreTraining"]}
+TIED = {"tie_word_embeddings": True}
+FMS = "foundation-model-stack/fms-fsdp, fms_fsdp/utils/config_utils.py"
 SIZES = {
     # Small enough to learn the synthetic text to its entropy within a minute.
     "gpt2-pico": Size("gpt2", "2 128 4 256 256", OWN),
@@ -101,11 +103,7 @@ SIZES = {
     "gpt2-xl": Size("gpt2", "48 1600 25 50257 1024", HUB + "openai-community/gpt2-xl"),
     "llama-2-7b": Size("llama", "32 4096 32 32 11008 32000", HUB + "meta-llama/Llama-2-7b-hf"),
     "llama-2-13b": Size("llama", "40 5120 40 40 13824 32000", HUB + "meta-llama/Llama-2-13b-hf"),
-    "llama-2-34b": Size(
-        "llama",
-        "48 8192 64 8 22016 32000",
-        "foundation-model-stack/fms-fsdp, fms_fsdp/utils/config_utils.py",
-    ),
+    "llama-2-34b": Size("llama", "48 8192 64 8 22016 32000", FMS),
     "llama-2-70b": Size("llama", "80 8192 64 8 28672 32000", HUB + "meta-llama/Llama-2-70b-hf"),
     "llama-3-8b": Size("llama", "32 4096 32 8 14336 128256", HUB + "meta-llama/Meta-Llama-3-8B"),
     "llama-3-70b": Size("llama", "80 8192 64 8 28672 128256", HUB + "meta-llama/Meta-Llama-3-70B"),
@@ -113,16 +111,10 @@ SIZES = {
         "llama", "126 16384 128 8 53248 128256", HUB + "meta-llama/Llama-3.1-405B"
     ),
     "llama-3.2-1b": Size(
-        "llama",
-        "16 2048 32 8 8192 128256",
-        HUB + "meta-llama/Llama-3.2-1B",
-        {"tie_word_embeddings": True},
+        "llama", "16 2048 32 8 8192 128256", HUB + "meta-llama/Llama-3.2-1B", TIED
     ),
     "llama-3.2-3b": Size(
-        "llama",
-        "28 3072 24 8 8192 128256",
-        HUB + "meta-llama/Llama-3.2-3B",
-        {"tie_word_embeddings": True},
+        "llama", "28 3072 24 8 8192 128256", HUB + "meta-llama/Llama-3.2-3B", TIED
     ),
     "mistral-7b": Size("mistral", "32 4096 32 8 14336 32000", HUB + "mistralai/Mistral-7B-v0.1"),
     "mixtral-8x7b": Size(
@@ -157,10 +149,7 @@ SIZES = {
     "bert-base-squad": Size("bert", "12 768 12 3072 30522 512", BERT + "base-uncased", SPAN),
     "bert-large-squad": Size("bert", "24 1024 16 4096 30522 512", BERT + "large-uncased", SPAN),
     "bert-large-pretraining": Size(
-        "bert",
-        "24 1024 16 4096 30522 512",
-        BERT + "large-uncased",
-        {"architectures": ["BertForPreTraining"]},
+        "bert", "24 1024 16 4096 30522 512", BERT + "large-uncased", PRETRAINING
     ),
     "bert-large": Size("bert", "24 1024 16 4096 30522 512", BERT + "large-uncased"),
     "vit-base": Size("vit", "12 768 12 3072", HUB + "google/vit-base-patch16-224"),
@@ -206,8 +195,7 @@ def gpt2(values: Mapping[str, object], name: str) -> Model:
 def sized_architecture(name_or_path: str, seq_len: int | None) -> tuple[Architecture, int | None]:
     """Returns an architecture as ``architecture_of``, and the tokens of its samples.
 
-    Where ``seq_len`` is None, texts have ``SEQ_LEN`` tokens, or as many as the model takes at most;
-    images stay without.
+    By default texts have ``SEQ_LEN`` tokens, or the most that the model takes; images have None.
     """
     tokens = SEQ_LEN if seq_len is None else seq_len
     model = _model(name_or_path, tokens)
@@ -222,13 +210,11 @@ def architecture_of(name_or_path: str, seq_len: int | None) -> Architecture:
     """Returns the architecture of a published size, or of a configuration.
 
     Args:
-        name_or_path: one of ``NAMES``, also as ``Llama 3.1 8B``; or a ``config.json``, or the
-            folder that has it.
+        name_or_path: one of ``NAMES``, also as ``Llama 3.1 8B``; a ``config.json``, or its folder.
         seq_len: tokens of a sample; None for images.
 
-    Raises:
-        UserError: neither a name nor a path; naming the nearest name. Also a sequence that the
-            model cannot take, and what is wrong with a configuration (``read_model``).
+    Raises UserError for an unknown name, with the nearest known one; for a sequence that the model
+    cannot take; and for a configuration that is wrong (``read_model``).
     """
     return _model(name_or_path, seq_len).architecture(seq_len)
 
@@ -242,11 +228,8 @@ def _model(name_or_path: str, seq_len: int | None) -> Model:
     return read_model(name_or_path)
 
 
-def configuration_of(name_or_path: str, seq_len: int | None = None) -> dict[str, object]:
-    """Returns the values of a published size's configuration, or of a ``config.json``.
-
-    Raises UserError as ``architecture_of``.
-    """
+def configuration_of(name_or_path: str, seq_len: int | None) -> dict[str, object]:
+    """Returns the values of a configuration; name and errors as for ``architecture_of``."""
     name = _listed_name(name_or_path)
     if name in SIZES:
         return dict(SIZES[name].values(seq_len))

@@ -15,7 +15,6 @@ from typing import Annotated
 from common.errors import UserError
 from common.perfmodel.architectures.activations import (
     Activations,
-    Piece,
     computed,
     dropout,
     norm_input,
@@ -24,8 +23,10 @@ from common.perfmodel.architectures.activations import (
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 from common.perfmodel.architectures.block_activations import (
     Style,
-    block_activations,
+    block_layer,
     head_activations,
+    head_layer,
+    tied,
 )
 from common.perfmodel.architectures.parts import (
     Attention,
@@ -52,11 +53,6 @@ class Transformer(Settings):
     """The sizes of a transformer.
 
     Attributes:
-        name: name of the model, for messages and tables.
-        layers: blocks.
-        width: width of the hidden state.
-        vocabulary: rows of the token embedding.
-        attention: sizes of a block's attention.
         feed_forward: sizes of a block's feed-forward part; None if all blocks have experts.
         experts: experts in place of ``feed_forward`` in all blocks but ``dense_layers``.
         dense_layers: blocks, counted from 0, whose feed-forward part is no choice of experts.
@@ -64,10 +60,8 @@ class Transformer(Settings):
         post_norm: whether norms come after the parts, as in BERT, and not before them.
         final_norm: whether a norm follows the last block.
         positions: kind of positions; learned ones are parameters.
-        position_rows: rows of the table of learned positions.
-        position_offset: rows of that table that no token uses.
+        position_rows, position_offset: rows of their table, and how many of these no token uses.
         segments: rows of the table of segments; 0: there is none.
-        embedding_norm: whether a norm follows the embeddings.
         pooler: whether a linear layer follows at the first token.
         head: one of ``HEADS``.
         transposed: whether weights of linear layers in blocks are [in, out], as in transformers'
@@ -75,9 +69,8 @@ class Transformer(Settings):
         registration: modules of a block, or what their names begin with, in the order in which
             they are registered; empty where that is the order of the forward pass.
         embedding_registration: modules of the embeddings in the order of registration.
-        dropout: whether it is trained with dropout behind the embeddings and all parts.
-        attention_dropout: whether it is trained with dropout on the scores.
-        one_input: whether both parts of a block read its input.
+        dropout: whether there is dropout behind the embeddings and all parts.
+        attention_dropout, one_input: as for ``Style``.
     """
 
     name: str
@@ -114,8 +107,7 @@ class Transformer(Settings):
     def architecture(self, seq_len: int) -> Architecture:
         """Returns the model's layers for samples of ``seq_len`` tokens.
 
-        Raises:
-            UserError: the sequence is not positive, or longer than the learned positions.
+        Raises UserError for a sequence that is not positive, or longer than the learned positions.
         """
         Whole.check("sequence length", seq_len)
         if seq_len > self.longest:
@@ -177,77 +169,56 @@ class Transformer(Settings):
             tensors = [*attention, *norms[0], *feed_forward, *norms[1]]
         else:
             tensors = [*norms[0], *attention, *norms[1], *feed_forward]
-        scores = self.attention.product_flops(seq_len, seq_len)
-        flops = linear_flops(tensors, seq_len) + scores
-        activations = block_activations(
-            [(self.attention, seq_len)],
+        block = block_layer(
+            "dense_block" if self.experts and dense else "block",
+            tensors,
+            self.attention,
             experts or self.feed_forward,
             seq_len,
             self.width,
-            self._style(),
-            [tensor for tensor in tensors if len(tensor.shape) == 2],
+            Style(
+                norm=self.norm,
+                rotates=self.positions == "rotary",
+                dropout=self.dropout,
+                attention_dropout=self.attention_dropout,
+                one_input=self.one_input,
+            ),
         )
         if self.transposed:
-            tensors = [replace(tensor, shape=tensor.shape[::-1]) for tensor in tensors]
-        block = Layer(
-            name="dense_block" if self.experts and dense else "block",
-            tensors=tuple(tensors),
-            forward_flops=flops + (experts.expert_flops(self.width, seq_len) if experts else 0),
-            is_block=True,
-            attention_flops=scores,
-            activations=activations,
-        )
+            tensors = (replace(tensor, shape=tensor.shape[::-1]) for tensor in tensors)
+            block = replace(block, tensors=tuple(tensors))
         return registered(block, self.registration)
-
-    def _style(self) -> Style:
-        return Style(
-            norm=self.norm,
-            rotates=self.positions == "rotary",
-            float32_softmax=self.positions == "rotary",
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            one_input=self.one_input,
-        )
-
-    def _head_activations(self, seq_len: int) -> Activations:
-        if self.head == "span":
-            return head_activations(seq_len, self.width, 2, ())
-        before: list[Piece] = []
-        if self.head in ("masked", "pretraining"):  # a linear layer, a GELU and a norm
-            stream = seq_len * self.width
-            before = [computed("logits and loss", 3 * stream)]
-        return head_activations(seq_len, self.width, self.vocabulary, before)
 
     def _head(self, seq_len: int) -> Layer:
         """Returns the head. Each token of a sample is scored, also where few are masked."""
-        scores = linear_flops(linear("", self.width, self.vocabulary), seq_len)
-        activations, weight = self._head_activations(seq_len), self.vocabulary * self.width
-        if self.head == "tied":
-            layer = Layer("head", (), scores, activations=activations)
-            return replace(layer, shared_elements=weight)
-        if self.head in ("own", "span"):
-            span = self.head == "span"
-            tensors = linear("head", self.width, 2 if span else self.vocabulary, bias=span)
-            flops = linear_flops(tensors, seq_len)
-            return Layer("head", tuple(tensors), flops, activations=activations)
+        if self.head == "span":
+            return head_layer(seq_len, self.width, 2, bias=True)
+        own = head_layer(seq_len, self.width, self.vocabulary)
+        if self.head in ("own", "tied"):
+            return own if self.head == "own" else tied(own)
         transform = linear("transform", self.width, self.width, bias=True)
-        flops = linear_flops(transform, seq_len) + scores
         tensors = [*transform, *norm("norm", self.width, self.norm)]
         tensors.append(Tensor("scores.bias", (self.vocabulary,)))
-        if self.head == "pretraining":
-            next_sentence = linear("next_sentence", self.width, 2, bias=True)
-            flops += linear_flops(next_sentence, 1)
-            tensors += next_sentence
-        layer = Layer("head", tuple(tensors), flops, activations=activations)
-        return registered(replace(layer, shared_elements=weight), ("scores",))
+        next_sentence = linear("next_sentence", self.width, 2, bias=True)
+        if self.head == "masked":
+            next_sentence = []
+        # A linear layer, a GELU and a norm come before the scores.
+        before = computed("logits and loss", 3 * seq_len * self.width)
+        layer = replace(
+            tied(own),
+            tensors=(*tensors, *next_sentence),
+            forward_flops=own.forward_flops
+            + linear_flops(transform, seq_len)
+            + linear_flops(next_sentence, 1),
+            activations=head_activations(seq_len, self.width, self.vocabulary, [before]),
+        )
+        return registered(layer, ("scores",))
 
 
 def registered(layer: Layer, order: Sequence[str]) -> Layer:
-    """Returns a layer whose tensors stand in order of the forward pass, as it is registered.
+    """Returns a layer as it is registered: modules of ``order`` (by prefix), then all others.
 
-    Args:
-        layer: a layer with tensors in the order of the forward pass, which is kept beside.
-        order: modules, or what their names begin with; the rest comes after them.
+    The order of the forward pass is kept beside.
     """
     forward = tuple(dict.fromkeys(tensor.module for tensor in layer.tensors))
 

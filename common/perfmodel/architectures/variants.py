@@ -55,8 +55,7 @@ def _adapted(layer: Layer, rank: int, tokens: int) -> Layer:
 def in_float8(architecture: Architecture) -> Architecture:
     """Returns a model whose blocks' linear layers compute in float8, in operations of 16 bits.
 
-    Attention, experts, embeddings and head stay in 16 bits, as with torchao's conversion of
-    ``nn.Linear`` but the head, which torchtitan trains with.
+    All else stays in 16 bits, as in torchtitan's conversion of ``nn.Linear`` but the head.
     """
     layers = []
     for layer in architecture.layers:
@@ -69,8 +68,7 @@ def in_float8(architecture: Architecture) -> Architecture:
 def in_units(architecture: Architecture, blocks: int) -> Architecture:
     """Returns a model whose blocks are joined, so many in a row, as FSDP may gather them.
 
-    Sizes and times are those of all blocks of a unit together. What is left of a row makes a unit
-    of its own.
+    A unit has the sizes and times of all of its blocks; the last of a row may have fewer.
     """
     layers: list[Layer] = []
     for layer in architecture.layers:

@@ -10,15 +10,13 @@ from common.perfmodel.architectures.activations import Activations, Piece, norm_
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 from common.perfmodel.architectures.block_activations import (
     Style,
-    block_activations,
-    head_activations,
+    block_layer,
+    head_layer,
 )
 from common.perfmodel.architectures.parts import (
     Attention,
     FeedForward,
     Whole,
-    linear,
-    linear_flops,
     norm,
 )
 from common.perfmodel.architectures.transformer import registered
@@ -30,19 +28,7 @@ REGISTRATION = ("attention", "attention_norm", "feed_forward_norm", "feed_forwar
 
 @dataclass(frozen=True, kw_only=True)
 class VisionTransformer(Settings):
-    """The sizes of a ViT that classifies square images by a class token.
-
-    Attributes:
-        name: name of the model, for messages and tables.
-        layers: blocks.
-        width: width of the hidden state.
-        attention: sizes of a block's attention.
-        feed_forward: sizes of a block's feed-forward part.
-        image_width: pixels of an image's side.
-        patch_width: pixels of a patch's side.
-        channels: values of a pixel.
-        classes: classes that the head scores.
-    """
+    """The sizes of a ViT that classifies square images by a class token; widths are in pixels."""
 
     name: str
     layers: Annotated[int, Whole]
@@ -61,36 +47,22 @@ class VisionTransformer(Settings):
             raise UserError(f"an image's {self.image_width} pixels are no multiple of {patch}")
 
     def architecture(self, seq_len: int | None = None) -> Architecture:
-        """Returns the layers for one image a sample.
-
-        Args:
-            seq_len: patches and the class token, which follow from the image; None is right.
-
-        Raises:
-            UserError: another length.
-        """
+        """Returns the layers of an image. Raises UserError for another number of tokens."""
         patches = (self.image_width // self.patch_width) ** 2
         tokens = patches + 1
         if seq_len not in (None, tokens):
             raise UserError(f"{self.name} has {tokens} tokens an image, not {seq_len}")
-        block = registered(self._block(tokens), REGISTRATION)
-        head = linear("head", self.width, self.classes, bias=True)
         # The head reads the class token, a view of all tokens' norms; autocast copies it out.
         view = Piece("norm outputs", (4 * patches * self.width, 0, 2 * patches * self.width))
         layers = (
             self._embedding(patches),
-            block,
+            self._block(tokens),
             Layer(
                 "final_norm",
                 tuple(norm("norm", self.width, "layer")),
                 activations=Activations((*norm_input(tokens, self.width, "layer"), view)),
             ),
-            Layer(
-                "head",
-                tuple(head),
-                linear_flops(head, 1),
-                activations=head_activations(1, self.width, self.classes, ()),
-            ),
+            head_layer(1, self.width, self.classes, bias=True),
         )
         pixels = self.channels * self.image_width**2
         return Architecture(self.name, layers, sample_bytes=4 * pixels + 8)
@@ -117,15 +89,13 @@ class VisionTransformer(Settings):
             *norm("feed_forward_norm", self.width, "layer"),
             *self.feed_forward.tensors(self.width),
         )
-        scores = self.attention.product_flops(tokens, tokens)
-        flops = linear_flops(tensors, tokens) + scores
-        activations = block_activations(
-            [(self.attention, tokens)],
+        block = block_layer(
+            "block",
+            tensors,
+            self.attention,
             self.feed_forward,
             tokens,
             self.width,
             Style(norm="layer"),
-            [tensor for tensor in tensors if len(tensor.shape) == 2],
         )
-        block = Layer("block", tensors, flops, count=self.layers, is_block=True)
-        return replace(block, activations=activations, attention_flops=scores)
+        return registered(replace(block, count=self.layers), REGISTRATION)

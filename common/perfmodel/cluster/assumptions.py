@@ -31,8 +31,7 @@ class Range:
     def of(cls, name: str, numbers: Sequence[float], least: float, most: float) -> Range:
         """Makes a range of a user's numbers: one, taken as certain, or value, lowest and highest.
 
-        Raises UserError, naming the assumption, for another count, a value outside of its own
-        range, or a range that is not within ``least`` to ``most``.
+        Raises UserError for others, and for a range that is not within ``least`` to ``most``.
         """
         if len(numbers) not in (1, 3):
             raise UserError(
@@ -120,8 +119,7 @@ class Assumptions:
         straggler_spread: standard deviation of a GPU's computation in a step, as a share.
         straggler_distribution: see ``stragglers``.
         overlap_slowdown: computation beside a collective takes this many times longer.
-        draws: number of draws that the bands come from.
-        seed: seed of the draws.
+        draws, seed: number of draws that the bands come from, and their seed.
     """
 
     mfu: Range | None = None
@@ -171,9 +169,8 @@ class Assumptions:
     def slowest(self, gpus: int, draws: Draws) -> NDArray:
         """Computes the pace of the slowest of ``gpus`` in each draw, as a multiple of the mean's.
 
-        A rank that is slow stays slow where all have equal work: a draw is a job with a slowest
-        rank of its own, and the first entry their mean. Lengths of texts vary from step to step,
-        so there every draw has the mean.
+        With equal work a slow rank stays slow: a draw is a job with a slowest rank, and the first
+        entry their mean. Lengths of texts vary from step to step, so there every draw has the mean.
         """
         spread, kind = draws.straggler_spread, self.straggler_distribution
         expected = slowest_of(gpus, spread, kind)

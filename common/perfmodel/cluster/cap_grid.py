@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.collectives import AllReduceModel
-from common.perfmodel.ddp.best_cap import ROUNDING, near_runs
+from common.perfmodel.ddp.best_cap import NEAR, ROUNDING, near_runs
 from common.perfmodel.ddp.bucketings import distinct_bucketings, profile_buckets
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.ddp.recurrence import many_cases
@@ -154,7 +154,7 @@ def best_rows(total_s: NDArray) -> NDArray:
 
 def near_interval(rows: Sequence[CapRow], total_s: NDArray, best: int) -> tuple[float, float]:
     """Returns the interval of caps (MiB) around ``best`` that stays within 1 % of it."""
-    runs = near_runs(total_s, total_s[best] * 1.01)
+    runs = near_runs(total_s, total_s[best] * NEAR)
     return next((rows[i].low_mib, rows[j].high_mib) for i, j in runs if i <= best <= j)
 
 

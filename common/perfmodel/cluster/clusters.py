@@ -51,7 +51,6 @@ class Cluster:
     """Nodes of one kind and their network. GB is 10⁹ bytes; rates are of one direction.
 
     Attributes:
-        name: name of the cluster.
         generation: one of ``GENERATIONS``, which chooses NCCL's constants.
         gpu: a name that ``peaks`` knows.
         gpus_per_node, max_nodes: size of the largest job.
@@ -71,7 +70,7 @@ class Cluster:
         channels_of_fewer: number of GPUs of a mesh or on PCIe → channels between them, where
             they are not all; a number that is missing has the channels of the next smaller one.
         measured: (size, factor): what a message takes as a multiple of what the model of NCCL
-            gives, where that was measured (``measured_network``); in no file.
+            gives, where that was measured (``nccl.with_measured``); in no file.
         measured_gpus: number of GPUs that this was measured on; in no file.
     """
 
@@ -149,8 +148,7 @@ def known_clusters() -> list[str]:
 def load_cluster(name_or_file: str | Path) -> Cluster:
     """Loads a known cluster by name, or a user's from a YAML file with the same keys.
 
-    Raises UserError for an unknown name, a file that cannot be read, keys that are missing or
-    unknown, and illegal values.
+    Raises UserError for an unknown name, a file that cannot be read, and illegal keys and values.
     """
     names = known_clusters()
     path = Path(name_or_file)

@@ -20,18 +20,12 @@ from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.peaks import DevicePeak, copy_s_per_byte
 
 
-def recomputes_nothing(layer: Layer) -> float:
-    """Returns the share of a layer's forward pass that its backward pass repeats: none."""
-    return 0.0
-
-
 def computed_profile(
     architecture: Architecture, samples: float, flops_per_s: float
 ) -> BackwardProfile:
     """Computes the ready times of a model's gradients (float32) from its operations alone.
 
     Args:
-        architecture: the model.
         samples: sequences, or images, of one backward pass.
         flops_per_s: the rate that the GPU reaches; a peak times an MFU.
     """
@@ -43,12 +37,11 @@ def computed_profile(
 def timed_profile(
     architecture: Architecture,
     forward_s: Callable[[Layer], float],
-    recomputed: Callable[[Layer], float] = recomputes_nothing,
+    recomputed: Callable[[Layer], float] = lambda layer: 0.0,
 ) -> BackwardProfile:
     """Computes the ready times of a model's gradients (float32) from its layers' forward passes.
 
     Args:
-        architecture: the model.
         forward_s: seconds of a layer's forward pass; its backward pass takes twice as long.
         recomputed: share of a layer's forward pass that checkpointing repeats.
     """
@@ -60,10 +53,7 @@ def timed_profile(
 def predicted_profile(job: Job, peak: DevicePeak, samples: float) -> BackwardProfile:
     """Computes the ready times of a job's gradients on a GPU, as ``pass_time`` has its passes.
 
-    Args:
-        job: model, types and checkpointing; its micro-batch is not used.
-        peak: rates of the GPU.
-        samples: sequences, or images, of one backward pass.
+    ``samples`` are sequences, or images, of the pass, in place of the job's micro-batch.
     """
     return timed_profile(
         architecture=job.architecture,

@@ -53,7 +53,6 @@ class JudgedRow:
     """A row beside what should come.
 
     Attributes:
-        size_bytes: size of the message.
         time_s, busbw_gb_per_s: what was measured.
         low_s, high_s: time that should come, on the fastest and slowest hardware that it may be;
             NaN where that is not known.
@@ -73,10 +72,8 @@ class JudgedTable:
     """A table of one collective, judged.
 
     Attributes:
-        table: the table.
         clusters: names of the hardware that it may be from; empty where that is not known.
         nodes: number of hosts.
-        rows: rows of the table.
         why_not: why nothing is known; empty where something is.
         faults: faults that it looks like, of a table that is low.
     """
@@ -146,7 +143,6 @@ def judge_rows(
     """Judges a table.
 
     Args:
-        table: the table.
         hardware: cluster that it is from; by default what its GPU's name says.
         gpu: name of the GPUs, where the table does not tell.
         faults: faults that other evidence shows, such as NCCL's log.
@@ -211,10 +207,7 @@ def expected(cluster: Cluster, table: PrintedCollective, nodes: int) -> list[Col
 
 
 def _part_of(cluster: Cluster, ranks: int, nodes: int) -> Cluster:
-    """Returns the cluster of the GPUs that took part.
-
-    A node of which a part of the GPUs took part has a card of the network for each of these.
-    """
+    """Returns the cluster of the GPUs that took part, each with its card of the network."""
     per_node = ranks // nodes
     if nodes == 1 or per_node * nodes != ranks or per_node >= cluster.gpus_per_node:
         return cluster
@@ -249,10 +242,7 @@ def faults_of(
 ) -> tuple[str, ...]:
     """Returns the faults that other evidence shows; without it, those that leave such a bandwidth.
 
-    Args:
-        judged: the table.
-        shares: fault → bus bandwidths that it may leave.
-        faults: faults that other evidence shows.
+    ``shares`` has the bus bandwidths that a fault may leave.
     """
     if in_log := tuple(fault for fault in shares if fault in faults):
         return in_log

@@ -20,12 +20,12 @@ GPUs are extrapolations of constants that NCCL's authors measured on few nodes.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from common.errors import UserError, require_known
+from common.errors import UserError, naming, require_known
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.nccl_tuning_table import (
     ALGORITHMS,
@@ -35,6 +35,7 @@ from common.perfmodel.cluster.nccl_tuning_table import (
     ring_choices,
     tree_factor,
 )
+from common.perfmodel.tables import AllReduceTable
 
 COLLECTIVES = ("all_gather", "reduce_scatter")
 
@@ -65,10 +66,7 @@ NO_RAMP = Ramp(0.0, 0.0, 0.0)
 class Collective:
     """The ways to do a collective, and the fastest of them for a size.
 
-    Args:
-        choices: all ways.
-        ramp: rise of the bandwidth with the size.
-        measured: (size, factor) of a cluster whose all-reduces were measured.
+    ``measured``: (size, factor) of a cluster whose all-reduces were measured.
     """
 
     def __init__(
@@ -138,7 +136,6 @@ class NcclAllReduce(Collective):
     """An all-reduce over ``gpus`` GPUs of a cluster (``AllReduceModel``).
 
     Args:
-        cluster: cluster of the GPUs, as ``load_cluster`` reads it.
         gpus: number of GPUs: up to one node's, else whole nodes.
         algorithms: members of ``ALGORITHMS`` allowed, as NCCL_ALGO would; all by default.
         ramp: rise of the bandwidth with the size; ``NO_RAMP`` for NCCL's tuner alone.
@@ -192,6 +189,34 @@ def between_nodes(cluster: Cluster, gpus: int) -> NcclAllReduce:
     All GPUs of a node make theirs at once, so each has its share of the node's network.
     """
     return NcclAllReduce(cluster.with_fewer(1), cluster.nodes(gpus))
+
+
+def with_measured(cluster: Cluster, table: AllReduceTable) -> Cluster:
+    """Returns the cluster with collectives as many times slower than the model as the table's are.
+
+    On the table's ranks an all-reduce takes what was measured. Other numbers of GPUs and other
+    collectives are off from the model by as much, by size.
+
+    Raises UserError where the cluster cannot hold the table's ranks.
+    """
+    ranks = table.world_size
+    if ranks is None or ranks < 2:
+        raise UserError(f"{table.source}: {ranks or 'no'} ranks: a network is between two or more")
+    with naming(table.source):
+        model = NcclAllReduce(cluster, ranks)
+    sizes, times = table.curve.sizes_bytes, table.curve.times_s
+    factors = times / model.time_s(sizes)
+    return replace(
+        cluster,
+        measured=tuple(zip(sizes.tolist(), factors.tolist(), strict=True)),
+        measured_gpus=ranks,
+        assumptions=(
+            *cluster.assumptions,
+            f"all-reduces over {ranks} GPUs are those of {table.source}, {factors.min():.2g} to "
+            f"{factors.max():.2g} times what the model of NCCL gives; other collectives, and other "
+            "numbers of GPUs, are off from it by as much at the same size",
+        ),
+    )
 
 
 def soft_minimum(first: NDArray, second: NDArray) -> NDArray:

@@ -112,10 +112,7 @@ class Choice:
 
 
 def all_reduce_choices(cluster: Cluster, gpus: int) -> tuple[Choice, ...]:
-    """Returns the choices that NCCL has for an all-reduce; none for one GPU.
-
-    Raises UserError where the cluster cannot hold ``gpus``.
-    """
+    """Returns NCCL's ways to all-reduce; none for one GPU. Raises UserError for too many GPUs."""
     nodes = cluster.nodes(gpus)
     if gpus == 1:
         return ()
@@ -164,10 +161,7 @@ def ring_choices(cluster: Cluster, gpus: int, rounds: int) -> tuple[Choice, ...]
 
 
 def tree_factor(protocols: NDArray, size_bytes: NDArray) -> NDArray:
-    """Returns the factors on trees' bandwidths, [protocols, sizes].
-
-    ``protocols`` are indices into ``PROTOCOLS``.
-    """
+    """Returns factors on trees' bandwidths [protocols, sizes], by index into ``PROTOCOLS``."""
     # Linear in log2 of the size between the table's powers of two; 1.001 keeps ``below + 1`` in it.
     position = np.log2(np.maximum(size_bytes, _FACTOR_FROM_BYTES) / _FACTOR_FROM_BYTES)
     position = np.minimum(position, _TREE_FACTORS.shape[1] - 1.001)
@@ -238,10 +232,7 @@ def _nvls_channel(cluster: Cluster, heads: int) -> float:
 
 
 def _crossings(nodes: int) -> int:
-    """Returns a tree's bandwidth as a multiple of a node's network.
-
-    Of two nodes each sends a byte once; in a longer tree an inner one sends it up and down.
-    """
+    """Returns a tree's bandwidth over a node's network: an inner node sends each byte twice."""
     return 2 if nodes == 2 else 1
 
 

@@ -43,10 +43,7 @@ LATENCY_S = 20e-6
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """A float32 step of a GPT-2 on one of two A100s.
-
-    ``mfu`` is a share of the float32 peak.
-    """
+    """A float32 step of a GPT-2 on one of two A100s; ``mfu`` is a share of the float32 peak."""
 
     config: GPT2Config
     batch: int
@@ -91,7 +88,6 @@ class SweepExplained:
     """A published sweep of one model beside the prediction.
 
     Attributes:
-        model: name of the model.
         table: bucket_cap_mib, num_buckets, published_buckets (counted in the published profile),
             measured_ms, predicted_ms, deviation (predicted over measured, minus 1), exposed_ms.
         mfu: the share of the float32 peak that gives the mean of the published steps.

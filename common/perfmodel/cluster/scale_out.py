@@ -86,20 +86,16 @@ def predict_scale_out(
     """Predicts the step on each number of GPUs.
 
     Args:
-        job: the model, a GPU's micro-batch, the precision, and what is computed again.
-        cluster: nodes and network.
         gpus: numbers of GPUs.
         global_batch_size: sequences of a step under strong scaling. A GPU takes its share in
             micro-batches of at most ``job.batch_size``; numbers of GPUs above it are left out
             there, as some GPUs would have nothing to do.
-        assumptions: assumptions on GPUs and network, by default the defaults of ``Assumptions``.
         caps_mib: caps among which b* is looked for.
         strategies: members of ``STRATEGIES`` and ``OTHERS`` to predict. HYBRID_SHARD shards inside
             a node and reduces over the nodes; ZERO1 is DDP whose GPUs update a part each.
 
-    Raises:
-        UserError: GPUs that the cluster cannot hold, or whose peak is not known at this precision;
-            a batch below 1 sequence; an unknown strategy.
+    Raises UserError for GPUs that the cluster cannot hold, or whose peak is not known at this
+    precision; a batch below 1 sequence; an unknown strategy.
     """
     if not len(gpus):
         raise UserError("no number of GPUs to predict for")
@@ -224,8 +220,7 @@ def _of_convolutions(predicted: ScaleOut) -> str:
 def without_room(predicted: ScaleOut) -> dict[str, dict[int, float]]:
     """Returns the peak of a step in bytes where it exceeds a GPU's memory: by strategy and GPUs.
 
-    It is the whole peak under weak scaling; of a model whose activations are not known, nothing is
-    said.
+    Under weak scaling; of models whose activations are known.
     """
     capacity = (predicted.peak.memory_bytes or math.inf) - LIBRARIES_BYTES
     full: dict[str, dict[int, float]] = {}

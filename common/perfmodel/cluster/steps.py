@@ -52,7 +52,6 @@ class Base(NamedTuple):
     Attributes:
         scaling: strong or weak.
         network: index into the networks, which is that of the number of GPUs.
-        gpus: number of GPUs.
         samples: samples of a GPU's step.
         global_samples: samples of a step on all GPUs.
     """
@@ -170,33 +169,28 @@ class ClusterSteps:
         best = best_rows(grid.total_s[:-1])
         steps = []
         for number, base in enumerate(self.bases):
-            span = slice(number * self.width, (number + 1) * self.width)
-            if base.gpus == 1:  # nothing to reduce, and no bucket to copy into
-                steps.append(self._row(strategy, number, *self._alone(span)))
-                continue
+            span = self._span(number)
             chosen = best[span.start]
-            low, high = near_interval(rows, step_s[:-1, span.start], chosen)
-            cap = rows[chosen].cap_mib
             row = self._row(
                 strategy=strategy,
                 number=number,
-                step_s=step_s[chosen, span],
-                local_s=local[span],
-                copies_s=copies[span],
-                slowed_s=grid.slowed_s[chosen, span],
-                exposed_s=grid.exposed_s[chosen, span] + gathering_s[span],
+                step_s=step_s[chosen],
+                local_s=local,
+                copies_s=copies,
+                slowed_s=grid.slowed_s[chosen],
+                exposed_s=grid.exposed_s[chosen] + gathering_s,
             )
-            steps.append(
-                {
-                    **row,
+            if base.gpus > 1:
+                low, high = near_interval(rows, step_s[:-1, span.start], chosen)
+                row |= {
                     **_banded("bucket_cap", "mib", np.array([rows[i].cap_mib for i in best[span]])),
                     "num_buckets": len(rows[chosen].last),
-                    "algorithm": self.networks[base.network].choice(cap * MIB),
+                    "algorithm": self.networks[base.network].choice(rows[chosen].cap_mib * MIB),
                     "near_low_mib": low,
                     "near_high_mib": high,
                     "default_step_s": step_s[-1, span.start],
                 }
-            )
+            steps.append(row)
         return steps
 
     def _update(self, strategy: str) -> tuple[NDArray, NDArray]:
@@ -233,23 +227,10 @@ class ClusterSteps:
         local = passes + shards_s
         step_s = total + shards_s * self.straggler
         copies = total - slowed - exposed - passes * self.straggler
-        rows = []
-        for number, base in enumerate(self.bases):
-            span = slice(number * self.width, (number + 1) * self.width)
-            if base.gpus == 1:
-                rows.append(self._row(strategy, number, *self._alone(span)))
-                continue
-            row = self._row(
-                strategy=strategy,
-                number=number,
-                step_s=step_s[span],
-                local_s=local[span],
-                copies_s=copies[span],
-                slowed_s=slowed[span],
-                exposed_s=exposed[span],
-            )
-            rows.append(row)
-        return rows
+        return [
+            self._row(strategy, number, step_s, local, copies, slowed, exposed)
+            for number in range(len(self.bases))
+        ]
 
     def _unit_times(self) -> tuple[dict[str, float], dict[str, float]]:
         """Returns the seconds of a sample's forward and backward pass, by FSDP's unit."""
@@ -263,12 +244,6 @@ class ClusterSteps:
                 forward["root"] += layer.count * seconds
                 backward["root"] += layer.count * again
         return forward, backward
-
-    def _alone(self, span: slice) -> tuple[NDArray, ...]:
-        """Returns the parts of one GPU's step: (step, local, copies, slowed, exposed), seconds."""
-        local = self.passes_s * self.of_samples[span] + self.update_s
-        nothing = np.zeros_like(local)
-        return local, local, nothing, nothing, nothing
 
     def _collectives(self, strategy: str) -> tuple[dict, dict, NDArray]:
         """Computes the seconds of collectives, of their copies, and of a rank's update.
@@ -315,6 +290,9 @@ class ClusterSteps:
         tensors = tuple(tensor for layer in outside for tensor in layer.tensors)
         return [*architecture.blocks, Layer("root", tensors)]
 
+    def _span(self, base: int) -> slice:
+        return slice(base * self.width, (base + 1) * self.width)
+
     def _row(
         self,
         strategy: str,
@@ -325,9 +303,14 @@ class ClusterSteps:
         slowed_s: NDArray,
         exposed_s: NDArray,
     ) -> dict:
-        """Makes one row of the table; arrays are the prediction and its draws."""
+        """Makes the row of base ``number``; arrays are over all cases."""
         base = self.bases[number]
-        span = slice(number * self.width, (number + 1) * self.width)
+        span = self._span(number)
+        parts = [seconds[span] for seconds in (step_s, local_s, copies_s, slowed_s, exposed_s)]
+        if base.gpus == 1:  # nothing to reduce, and no bucket to copy into
+            alone_s = self.passes_s * self.of_samples[span] + self.update_s
+            parts = [alone_s, alone_s, *np.zeros((3, self.width))]
+        step_s, local_s, copies_s, slowed_s, exposed_s = parts
         tokens = base.global_samples * self.job.tokens_per_sample
         straggler = local_s * (self.straggler[span] - 1)
         return {

@@ -16,6 +16,8 @@ from common.perfmodel.ddp.timeline import BackwardTimeline
 
 ROUNDING = 1e-9
 """Predictions that differ by less are equal: the order of additions decides which is smaller."""
+NEAR = 1.01
+"""Multiple of the best time up to which caps count as near."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,6 @@ class BestCap:
         cap_mib: b*, a cap that gives the fastest bucketing found.
         total_s: the predicted backward time there.
         near_mib: every maximal interval of searched caps within 1 % of the best, ascending.
-        candidates: all distinct bucketings that were searched, by cap.
     """
 
     cap_mib: float
@@ -57,10 +58,9 @@ class BestCap:
     candidates: tuple[Candidate, ...]
 
     def candidate(self, cap_mib: float) -> Candidate:
-        """Returns the bucketing of a searched cap.
+        """Returns the bucketing of a searched cap, or of any above if the largest gave one bucket.
 
-        A cap above all searched ones is known, too, if the largest gave one bucket. Raises
-        UserError for any other cap.
+        Raises UserError for any other cap.
         """
         last = self.candidates[-1]
         if last.num_buckets == 1 and cap_mib > last.high_mib:
@@ -84,18 +84,11 @@ def fastest_cap(
     bucketings: Sequence[Bucketing],
     timelines: Sequence[BackwardTimeline],
     caps_mib: Sequence[float] | None = None,
-    tolerance: float = 0.01,
 ) -> BestCap:
     """Chooses the cap of the shortest backward pass.
 
     b* is the middle (geometric mean) of the caps that give the fastest bucketing, or of those
-    among ``caps_mib``; larger caps win ties.
-
-    Args:
-        bucketings: bucketings to choose from, by cap.
-        timelines: backward pass of each bucketing.
-        caps_mib: caps to choose from; None takes any.
-        tolerance: excess over the best time that counts as near, as a fraction of that time.
+    among ``caps_mib``; larger caps win ties. ``timelines`` has the backward pass of each bucketing.
     """
     candidates = [
         Candidate(
@@ -114,7 +107,7 @@ def fastest_cap(
     if caps_mib is not None:
         inside = [c for c in caps_mib if best.contains(c)]
         cap = min(inside, key=lambda c: abs(np.log(c / cap)))
-    runs = near_runs([c.total_s for c in candidates], best.total_s * (1 + tolerance))
+    runs = near_runs([c.total_s for c in candidates], best.total_s * NEAR)
     near = tuple((candidates[first].low_mib, candidates[last].high_mib) for first, last in runs)
     return BestCap(cap, best.total_s, near, tuple(candidates))
 

@@ -45,8 +45,8 @@ def distinct_bucketings(
 ) -> tuple[Bucketing, ...]:
     """Returns the distinct bucketings of these caps, or, without caps, all that there are; by cap.
 
-    Gradients of several dtypes forbid walking through all: without caps those of ``GRID_CAPS`` caps
-    are found. Raises UserError for no caps.
+    Gradients of several dtypes forbid walking through all: without caps ``GRID_CAPS`` are tried.
+    Raises UserError for no caps.
     """
     if caps_mib is None:
         if len(set(profile.kinds)) <= 1:
@@ -70,20 +70,14 @@ def distinct_bucketings(
 
 @dataclass(frozen=True)
 class DistinctCap:
-    """A cap in MiB, in the middle of those that give the same buckets, and the number of buckets.
-
-    A cap of None is DDP's default.
-    """
+    """A cap in MiB amid those that give the same buckets, and their number; None: DDP's default."""
 
     cap_mib: float | None
     num_buckets: int
 
 
 def distinct_caps(sizes_bytes: Sequence[int]) -> Iterator[DistinctCap]:
-    """Yields a cap for each distinct bucketing of gradients of one dtype, ascending.
-
-    ``sizes_bytes`` are in gradient-ready order.
-    """
+    """Yields a cap for each bucketing of gradients of one dtype, in ready order; ascending."""
     for low, high, buckets in walk_bucketings(sizes_bytes):
         yield DistinctCap((low + high) // 2 / MIB, len(buckets))
 
@@ -93,8 +87,8 @@ def choose_caps(
 ) -> tuple[DistinctCap, ...]:
     """Chooses at most ``count`` bucketings, spread evenly by the logarithm of their bucket count.
 
-    The most buckets that ``max_buckets`` allows and the single bucket are always among them. By
-    ascending cap. Raises UserError where there are not two.
+    The most buckets that ``max_buckets`` allows and the single bucket are always among them. Raises
+    UserError where there are not two.
     """
     candidates = [cap for cap in distinct_caps(sizes_bytes) if cap.num_buckets <= max_buckets]
     by_number = {cap.num_buckets: cap for cap in candidates}  # of equal numbers the largest cap

@@ -15,7 +15,6 @@ class BackwardProfile:
     """Gradients in the order they become ready, without any communication.
 
     Attributes:
-        names: parameter names.
         sizes_bytes: int64, bytes on the wire.
         ready_s: float, seconds from the start of the backward pass; never decreasing.
         backward_s: seconds until the backward pass ends, at least the last ready time.
@@ -81,11 +80,7 @@ class BackwardProfile:
         return int(self.sizes_bytes.sum())
 
     def scaled(self, compute: float = 1.0, size: float = 1.0) -> BackwardProfile:
-        """Scales computation time by ``compute`` and gradient sizes by ``size``.
-
-        Used to ask "what if": ``compute=0.5`` halves every g_l, ``size=0.5`` halves B (as a
-        16-bit gradient would).
-        """
+        """Scales computation time by ``compute`` and gradient sizes by ``size``."""
         sizes = np.maximum(1, np.rint(self.sizes_bytes * size)).astype(np.int64)
         return replace(
             self,
@@ -111,18 +106,13 @@ class DdpCosts:
         copy_out_s_per_byte: copying a reduced bucket back into the gradients.
         communication_slowdown: r: an all-reduce beside computation takes this many times longer.
         compute_slowdown: s: computation beside an all-reduce takes this many times longer.
-        lost_compute: (sizes in bytes, seconds): how much computation an all-reduce of each size
-            costs when it runs beside it, where this was measured; replaces ``compute_slowdown``.
-            Linear between the sizes, the first below them and in proportion to the last beyond.
+        lost_compute: (sizes in bytes, seconds): computation that an all-reduce of each size costs
+            beside it, where this was measured (``of_size``); replaces ``compute_slowdown``.
         delays: (sizes in bytes, seconds): how much longer an all-reduce of each size takes beside
-            computation, where this was measured, and between the sizes as above; replaces
-            ``communication_slowdown``. These are seconds and no factor, because an all-reduce waits
-            for the processor: the latency of its network does not get longer.
-        launch_s: time that one bucket takes from the thread that computes, its all-reduce's
-            launch included. Leave it at 0 where ``lost_compute`` was measured with all-reduces that
-            the pass itself launches, as that holds it; unless their launches were hidden, as over
-            NCCL (``OverlapSamples.per_bucket_s``). Measured beside all-reduces launched before the
-            pass, as in runs without the arm ``launched``, it does not.
+            computation, where this was measured; replaces ``communication_slowdown``. It is no
+            factor, as an all-reduce waits for the processor and its network gets no slower.
+        launch_s: time that one bucket takes from the thread that computes, its all-reduce's launch
+            included; 0 where ``lost_compute`` holds it, as the pass launched these all-reduces.
     """
 
     copy_in_s_per_byte: float = 0.0
@@ -146,10 +136,9 @@ class DdpCosts:
             raise UserError("the cost of launching an all-reduce must not be negative")
 
     def without(self, *terms: str) -> DdpCosts:
-        """Returns the same costs with some terms (of ``TERMS``) switched off.
+        """Returns the same costs without some of ``TERMS``; slowdowns with what was measured.
 
-        ``compute_slowdown`` takes the measured ``lost_compute`` with it. Raises UserError for a
-        term that does not exist.
+        Raises UserError for a term that does not exist.
         """
         off = {
             "copy_in": {"copy_in_s_per_byte": 0.0},
@@ -175,14 +164,9 @@ class DdpCosts:
         return replace(self, copy_out_s_per_byte=0.0)
 
     def beside_computation(self, sizes_bytes: NDArray, alone_s: NDArray) -> tuple[NDArray, NDArray]:
-        """Computes the times of all-reduces that run beside computation from start to end.
+        """Returns how long all-reduces take beside computation, and how much of it is then done.
 
-        Args:
-            sizes_bytes: message sizes.
-            alone_s: how long each takes with nothing beside it.
-
-        Returns:
-            how long each takes, and how much computation is done meanwhile, both in seconds.
+        Both in seconds; they take ``alone_s`` with nothing beside them.
         """
         if self.delays is None:
             duration = alone_s * self.communication_slowdown
@@ -196,10 +180,7 @@ class DdpCosts:
 
 
 def of_size(curve: SecondsBySize, sizes_bytes: NDArray) -> NDArray:
-    """Returns the seconds of all-reduces of these sizes, from those of the known sizes.
-
-    Linear between the known sizes, the first below them and in proportion to the last beyond.
-    """
+    """Interpolates seconds by size: the first below, and in proportion to the last beyond."""
     known_bytes, known_s = curve
     beyond = known_s[-1] * np.asarray(sizes_bytes) / known_bytes[-1]
     within = np.interp(sizes_bytes, known_bytes, known_s)

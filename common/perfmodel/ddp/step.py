@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.ddp.comm_hooks import CommHook
+from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.timeline import BackwardTimeline
 
 BUCKET_VIEW = "gradient_as_bucket_view"
@@ -51,18 +51,16 @@ class StepOptions:
     """The settings of a step.
 
     Attributes:
-        ddp: arguments that decide the buckets.
+        ddp, gradient_as_bucket_view, hook: as for ``DdpModel.backward``.
         accumulation: micro-batches of a step.
         exchanges: backward passes that exchange gradients: 1 under ``no_sync``.
-        gradient_as_bucket_view: whether DDP's buckets are the gradients.
-        hook: a communication hook.
     """
 
     ddp: DdpOptions = field(default_factory=DdpOptions)
     accumulation: int = 1
     exchanges: int = 1
     gradient_as_bucket_view: bool = False
-    hook: CommHook | None = None
+    hook: CastHook | None = None
 
     def __post_init__(self) -> None:
         if min(self.accumulation, self.exchanges) < 1:
@@ -125,13 +123,9 @@ class StepTimeline:
 def step_timeline(
     parts: StepParts, options: StepOptions, backward: BackwardTimeline, backward_alone_s: float
 ) -> StepTimeline:
-    """Puts a step together from its parts and a predicted backward pass (``model`` makes both).
+    """Puts a step together from its parts and a predicted backward pass.
 
-    Args:
-        parts: the step without DDP.
-        options: settings of the step.
-        backward: the backward pass that exchanges.
-        backward_alone_s: backward pass, had it exchanged nothing.
+    ``backward_alone_s`` is its duration, had it exchanged nothing.
     """
     local_s = backward_alone_s if parts.local_backward_s is None else parts.local_backward_s
     first_exchange = options.accumulation - options.exchanges

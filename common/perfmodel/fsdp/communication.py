@@ -89,31 +89,21 @@ def step_collectives(
     exchanges gradients in every micro-batch, and reduces those of the norms, which are replicated.
 
     Args:
-        config: the model's sizes.
         strategy: one of ``STRATEGIES``.
-        ranks: ranks of the whole job.
         accumulation: micro-batches a step.
         shard_size: ranks that share one copy; HYBRID_SHARD only.
         parameter_bytes: bytes of a block's parameter as it is gathered, 2 under FSDP's mixed
             precision. The root's are gathered in float32, and gradients are reduced in it.
         bucket_cap_mb: DDP's argument, in MiB; None is its default.
 
-    Raises:
-        UserError: unknown strategy, counts below 1, a ``shard_size`` that does not divide the
-            ranks, is missing, or has no effect.
+    Raises UserError for an unknown strategy, counts below 1, and a ``shard_size`` that does not
+    divide the ranks, is missing, or has no effect.
     """
     _check(strategy, ranks, accumulation, shard_size)
     if strategy == "single":
         return []
-    if strategy in ("DDP", "MY_ZERO1"):
-        collectives = _ddp_collectives(config, ranks, bucket_cap_mb)
-        return collectives + (_updated_parameters(config, ranks) if strategy == "MY_ZERO1" else [])
-    if strategy in ("MY_DDP", "MY_BUCKETS"):
-        sizes = [FLOAT32_BYTES * size for size in reversed(config.parameter_sizes())]
-        buckets = [[index] for index in range(len(sizes))]
-        if strategy == "MY_BUCKETS":
-            buckets = _buckets(sizes, range(len(sizes)), bucket_cap_mb)
-        return _all_reduces(sizes, buckets, ranks)
+    if strategy in ("DDP", "MY_DDP", "MY_BUCKETS", "MY_ZERO1"):
+        return _replicated_collectives(config, strategy, ranks, bucket_cap_mb)
     if strategy == "MY_FSDP":
         return _own_fsdp_collectives(config, ranks, accumulation, parameter_bytes)
     return sharded_collectives(
@@ -178,15 +168,13 @@ def wire_bytes(collective: Collective, backend: str) -> int:
 
     With n ranks and S bytes: a ring sends 2(n−1)/n·S for an all-reduce and (n−1)/n·S for an
     all-gather or a reduce-scatter (Patarasuk and Yuan 2009). gloo runs the ring at every size, but
-    has no reduce-scatter: it is an all-reduce of which the rank keeps its part, so that it sends
-    twice as much as it would have to.
+    its reduce-scatter is an all-reduce of which the rank keeps its part. A broadcast is sent on
+    from rank to rank, n − 1 times in all; this is the mean over the ranks.
 
-    Exact for gloo where n divides the message, else within a few bytes, as the ring's pieces are
-    not of one size then; see ``control_bytes`` for what comes on top. For NCCL exact where it runs
-    the ring with protocol Simple, which it does with large messages; its tree sends the same on
-    average over the ranks, LL twice as much, and NVLS leaves the sum to the switch.
-
-    A broadcast is sent on from rank to rank, n − 1 times in all; this is the mean over the ranks.
+    Exact for gloo where n divides the message, else within a few bytes; see ``control_bytes`` for
+    what comes on top. For NCCL exact where it runs the ring with protocol Simple, which it does
+    with large messages; its tree sends the same on average over the ranks, LL twice as much, and
+    NVLS leaves the sum to the switch.
 
     Raises UserError for an unknown operation or backend.
     """
@@ -226,15 +214,8 @@ def step_control_bytes(collectives: Sequence[Collective], backend: str) -> int:
     return sum(c.count * control_bytes(c, backend) for c in collectives)
 
 
-def strategy_table(
-    config: GPT2Config,
-    ranks: int,
-    accumulations: Sequence[int] = (1, 4),
-    shard_size: int | None = None,
-) -> pd.DataFrame:
-    """Tabulates the bytes that a rank sends in a step under each strategy.
-
-    HYBRID_SHARD is among them if ``shard_size`` is given.
+def strategy_table(config: GPT2Config, ranks: int) -> pd.DataFrame:
+    """Tabulates the bytes that a rank sends in a step of 1 and of 4 micro-batches, by strategy.
 
     Columns: backend, accumulation (micro-batches a step), strategy, collectives (a step),
     sent_bytes (payload, of one rank and step), ratio_to_ddp (at the same backend and accumulation;
@@ -242,18 +223,9 @@ def strategy_table(
     """
     rows = []
     for backend in BACKENDS:
-        for accumulation in accumulations:
-            for strategy in PYTORCHS[1:]:
-                hybrid = strategy == "HYBRID_SHARD"
-                if hybrid and shard_size is None:
-                    continue
-                collectives = step_collectives(
-                    config,
-                    strategy,
-                    ranks,
-                    accumulation=accumulation,
-                    shard_size=shard_size if hybrid else None,
-                )
+        for accumulation in (1, 4):
+            for strategy in ("DDP", "SHARD_GRAD_OP", "FULL_SHARD"):
+                collectives = step_collectives(config, strategy, ranks, accumulation=accumulation)
                 count = sum(collective.count for collective in collectives)
                 sent = step_wire_bytes(collectives, backend)
                 rows.append((backend, accumulation, strategy, count, sent))
@@ -272,26 +244,24 @@ def padded_elements(shapes: Sequence[tuple[int, ...]], shards: int) -> int:
     return sum(-(-rows // shards) * shards * prod(row_shape) for rows, *row_shape in shapes)
 
 
-def _ddp_collectives(
-    config: GPT2Config, ranks: int, bucket_cap_mb: float | None
+def _replicated_collectives(
+    config: GPT2Config, strategy: str, ranks: int, bucket_cap_mb: float | None
 ) -> list[Collective]:
     sizes = [FLOAT32_BYTES * size for size in config.parameter_sizes()]
-    buckets = _buckets(sizes, config.ready_order(), bucket_cap_mb)
-    return _all_reduces(sizes, buckets, ranks)
-
-
-def _all_reduces(
-    sizes: Sequence[int], buckets: Sequence[Sequence[int]], ranks: int
-) -> list[Collective]:
-    return [
+    order = list(reversed(range(len(sizes))))
+    if strategy in ("DDP", "MY_ZERO1"):
+        order = config.ready_order()
+    buckets = [[index] for index in order]
+    if strategy != "MY_DDP":
+        buckets = _buckets(sizes, order, bucket_cap_mb)
+    collectives = [
         Collective("all_reduce", f"bucket {index}", sum(sizes[i] for i in bucket), 1, ranks)
         for index, bucket in enumerate(buckets)
     ]
-
-
-def _updated_parameters(config: GPT2Config, ranks: int) -> list[Collective]:
-    counts = Counter(4 * size for size in config.parameter_sizes())
-    return [Collective("broadcast", "parameter", size, n, ranks) for size, n in counts.items()]
+    if strategy == "MY_ZERO1":
+        counts = Counter(sizes).items()
+        collectives += [Collective("broadcast", "parameter", size, n, ranks) for size, n in counts]
+    return collectives
 
 
 def all_broadcasts(collectives: Sequence[Collective]) -> Collective:
@@ -304,11 +274,7 @@ def all_broadcasts(collectives: Sequence[Collective]) -> Collective:
 def _own_fsdp_collectives(
     config: GPT2Config, ranks: int, accumulation: int, parameter_bytes: int
 ) -> list[Collective]:
-    """Returns MY_FSDP's: norms are replicated, all else is sharded, each tensor padded by itself.
-
-    A block is gathered for each of its passes. The root stays from the forward pass to the end of
-    the backward pass.
-    """
+    """Returns MY_FSDP's: norms are replicated, all other tensors sharded, each padded."""
     collectives = []
     for unit, shapes, norms, units, passes in (
         ("block", config.block_shapes(), 4, config.n_layer, 2),  # two norms have four tensors
@@ -344,10 +310,7 @@ def _check(strategy: str, ranks: int, accumulation: int, shard_size: int | None)
 def _buckets(
     sizes: Sequence[int], ready_order: Sequence[int], bucket_cap_mb: float | None
 ) -> list[list[int]]:
-    """Returns DDP's buckets; one for all in a student's tree in which task A2.1 is open.
-
-    Together they have the same bytes.
-    """
+    """Returns DDP's buckets; one for all in a student's tree in which task A2.1 is open."""
     try:
         return ddp_buckets(sizes, ready_order, DdpOptions(bucket_cap_mb))
     except NotYetWritten:

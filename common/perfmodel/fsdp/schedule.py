@@ -31,7 +31,7 @@ class Issue:
     """A collective of a micro-batch.
 
     It is issued where segment ``ready`` of the computation begins, and segment ``limit`` cannot
-    begin before it has ended; None: nothing in this micro-batch needs it. See ``segments``.
+    begin before it has ended; None: nothing in this micro-batch needs it. See ``schedule``.
     """
 
     operation: str
@@ -59,8 +59,8 @@ def micro_batches(
 ) -> list[tuple[int, Exchange]]:
     """Returns (how many, kind) of the micro-batches of a step, in order.
 
-    With ``reduces_each`` every micro-batch gathers and reduces as a step of its own does, which is
-    what FSDP does where nobody tells it which micro-batch is the last.
+    With ``reduces_each`` every one gathers and reduces as a step of its own does, which is what
+    FSDP does where nobody tells it which is the last.
     """
     full = strategy != "SHARD_GRAD_OP"
     hybrid = strategy == "HYBRID_SHARD"
@@ -74,16 +74,11 @@ def micro_batches(
     return [(1, first), (count - 2, middle), (1, replace(alone, root=False, forward=full))]
 
 
-def segments(layers: int) -> int:
-    """Counts the segments of a micro-batch's computation.
-
-    In order: forward of each block, of the head; backward of the head, of each block.
-    """
-    return 2 * layers + 2
-
-
 def schedule(blocks: Sequence[str], exchange: Exchange, prefetch: int = 1) -> list[Issue]:
     """Returns the collectives of a micro-batch in the order in which they are served.
+
+    Segments of its computation are, in order: forward of each block, of the head; backward of the
+    head, of each block.
 
     Args:
         blocks: the unit of each block, in the order of the forward pass.
@@ -92,7 +87,7 @@ def schedule(blocks: Sequence[str], exchange: Exchange, prefetch: int = 1) -> li
             at least one: the host, which waits for nothing, comes to the next unit in time.
     """
     layers = len(blocks)
-    head, end = layers, segments(layers)
+    head, end = layers, 2 * layers + 2
     issues = []
     if exchange.root:
         issues.append(Issue("all_gather", "root", 0, 0))
@@ -188,8 +183,6 @@ def simulate_step(
     Micro-batches are simulated apart: nothing is gathered ahead from one to the next.
 
     Args:
-        model: a micro-batch of the step.
-        strategy: ``FULL_SHARD``, ``SHARD_GRAD_OP`` or ``HYBRID_SHARD``.
         micro_batch_counts: (cases,) number of micro-batches of a step.
         compute_slowdown: (cases,) computation beside a collective takes this many times longer.
         reduces_each: as in ``micro_batches``.
@@ -208,10 +201,8 @@ def simulate_step(
             kinds.append((np.maximum(micro_batch_counts - 2, 0), middle[1]))
     for count, kind in kinds:
         overlap = model.simulate(kind, compute_slowdown)
-        for total, part in zip(
-            sums, (overlap.total_s, overlap.slowed_s, overlap.exposed_s), strict=True
-        ):
-            total += count * part
+        parts = (overlap.total_s, overlap.slowed_s, overlap.exposed_s)
+        sums = [total + count * part for total, part in zip(sums, parts, strict=True)]
     return sums[0], sums[1], sums[2]
 
 
@@ -243,11 +234,9 @@ def predict_fsdp_step(
     the computation is exposed.
 
     Args:
-        strategy: name of the strategy.
         alone_s: seconds of the step on a mesh of one rank, beside the other ranks: hooks and
             copies, too.
         update_s: seconds of clipping and optimizer, of which a rank does its part.
-        collectives: collectives of the step.
         time_s: function that gives the seconds of one collective by itself.
         backend: ``gloo`` or ``nccl``.
     """

@@ -28,10 +28,7 @@ class GPT2Config:
 
     @classmethod
     def named(cls, name: str, **overrides) -> GPT2Config:
-        """Returns the configuration of a published size, or of ``gpt2-nano`` (6.9M parameters).
-
-        Raises UserError, naming the nearest known size, for any other name.
-        """
+        """Returns a known size. Raises UserError, naming the nearest one, for any other name."""
         key = name if name in CONFIGS else f"gpt2-{name}"
         if key not in CONFIGS:
             raise UserError(unknown_name("model", name, CONFIGS))
@@ -46,10 +43,7 @@ class GPT2Config:
         return 12 * self.n_embd**2
 
     def architecture(self, seq_len: int) -> Architecture:
-        """Returns the layers of ``common.models.gpt2`` for samples of ``seq_len`` tokens.
-
-        Raises UserError for a sequence longer than ``n_positions``.
-        """
+        """Returns the layers for ``seq_len`` tokens. Raises UserError where there are too many."""
         return _architecture(self, seq_len)
 
     def parameters_per_layer(self) -> int:

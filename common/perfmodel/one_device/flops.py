@@ -24,11 +24,6 @@ def matrix_parameters(config: GPT2Config) -> int:
     return step_flops.matrix_weights(config.n_layer, config.n_embd, config.vocab_size)
 
 
-def forward_flops_per_token(config: GPT2Config, seq_len: int) -> int:
-    """Counts the forward pass's operations for each of ``seq_len`` tokens: 2N and attention."""
-    return step_flops.forward_flops(config.n_layer, config.n_embd, config.vocab_size, seq_len)
-
-
 def training_flops_per_token(config: GPT2Config, seq_len: int) -> int:
     """Counts operations of both passes per token: 6N + 12 · layers · width · length.
 
@@ -83,10 +78,6 @@ def by_parameters(tokens_per_s: float, parameters: int) -> Extrapolation:
 
 
 def by_operations(flops_per_s: float) -> Extrapolation:
-    """Extrapolates at the same operations per second, by those of a token of ``ONE_TRILLION``.
-
-    Args:
-        flops_per_s: achieved in training, so MFU times the peak where that is known.
-    """
+    """Extrapolates at an achieved rate, by the operations of a token of ``ONE_TRILLION``."""
     per_token = training_flops_per_token(ONE_TRILLION, ONE_TRILLION.n_positions)
     return Extrapolation(flops_per_s / per_token)

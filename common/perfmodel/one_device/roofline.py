@@ -8,7 +8,6 @@ Patterson: Roofline, Communications of the ACM 52(4), 2009).
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import pandas as pd
@@ -49,44 +48,6 @@ class Roof:
         return max(flops / self.flops_per_s, moved_bytes / self.memory_bytes_per_s)
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The place of an operator below the roof.
-
-    Attributes:
-        achieved_flops_per_s, achieved_bytes_per_s: rates.
-        intensity: FLOP/byte; infinite without memory traffic.
-        share_of_roof: the least possible time over the time taken; 1 is on the roof. Data that
-            comes from a cache can put an operator above the roof of the device's memory.
-        bound: ``compute``, ``memory`` or ``neither (overhead)``.
-    """
-
-    achieved_flops_per_s: float
-    achieved_bytes_per_s: float
-    intensity: float
-    share_of_roof: float
-    bound: str
-
-
-def place(flops: float, moved_bytes: float, time_s: float, roof: Roof) -> Placement:
-    """Places work of ``flops`` operations and ``moved_bytes`` of traffic that took ``time_s``.
-
-    Raises ValueError for work without operations or traffic, and for a time that is not positive.
-    """
-    if time_s <= 0 or flops < 0 or moved_bytes < 0 or flops + moved_bytes == 0:
-        raise ValueError(f"{flops} operations and {moved_bytes} bytes in {time_s} s")
-    intensity = flops / moved_bytes if moved_bytes else float("inf")
-    share = roof.shortest_s(flops, moved_bytes) / time_s
-    bound = COMPUTE if intensity >= roof.ridge else MEMORY
-    return Placement(
-        achieved_flops_per_s=flops / time_s,
-        achieved_bytes_per_s=moved_bytes / time_s,
-        intensity=intensity,
-        share_of_roof=share,
-        bound=bound if share >= OVERHEAD_SHARE else OVERHEAD,
-    )
-
-
 COLUMNS = (
     "phase",
     "operator",
@@ -107,14 +68,12 @@ COLUMNS = (
 def roofline_table(operators: pd.DataFrame, costs: pd.DataFrame, roof: Roof | None) -> pd.DataFrame:
     """Tabulates every operator whose cost is known, placed below the roof; the longest first.
 
+    It has a row per phase, operator and shapes, for one step: calls, flops and bytes as means over
+    the steps, time_ms as their median. Without a roof the bound is ``unknown``.
+
     Args:
         operators: a profile's rows: step, phase, operator, shapes, calls, time_us.
         costs: totals by operator and shapes: operator, shapes, calls, flops, bytes.
-        roof: the device's; without one the bound is ``unknown``.
-
-    Returns:
-        one row per phase, operator and shapes, for one step: calls, flops and bytes as means over
-        the steps, time_ms as their median.
     """
     steps = operators["step"].nunique()
     keys = ["phase", "operator", "shapes"]
@@ -164,18 +123,28 @@ class CostPerCall:
 
 
 def placed(flops: float, moved_bytes: float, time_s: float, roof: Roof | None) -> dict:
-    """Returns a row's last columns: rates, intensity, ridge, share of the roof and bound.
+    """Places work of ``flops`` operations and ``moved_bytes`` of traffic that took ``time_s``.
 
-    Without a roof the last three are unknown.
+    Returns a row's last columns. The share of the roof is the least possible time over the time
+    taken; data that comes from a cache can put an operator above the roof of the device's memory.
+    Ridge, share and bound are unknown without a roof.
+
+    Raises ValueError for work without operations or traffic, and for a time that is not positive.
     """
+    if time_s <= 0 or flops < 0 or moved_bytes < 0 or flops + moved_bytes == 0:
+        raise ValueError(f"{flops} operations and {moved_bytes} bytes in {time_s} s")
+    intensity = flops / moved_bytes if moved_bytes else float("inf")
+    ridge = share = float("nan")
+    bound = UNKNOWN
     if roof is not None:
-        at = place(flops, moved_bytes, time_s, roof)
-        return {"ridge": roof.ridge, **dataclasses.asdict(at)}
+        ridge, share = roof.ridge, roof.shortest_s(flops, moved_bytes) / time_s
+        bound = COMPUTE if intensity >= ridge else MEMORY
+        bound = bound if share >= OVERHEAD_SHARE else OVERHEAD
     return {
         "achieved_flops_per_s": flops / time_s,
         "achieved_bytes_per_s": moved_bytes / time_s,
-        "intensity": flops / moved_bytes if moved_bytes else float("inf"),
-        "ridge": float("nan"),
-        "share_of_roof": float("nan"),
-        "bound": UNKNOWN,
+        "intensity": intensity,
+        "ridge": ridge,
+        "share_of_roof": share,
+        "bound": bound,
     }

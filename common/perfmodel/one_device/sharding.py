@@ -96,14 +96,12 @@ class Sharding(Settings):
         ``fully_shard`` on two ranks (tests/perfmodel/test_sharding.py).
 
         Args:
-            architecture: the model.
             phase: ``forward`` or ``backward`` (of ``block``), ``loss``, ``embedding`` (its backward
                 pass) or ``update``.
             block: number of the block whose pass it is, counted from 1.
             item_bytes: bytes of a number in a gathered block. Numbers of gradients take 4.
             root_bytes: bytes of a number in the embeddings' unit.
-            holds_gradients: whether whole gradients are held anyway, from one micro-batch to the
-                next.
+            holds_gradients: whether whole gradients are held anyway, between micro-batches.
         """
         if self.has_buckets:
             return FLOAT32 * architecture.num_parameters
@@ -137,9 +135,9 @@ class Sharding(Settings):
 
 
 def whole_tensors(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Returns what each rank has if each tensor in turn goes to the rank that has least.
+    """Returns each rank's size if each tensor in turn goes to the rank that has least.
 
-    Ranks beyond the number of tensors have nothing, and are left out.
+    Ranks without a tensor are left out.
     """
     shares = [0] * min(ranks, len(sizes))
     for size in sizes:

@@ -39,9 +39,7 @@ class Passes:
     """The passes of a training step of any model, as far as memory goes.
 
     Attributes:
-        architecture: the model, with the size of its samples.
         batch_size: samples of a micro-batch.
-        numerics: types and kernels.
         checkpointing: none, selective (torchtitan's: the output of every second matrix product is
             kept) or block.
         accumulation: micro-batches of a step.
@@ -56,35 +54,27 @@ class Passes:
     reduces_each: bool = False
 
 
-def predict_training_memory(
-    passes: Passes, sharding: Sharding | None = None, optimizer: str = "adamw"
-) -> MemoryPrediction:
+def predict_training_memory(passes: Passes, sharding: Sharding | None = None) -> MemoryPrediction:
     """Predicts the memory of one rank at each moment of a step that is not the first.
 
-    Args:
-        passes: model, micro-batch, types, checkpointing and accumulation.
-        sharding: strategy and ranks; a single rank where None. HYBRID_SHARD's ranks are those that
-            share a copy.
-        optimizer: adamw (float32 moments, a fused update) or sgd (no states).
+    HYBRID_SHARD's ranks are those that share a copy. The optimizer is AdamW, with float32 moments
+    and a fused update.
 
     Raises UserError for an architecture whose activations are not known.
     """
     if not any(layer.activations.kept for layer in passes.architecture.layers):
         raise UserError(f"{passes.architecture.name}: its activations are not known")
-    return _Step(passes, sharding or Sharding(), optimizer).prediction()
+    return MemoryPrediction(tuple(_Step(passes, sharding or Sharding()).moments()))
 
 
 def largest_micro_batch(
-    passes: Passes,
-    capacity_bytes: float,
-    sharding: Sharding | None = None,
-    optimizer: str = "adamw",
+    passes: Passes, capacity_bytes: float, sharding: Sharding | None = None
 ) -> int:
     """Returns the most samples of a micro-batch whose peak fits; 0 if not even one does."""
 
     def peak_bytes(samples: int) -> int:
         sized = replace(passes, batch_size=samples)
-        return predict_training_memory(sized, sharding, optimizer).peak_bytes
+        return predict_training_memory(sized, sharding).peak_bytes
 
     return largest_that_fits(peak_bytes, capacity_bytes)
 
@@ -130,14 +120,13 @@ class _Position:
 class _Step:
     """The sizes that the moments of a step are made of."""
 
-    def __init__(self, passes: Passes, sharding: Sharding, optimizer: str) -> None:
+    def __init__(self, passes: Passes, sharding: Sharding) -> None:
         self.passes, self.sharding = passes, sharding
-        self.architecture: Architecture = passes.architecture
+        self.architecture, self.numerics = passes.architecture, passes.numerics
         self.layers = passes.architecture.layers
-        self.numerics: Numerics = passes.numerics
         self.casts = passes.numerics.casts == "autocast"
         self.made_bytes = 2 if passes.numerics.casts == "half" else FLOAT32
-        self.states = state_bytes(self.architecture.num_parameters, optimizer)
+        self.states = state_bytes(self.architecture.num_parameters, "adamw")
         self.all_gradients = self.states["gradients"]
         self.optimizer_bytes = sharding.of_states(
             self.states["optimizer states"], self.architecture
@@ -146,11 +135,7 @@ class _Step:
         self.adds_parts = several and passes.reduces_each and sharding.shards
         self.accumulates = several and not self.adds_parts
 
-    def prediction(self) -> MemoryPrediction:
-        """Returns all moments."""
-        return MemoryPrediction(tuple(self._moments()))
-
-    def _moments(self) -> Iterator[Moment]:
+    def moments(self) -> Iterator[Moment]:
         last = len(self.layers) - 1
         for group, layer in enumerate(self.layers):
             position = self._position(group, layer.count)
@@ -221,13 +206,10 @@ class _Step:
                 _add(pieces, self._in_parts(again))
         return pieces
 
-    def _recomputes(self, layer: Layer) -> bool:
-        return layer.is_block and self.passes.checkpointing != "none"
-
     def _held_by(self, layer: Layer) -> tuple[Piece, ...]:
         """Returns the pieces that a layer holds between its passes."""
         held: Activations = layer.activations
-        if not self._recomputes(layer):
+        if not layer.is_block or self.passes.checkpointing == "none":
             return held.kept
         selected = held.selected if self.passes.checkpointing == "selective" else ()
         return held.entering + selected

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from common.errors import UserError
+from common.errors import UserError, naming
 from common.perfmodel.collectives import MeasuredAllReduce, bus_bandwidth
 from common.perfmodel.printed.rows import (
     PREFIX,
@@ -48,10 +47,8 @@ class PrintedCollective:
 
     Attributes:
         collective: a member of ``READ``.
-        ranks: number of ranks.
         sizes_bytes: size of each row; of an all-gather or a reduce-scatter that of the whole
             tensor.
-        times_s: seconds of each row.
         gpu: name of the GPUs; empty where the file does not tell.
         nodes: number of hosts; 0 where the file does not tell.
         where: file and line of the table.
@@ -102,11 +99,7 @@ class _Facts:
 
 
 class CollectiveTables:
-    """A reader of lines, file after file.
-
-    Attributes:
-        notes: what could not be read where ``strict`` is False, a sentence each.
-    """
+    """A reader of lines, file after file; ``notes`` say what it skipped, if not ``strict``."""
 
     def __init__(self, *, strict: bool = True) -> None:
         self.strict, self.notes = strict, []
@@ -162,8 +155,7 @@ class CollectiveTables:
 
     def _begin(self, table: _Table) -> None:
         if self._tests and self._tests[-1][0] is self._facts:  # nothing said of the next test
-            self._facts = _Facts(ranks=self._facts.ranks, hosts=self._facts.hosts)
-            self._facts.gpus, self._facts.over = self._tests[-1][0].gpus, self._tests[-1][0].over
+            self._facts = replace(self._facts, named=set())
         self._tests.append((self._facts, table))
 
     def _take_fact(self, text: str) -> None:
@@ -290,30 +282,20 @@ def _lines(path: Path | str) -> list[str]:
 
 
 def read_printed(path: Path | str, collective: str | None = None) -> PrintedCollective:
-    """Reads the table of a file for which ``is_printed`` holds.
+    """Reads the table of a file for which ``is_printed`` holds, of one collective if it is given.
 
     The collective and the number of ranks are those that the file names. Where it does not, they
     follow from bus bandwidth over algorithm bandwidth, which is 2(n−1)/n for an all-reduce and
     (n−1)/n for its halves (nccl-tests, doc/PERFORMANCE.md).
 
-    Args:
-        path: the file.
-        collective: the collective whose table it is; by default whichever there is.
-
     Raises UserError, of one line with the path, for other units, other collectives, rows that
     cannot be read or contradict themselves, and a number of ranks that cannot be told.
     """
-    try:
-        return _only(_tables_of(_lines(path)), collective)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-
-
-def _tables_of(lines: Iterable[str]) -> list[PrintedCollective]:
     reader = CollectiveTables()
-    for number, line in enumerate(lines, 1):
-        reader.take(number, line)
-    return reader.tables()
+    with naming(path):
+        for number, line in enumerate(_lines(path), 1):
+            reader.take(number, line)
+        return _only(reader.tables(), collective)
 
 
 def _only(tables: list[PrintedCollective], collective: str | None) -> PrintedCollective:

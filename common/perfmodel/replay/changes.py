@@ -42,7 +42,6 @@ class Predicted:
         step_s: seconds of a step with it, with the interval of the mean of another run of as many
             steps (``of_another_run``).
         gain: share of the measured step that it saves, with the same interval.
-        assumed: assumptions, in words.
         not_judged: why it could not be predicted; empty where it was.
         replayed: the program with the change, run.
     """
@@ -80,10 +79,7 @@ def of_another_run(steps_s: ArrayLike, measured_s: float) -> Interval:
 
     The other run, of as many steps, differs from this one by chance as this one does from the long
     run: √2 times. The change itself is predicted with an error of ``CHANGE_ERROR``.
-
-    Args:
-        steps_s: the steps with the change.
-        measured_s: the mean step as it was.
+    ``measured_s`` is the mean step as it was.
     """
     mean = student(steps_s)
     of_change = 2 * CHANGE_ERROR * abs(mean.estimate - measured_s)
@@ -152,10 +148,7 @@ def _alike(program: Program, rank: int) -> list[list[list[int]]]:
 
 
 def rank_work(program: Program) -> pd.DataFrame:
-    """Returns what each rank works in each step: a row per step, a column per rank; seconds.
-
-    It is the work of its host, or, where it has a device, of the longer of host and device.
-    """
+    """Returns the work of hosts, or of devices if longer: a row a step, a column a rank; s."""
     rows: dict[tuple[int, int], dict[str, float]] = {}
     for rank in program.ranks:
         steps = [step for step in program.steps if step.rank == rank]
@@ -189,11 +182,7 @@ def slow_rank(work: pd.DataFrame) -> tuple[int, float] | None:
 
 def network_times(factor: float) -> Callable[[Program], Changed]:
     """Returns the change to links that are so many times as fast; latency stays."""
-
-    def change(program: Program) -> Changed:
-        return _with_transfer(program, lambda call: 1 / factor, lambda call: True)
-
-    return change
+    return lambda program: _with_transfer(program, 1 / factor)
 
 
 def in_bf16(program: Program) -> Changed:
@@ -201,7 +190,7 @@ def in_bf16(program: Program) -> Changed:
     wide = [call for call in program.calls if _is_wide(call)]
     if not wide:
         raise NotJudged("no all-reduce of elements of four bytes")
-    changed, assumed = _with_transfer(program, lambda call: 0.5, _is_wide)
+    changed, assumed = _with_transfer(program, 0.5, _is_wide)
     further = ["casts take no time", "sums in bf16 are as fast, byte by byte"]
     if any(not call.item_bytes for call in wide):
         further.append("elements have four bytes: the trace does not tell")
@@ -213,7 +202,7 @@ def _is_wide(call: Call) -> bool:
 
 
 def _with_transfer(
-    program: Program, share: Callable[[Call], float], applies: Callable[[Call], bool]
+    program: Program, share: float, applies: Callable[[Call], bool] = lambda call: True
 ) -> Changed:
     """Multiplies the part of calls' own time that is no latency."""
     if not program.calls:
@@ -225,7 +214,7 @@ def _with_transfer(
     for call in program.calls:
         if applies(call):
             fixed_s = min(latency_s, call.own_s)
-            call = replace(call, own_s=fixed_s + (call.own_s - fixed_s) * share(call))
+            call = replace(call, own_s=fixed_s + (call.own_s - fixed_s) * share)
         calls.append(call)
     return program.changed(calls=calls), assumed
 

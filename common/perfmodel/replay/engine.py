@@ -43,10 +43,7 @@ class Replayed:
 
 
 def run(program: Program) -> Replayed:
-    """Runs a program.
-
-    Raises UserError where operations wait for each other in a circle, so that none can begin.
-    """
+    """Runs a program. Raises UserError where operations wait for each other in a circle."""
     running = _Running(program)
     running.finish()
     return Replayed(program, np.array(running.start_s), np.array(running.end_s))
@@ -176,10 +173,8 @@ class _Running:
 def link_works(spans: NDArray) -> NDArray:
     """Computes what calls that shared a link would have taken alone, each by its span.
 
-    It undoes the sharing: while n are under way, a call is served 1/n of the time.
-
-    Args:
-        spans: [calls, 2], seconds of beginning (of the last rank) and end.
+    It undoes the sharing: while n are under way, a call is served 1/n of the time. ``spans``
+    [calls, 2] are seconds of beginning (of the last rank) and end.
     """
     moments = np.unique(spans)
     if len(moments) < 2:

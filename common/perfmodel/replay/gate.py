@@ -53,10 +53,7 @@ class Gate:
         return abs(self.error) <= LIMIT
 
     def check(self) -> None:
-        """Refuses a replay that is off.
-
-        Raises UserError with where it is off the most.
-        """
+        """Raises UserError, saying where it is off the most, for a replay that is off."""
         if not self.is_open:
             raise UserError(
                 f"the replay is off: a step of {self.measured_s * 1e3:.4g} ms comes out as "

@@ -54,10 +54,7 @@ class Slowdown:
 
 
 def read_operations(path: Path) -> pd.DataFrame:
-    """Reads a table of operations (.parquet or .csv).
-
-    Raises UserError for a file that is none.
-    """
+    """Reads a table of operations (.parquet or .csv). Raises UserError for a file that is none."""
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except (OSError, ValueError, ImportError) as error:
@@ -79,10 +76,7 @@ def read_operations(path: Path) -> pd.DataFrame:
 
 
 def slowdown(table: pd.DataFrame) -> Slowdown:
-    """Computes what differences between workers cost, step by step.
-
-    Raises UserError where operations do not fit together as those of a pipeline.
-    """
+    """Computes the cost of differences between workers. Raises UserError for no pipeline."""
     programs = {step: _program(rows) for step, rows in table.groupby("step")}
     measured = table.assign(end=table["start_ts"] + table["duration"]).groupby("step")
     measured_s = measured["end"].max() - measured["start_ts"].min()

@@ -53,10 +53,7 @@ class Mlp:
 
     @property
     def parameters(self) -> int:
-        """Counts weights and biases.
-
-        At the benchmark's defaults: 3 · (4096·4096 + 4096) + (4096·2048 + 2048) = 58,734,592.
-        """
+        """Counts weights and biases."""
         return sum(i * o + o for i, o in self.layers)
 
     @property
@@ -73,9 +70,8 @@ class Mlp:
     def profile(self, backward_s: float) -> BackwardProfile:
         """Returns a backward pass of this length, with gradients ready as the work proceeds.
 
-        Autograd hands over a layer's bias before its weight: the bias hangs on the operation
-        itself, the weight behind a transposition (derivatives of addmm in PyTorch's
-        tools/autograd/derivatives.yaml). Both are computed by then, so they share a time.
+        Autograd hands over a layer's bias before its weight, which hangs behind a transposition
+        (derivatives of addmm in PyTorch's tools/autograd/derivatives.yaml). They share a time.
         """
         ready_s = np.cumsum(self.backward_flops) / sum(self.backward_flops) * backward_s
         last = len(self.layers) - 1
@@ -112,10 +108,7 @@ class OneDevice:
         return self.fixed_s + batch * self.per_sample_s
 
     def passes_s(self, batch: float) -> tuple[float, float]:
-        """Returns the seconds of (forward pass, backward pass).
-
-        The fixed part without the update is spread over them as their work is.
-        """
+        """Returns the seconds of (forward pass, backward pass), which share what is no update."""
         passes = self.step_s(batch) - self.update_s
         backward = sum(self.mlp.backward_flops)
         share = backward / (self.mlp.forward_flops + backward)
@@ -152,11 +145,7 @@ class TwoGpuModel:
     memory_bytes_per_s: float = V100_MEMORY_BYTES_PER_S
 
     def model(self, batch: int, bandwidth_bytes_per_s: float, slowdown: float = 1.0) -> DdpModel:
-        """Returns the model of its backward pass.
-
-        Gradients are views of the buckets: nothing is copied, but each is divided by the number of
-        ranks, which reads and writes it.
-        """
+        """Returns the model of a pass whose gradients are views: divided, and not copied."""
         _, backward_s = self.device.passes_s(batch)
         return calibrated_model(
             profile=self.device.mlp.profile(backward_s),
@@ -181,10 +170,8 @@ class TwoGpuModel:
     def step_s(self, batch: int, bandwidth_bytes_per_s: float, slowdown: float = 1.0) -> float:
         """Predicts the seconds of the whole step.
 
-        Args:
-            batch: per GPU.
-            bandwidth_bytes_per_s: algorithm bandwidth; on two ranks also the bus bandwidth.
-            slowdown: computation beside an all-reduce takes so many times longer.
+        ``batch`` is per GPU; the bandwidth is the algorithm's, on two ranks also that of the bus;
+        computation beside an all-reduce takes ``slowdown`` times longer.
         """
         forward_s, _ = self.device.passes_s(batch)
         parts = StepParts(forward_s=forward_s, update_s=self.device.update_s)

@@ -41,9 +41,9 @@ def at_bandwidth(model: StepModel, factor: float) -> StepModel:
 def needed_bandwidth(
     model: StepModel, efficiency: float, settings: StepSettings | None = None
 ) -> float | None:
-    """Finds the algorithm bandwidth (bytes/s) for an exchange efficiency; None if none suffices.
+    """Finds the algorithm bandwidth (bytes/s), at most 10⁴ times that measured, for an efficiency.
 
-    It is found by bisection of its logarithm, from the measured bandwidth to 10⁴ times that.
+    None if none suffices.
     """
     settings = settings or model.settings
     low, high = 1.0, 1e4
@@ -62,17 +62,10 @@ def needed_bandwidth(
 def smallest_that_suffices(
     model: StepModel, settings: StepSettings, name: str, most: int, target: float
 ) -> StepSettings | None:
-    """Finds the smallest batch per rank, or accumulation, that reaches an exchange efficiency.
+    """Finds the smallest larger batch per rank, or accumulation, that reaches an efficiency.
 
-    Args:
-        model: model of the step.
-        settings: settings to change.
-        name: field that grows, ``batch_per_rank`` or ``accumulation``.
-        most: largest value of the field.
-        target: exchange efficiency to reach.
-
-    Returns:
-        the settings with the smallest larger value; None where none up to ``most`` suffices.
+    ``name`` is the field that grows up to ``most``, ``batch_per_rank`` or ``accumulation``;
+    ``target`` the exchange efficiency. Returns the settings, or None where none suffices.
     """
 
     def larger(value: int) -> StepSettings:
@@ -126,8 +119,7 @@ class Proposal:
             ``bucket_cap_mb=2.5``, or ``network=2.4 GB/s`` (bus bandwidth).
         settings: the settings with the change; the model's own for ``network``.
         gain: speedup with the change over that without, minus 1.
-        global_batch_changed: True if a step then takes more samples or fewer, so that what is
-            learnt in an epoch changes, too.
+        global_batch_changed: whether a step then takes more samples, which changes training, too.
     """
 
     change: str
@@ -203,11 +195,7 @@ def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings
 
 
 def best_cap_mb(model: StepModel, settings: StepSettings | None = None) -> float:
-    """Finds b* in MiB: of the distinct bucketings, the one with the shortest step.
-
-    It is the middle of the caps that give it, and larger caps win ties: fewer messages depend less
-    on the latency.
-    """
+    """Finds b* in MiB: the middle of the caps with the shortest step; larger caps win ties."""
     settings = settings or model.settings
     return ddp_model(model, settings).best_cap(hook=cast_hook(model, settings)).cap_mib
 

@@ -56,8 +56,7 @@ class LinearTime:
     def fit(cls, batches: Sequence[float], times_s: Sequence[float]) -> LinearTime:
         """Fits both parts by least squares of the relative error; neither is below 0.
 
-        One batch size alone gives a time in proportion to the batch.
-        Raises UserError for no times, or times that are not above 0.
+        One batch size alone gives a time in proportion to it. Raises UserError for unusable times.
         """
         sizes, times = np.asarray(batches, float), np.asarray(times_s, float)
         if not len(times) or not (np.isfinite(times) & (times > 0) & (sizes > 0)).all():
@@ -94,10 +93,7 @@ MOST_BYTES = 2**50
 
 @dataclass(frozen=True)
 class StepSettings:
-    """The settings that can be changed, by the names of the flags.
-
-    ``exchanges``: passes of a step that exchange gradients; 1 suffices.
-    """
+    """The settings that can be changed, by the names of the flags; 1 exchange a step suffices."""
 
     batch_per_rank: int
     accumulation: int = 1
@@ -113,10 +109,7 @@ class StepSettings:
         self.options()
 
     def options(self, hook: CastHook | None = None) -> StepOptions:
-        """Returns them as the options of ``DdpModel.step``.
-
-        Raises UserError for more exchanges than passes.
-        """
+        """Returns them for ``DdpModel.step``. Raises UserError for more exchanges than passes."""
         return StepOptions(
             ddp=DdpOptions(self.bucket_cap_mb),
             accumulation=self.accumulation,
@@ -135,8 +128,6 @@ class StepModel:
     """A step, measured in pieces.
 
     Attributes:
-        ranks: number of ranks, N.
-        settings: settings of the measured step.
         together: passes while all ranks compute, the slowest rank's.
         alone: passes of one rank that has the machine to itself.
         profile: gradients in float32 and when they are ready, at any batch.
@@ -175,10 +166,9 @@ class StepModel:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step on one and on N ranks, in seconds.
+    """A step on one, on N, and on N ranks that exchange nothing, in seconds.
 
-    ``without_exchange_s`` is that of N ranks if they exchanged nothing; ``exchange`` is the last
-    backward pass.
+    ``exchange`` is the last backward pass.
     """
 
     ranks: int
@@ -226,10 +216,9 @@ def predict(model: StepModel, settings: StepSettings | None = None) -> Predictio
 
 
 def ddp_model(model: StepModel, settings: StepSettings) -> DdpModel:
-    """Returns the model of DDP at this batch and compression, whatever the buckets.
+    """Returns the model of DDP at this batch and compression, with copies half in each direction.
 
-    Copies are given half to each direction. Raises UserError for a compression whose all-reduce was
-    not measured.
+    Raises UserError for a compression whose all-reduce was not measured.
     """
     wire = WIRE_TYPES[settings.compression]
     if wire not in model.networks:

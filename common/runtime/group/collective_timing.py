@@ -6,11 +6,10 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from ddplab_watch.marks import LAUNCH_S
+from ddplab_watch.marks import LAUNCH_S, Clock
 from torch import Tensor
 
 from common.errors import RunFailed
@@ -32,13 +31,7 @@ sample is the time of one all-reduce. In the mode ``in_flight`` it is the time o
 launched at once, divided by their number."""
 
 
-def start_together(
-    worker: Worker,
-    clock: Any,
-    launches: int,
-    *,
-    launch_included: bool = False,
-) -> None:
+def start_together(worker: Worker, clock: Clock, launches: int, *, launch_included: bool) -> None:
     """Returns on all ranks at the same time, with the device idle or, but for gloo, held back.
 
     A device that is held back begins only when the host has launched all that is timed, so that
@@ -59,10 +52,7 @@ def start_together(
 
 
 def time_one_by_one(
-    calls: Sequence[Callable[[], object]],
-    worker: Worker,
-    *,
-    launch_included: bool = False,
+    calls: Sequence[Callable[[], object]], worker: Worker, *, launch_included: bool = False
 ) -> list[float]:
     """Returns the seconds of each collective, the next starting when the last is done.
 
@@ -153,8 +143,6 @@ def time_all_reduces(
 
     Args:
         numel: elements (of ``dtype``) of each message.
-        round_: number of the round, for the rows.
-        timed: numbers of calls to time.
         checked: check first that a sum is right.
         launch_included: see ``start_together``.
 

@@ -70,34 +70,6 @@ def give_gloo_the_interface_of_nccl(
         env.setdefault("GLOO_SOCKET_IFNAME", named)
 
 
-def network_name(
-    backend: str | None,
-    ranks_per_gpu: int = 1,
-    world_size: int | None = None,
-    rank_hosts: Sequence[str] = (),
-    device_name: str | None = None,
-    group_class: str | None = None,
-) -> str | None:
-    """Returns a short name of the network between the ranks; None where nothing is exchanged.
-
-    Measurements over networks with different names are not comparable.
-
-    Args:
-        backend: ``nccl``, ``gloo`` or None.
-        ranks_per_gpu: above 1 where ranks share a GPU, which the name then tells.
-        world_size: ranks of the job that this process starts; by default of its own job.
-        rank_hosts: the host of every rank, in rank order, where they were gathered.
-        device_name: name of the GPU that ranks share.
-        group_class: class of torch's process group, as for ``backend_name``.
-    """
-    return describe_network(
-        backend_name(backend, group_class),
-        ranks_by_host(world_size, rank_hosts),
-        ranks_per_gpu=ranks_per_gpu,
-        device_name=device_name,
-    )
-
-
 def backend_name(backend: str | None, group_class: str | None = None) -> str | None:
     """Returns ``gloo``, ``nccl``, or ``nccl (ProcessGroupNCCL2)`` for another group than the old.
 
@@ -105,7 +77,6 @@ def backend_name(backend: str | None, group_class: str | None = None) -> str | N
     them cannot be compared.
 
     Args:
-        backend: ``nccl``, ``gloo`` or None.
         group_class: class of torch's process group; None where it is not recorded.
     """
     if backend != "nccl" or group_class in (None, OLD_GROUP):
@@ -121,20 +92,23 @@ def describe_network(
     device_name: str | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> str | None:
-    """Returns the name of a network by what joins it; see ``network_name``.
+    """Returns a short name of the network between the ranks; None where nothing is exchanged.
+
+    Measurements over networks with different names are not comparable.
 
     Args:
         backend: name that ``backend_name`` returns.
-        ranks_per_gpu, device_name: see ``network_name``.
         hosts: number of ranks on each host.
+        ranks_per_gpu: above 1 where ranks share a GPU, which the name then tells.
+        device_name: name of the GPU that ranks share.
         env: variables of a rank, which say whether its network is emulated.
     """
     emulated = emulated_network(env)
     name = layout_name(backend, hosts)
     if emulated:
-        delay = f", {emulated['delay_ms']:g} ms delay" if emulated["delay_ms"] else ""
-        rates = describe_rates(emulated["rates_bit_per_s"])
-        name = f"{counted(emulated['hosts'], 'emulated host')} at {rates}{delay}"
+        name = emulated_name(
+            emulated["hosts"], emulated["rates_bit_per_s"], delay_ms=emulated["delay_ms"]
+        )
     if ranks_per_gpu == 1:
         return name
     where = name if emulated or len(hosts) > 1 else backend
@@ -142,13 +116,9 @@ def describe_network(
 
 
 def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
-    """Returns the name of a network that is not emulated, from the ranks on each host.
+    """Returns the name of a network that is not emulated, with the arguments of the whole name.
 
     Examples: ``NCCL, 2 hosts × 4 ranks``, ``NCCL, hosts with 4 + 2 ranks``, ``TCP over loopback``.
-
-    Args:
-        backend: name that ``backend_name`` returns.
-        hosts: number of ranks on each host.
     """
     if backend is None or not backend.startswith(("gloo", "nccl")):
         return None
@@ -162,15 +132,15 @@ def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
     return f"{library}, {counted(len(hosts), 'host')} × {counted(hosts[0], 'rank')}"
 
 
-def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ()) -> tuple[int, ...]:
+def ranks_by_host(world_size: int | None, rank_hosts: Sequence[str]) -> tuple[int, ...]:
     """Returns the number of ranks on each host of the job, in the order of the hosts.
 
-    If they were not gathered, every host is assumed to have as many ranks as this one, and the last
-    host the rest. A process that is alone starts its ranks on its own host.
+    If hosts were not gathered, each is assumed to have as many ranks as this one, and the last host
+    the rest. A process that is alone starts its ranks on its own host.
 
     Args:
         world_size: ranks of the job that this process starts; by default of its own job.
-        rank_hosts: the host of every rank, in rank order.
+        rank_hosts: the host of every rank, in rank order; empty where they were not gathered.
     """
     if rank_hosts:
         return tuple(Counter(rank_hosts).values())
@@ -181,9 +151,10 @@ def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ())
     return (ranks.local_world_size,) * hosts + ((remainder,) if remainder else ())
 
 
-def describe_rates(rates_bit_per_s: Sequence[float]) -> str:
-    """Returns ``1 Gbit/s``, or the rate of each host where they differ: ``1, 0.5 Gbit/s``."""
+def emulated_name(hosts: int, rates_bit_per_s: Sequence[float], *, delay_ms: float) -> str:
+    """Returns ``2 emulated hosts at 1 Gbit/s, 5 ms delay``, with all rates where they differ."""
     unit, name = (1e9, "Gbit/s") if max(rates_bit_per_s) >= 1e9 else (1e6, "Mbit/s")
-    if len(set(rates_bit_per_s)) == 1:
-        return f"{rates_bit_per_s[0] / unit:g} {name}"
-    return f"{', '.join(f'{rate / unit:g}' for rate in rates_bit_per_s)} {name}"
+    told = rates_bit_per_s if len(set(rates_bit_per_s)) > 1 else rates_bit_per_s[:1]
+    rates = ", ".join(f"{rate / unit:g}" for rate in told)
+    delay = f", {delay_ms:g} ms delay" if delay_ms else ""
+    return f"{counted(hosts, 'emulated host')} at {rates} {name}{delay}"

@@ -302,10 +302,7 @@ def visible_gpus() -> list[str]:
 
 
 def find_shared_device(devices: list[str]) -> tuple[int, int] | None:
-    """Returns the first two ranks with the same device name, or None.
-
-    ``devices`` is in rank order.
-    """
+    """Returns the first two ranks with the same device name, or None."""
     first: dict[str, int] = {}
     for rank, device in enumerate(devices):
         if device in first:

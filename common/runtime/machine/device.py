@@ -38,7 +38,6 @@ def choose_device(
 
     Args:
         device: ``cpu``, ``cuda``, or None for the best that can be used.
-        env: variables of the process.
         root: folder that holds ``dev`` and ``proc``.
         instead: the way to ask for the CPU, for messages.
 

@@ -20,8 +20,8 @@ from ddplab_watch.machine_cores import own_cores
 
 from common.runtime.group.network import (
     backend_name,
+    describe_network,
     emulated_network,
-    network_name,
     ranks_by_host,
 )
 from common.runtime.machine.gpus import GpuFacts, build_versions, cuda_devices, read_gpu_facts
@@ -53,7 +53,7 @@ class RankGroup:
     Attributes:
         hosts: the host of every rank, in rank order; empty where they were not gathered.
         ranks_per_gpu: above 1 where ranks share a GPU.
-        network: name of the network between them; None for the one that ``network_name`` finds.
+        network: name of the network between them; None for what ``describe_network`` finds.
         process_group: class that sends gradients, such as ProcessGroupNCCL; None without one.
     """
 
@@ -81,7 +81,6 @@ def describe_environment(
         backend: backend that joins the ranks; None for a single device.
         device: ``cpu`` or ``cuda``; by default GPUs are described where there are any.
         world_size: ranks of the job that this process starts; by default of its own job.
-        note: text for every caption.
         group: the ranks and their network, where this process is one of them.
     """
     group = group or RankGroup()
@@ -91,13 +90,11 @@ def describe_environment(
     driver = {"driver": facts.driver, "driver_cuda": facts.driver_cuda}
     device_name = name_of_device([gpu.name for gpu in devices])
     hosts = ranks_by_host(world_size, group.hosts)
-    network = group.network or network_name(
-        backend,
+    network = group.network or describe_network(
+        backend_name(backend, group.process_group),
+        hosts,
         ranks_per_gpu=group.ranks_per_gpu,
-        world_size=world_size,
-        rank_hosts=group.hosts,
         device_name=device_name,
-        group_class=group.process_group,
     )
     record = {
         "status": "running",
@@ -108,7 +105,7 @@ def describe_environment(
         "launched_by": os.environ.get(LAUNCHER, ""),
         "command": _command(),
         "git": _git(),
-        "packages": _versions(),
+        "packages": {package: _version(package) for package in PACKAGES},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": {"model": cpu_model(), "cores": usable_cores()},
@@ -155,7 +152,7 @@ def hardware_line(record: dict) -> str:
 
 
 def name_of_device(gpus: Sequence[str]) -> str:
-    """Returns the name of the GPUs, all names if they differ, or the name of the CPU."""
+    """Returns the name of the GPUs, all names if they differ, or of the CPU."""
     return " + ".join(dict.fromkeys(gpus)) or cpu_model()
 
 
@@ -202,14 +199,11 @@ def _git() -> dict:
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _host_names(rank_hosts: Sequence[str], count: int) -> list[str] | None:
@@ -224,16 +218,10 @@ def _host_names(rank_hosts: Sequence[str], count: int) -> list[str] | None:
 
 def _interconnect(transport: str | None) -> dict:
     """Describes the links between hosts: InfiniBand devices and speeds of cards, where readable."""
-    links: dict = {}
     emulated = emulated_network()
     if emulated:
-        return links | {"emulated": emulated, "transport": "TCP over emulated links"}
-    infiniband = Path("/sys/class/infiniband")
-    links["infiniband"] = (
-        sorted(p.name for p in infiniband.iterdir()) if infiniband.is_dir() else []
-    )
+        return {"emulated": emulated, "transport": "TCP over emulated links"}
+    infiniband = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
     speeds = {card.name: card.speed_mbit for card in interfaces() if card.speed_mbit}
-    links["network_mbit_per_s"] = speeds
-    if transport:
-        links["transport"] = transport
-    return links
+    links = {"infiniband": infiniband, "network_mbit_per_s": speeds}
+    return links | ({"transport": transport} if transport else {})

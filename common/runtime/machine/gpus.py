@@ -169,7 +169,6 @@ def read_gpu_facts(
         devices: devices that CUDA shows; None for all that the driver lists, for machines where
             CUDA cannot be used.
         nvml: the module that speaks to the driver; by default pynvml.
-        root: the root of the file system.
     """
     with opened(nvml) as driver:
         listed = driver.ask("nvmlDeviceGetCount")

@@ -119,10 +119,7 @@ def reset_peak_resident() -> None:
 
 
 def _status_bytes(field: str) -> int:
-    """Reads a field of /proc/self/status, in bytes; the file has KiB.
-
-    Raises OSError or LookupError where there is no such file or field.
-    """
+    """Reads a field of /proc/self/status, in bytes; OSError or LookupError where it is not."""
     status = Path("/proc/self/status").read_text()
     match = re.search(rf"^{field}:\s+(\d+) kB", status, flags=re.M)
     if not match:

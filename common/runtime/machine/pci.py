@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,20 +24,14 @@ class Nearest:
 
 
 def local_cores(bus_id: str, root: Path = ROOT) -> str | None:
-    """Returns the cores nearest to a PCI device, such as ``0-15,32-47``; None where unknown.
-
-    Args:
-        bus_id, root: as for ``pci_folder``.
-    """
+    """Returns the cores nearest to a PCI device, such as ``0-15,32-47``; None where unknown."""
     return read_text(pci_folder(bus_id, root) / "local_cpulist") or None
 
 
 def nearest_card(bus_id: str, kind: str, root: Path = ROOT) -> Nearest | None:
     """Returns the nearest cards of one kind; None if no card shares anything with the device.
 
-    Args:
-        bus_id, root: as for ``pci_folder``.
-        kind: a class of sysfs: ``net`` (network interfaces) or ``infiniband`` (its adapters).
+    ``kind`` is a class of sysfs: ``net`` (network interfaces) or ``infiniband`` (its adapters).
     """
     folder = pci_folder(bus_id, root)
     device_path = _path(folder, root)
@@ -64,12 +59,8 @@ def _path(link: Path, root: Path) -> tuple[str, ...]:
 
 
 def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
-    length = 0
-    for mine, its in zip(first, second, strict=False):
-        if mine != its:
-            break
-        length += 1
-    return length
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _node_of_path(path: Sequence[str], root: Path) -> int | None:

@@ -69,9 +69,7 @@ def fixed_computation_ms() -> float:
 def witness_rows(before: list[Reading], after: list[Reading], hosts: list[str]) -> list[dict]:
     """Returns a row for each rank, but for ``stage`` and ``round`` (``tables.WITNESS_COLUMNS``).
 
-    Args:
-        before, after: readings of all ranks, in rank order; no earlier ones at the beginning.
-        hosts: name of each rank's host.
+    Readings are those of all ranks, in rank order; at the beginning there are no earlier ones.
     """
     used_s: dict[str, float | None] = {}
     for first, last in zip(before, after, strict=False):

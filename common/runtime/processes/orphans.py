@@ -26,20 +26,15 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def ending_with_parent(command: Sequence[str]) -> list[str]:
-    """Returns a command that runs ``command`` and ends with this process.
+def ending_with_parent(command: Sequence[str], parent: int | None = None) -> list[str]:
+    """Returns a command that runs ``command`` and ends with its parent, by default this process.
 
-    Except on Linux it is ``command`` itself. Both are one process: the Python that asks the kernel
-    is replaced by the command.
+    With ``ANY`` that is whoever starts it, such as torchrun. Except on Linux it is ``command``
+    itself. Both are one process: the Python that asks the kernel is replaced by the command.
     """
     if sys.platform != "linux":
         return list(command)
-    return [*_START, str(os.getpid()), *command]
-
-
-def ending_with_its_parent(command: Sequence[str]) -> list[str]:
-    """Returns a command that runs ``command`` and ends with whoever starts it, such as torchrun."""
-    return [*_START, str(ANY), *command] if sys.platform == "linux" else list(command)
+    return [*_START, str(os.getpid() if parent is None else parent), *command]
 
 
 def _become(parent: int, command: Sequence[str]) -> None:

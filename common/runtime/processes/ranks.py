@@ -101,11 +101,7 @@ def node_address(node: str) -> str:
 
 
 def meeting_port(env: Mapping[str, str]) -> int:
-    """Returns ``MASTER_PORT``.
-
-    Raises:
-        UserError: it is no port.
-    """
+    """Returns ``MASTER_PORT``; raises UserError where it is no port."""
     port = _integer(env, "MASTER_PORT")
     if not 0 < port < 2**16:
         raise UserError(f"MASTER_PORT={port} is no port; legal are 1 to {2**16 - 1}")
@@ -120,11 +116,7 @@ def free_port() -> int:
 
 
 def _ranks_on_this_node(env: Mapping[str, str]) -> int:
-    """Returns ``LOCAL_WORLD_SIZE``; where only the others were set, what Slurm says.
-
-    Raises:
-        UserError: neither tells, and there is more than one.
-    """
+    """Returns ``LOCAL_WORLD_SIZE``; where only the others were set, what Slurm says."""
     if "LOCAL_WORLD_SIZE" in env:
         return _integer(env, "LOCAL_WORLD_SIZE")
     on_node, local_rank = tasks_on_this_node(env), _integer(env, "LOCAL_RANK")

@@ -18,12 +18,7 @@ from common.machine_state import RUN, WITNESS, MachineState, judge_machine
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.environment import RankGroup, describe_environment
 from common.runtime.machine.placement import own_placement
-from common.runtime.machine.witness import (
-    LEAST_SPAN_S,
-    Reading,
-    read_machine,
-    witness_rows,
-)
+from common.runtime.machine.witness import LEAST_SPAN_S, Reading, read_machine, witness_rows
 from common.runtime.processes.ranks import current_ranks
 from common.runtime.progress import Progress
 from common.runtime.records.run_directory import RunDirectory, SampleStream
@@ -125,10 +120,7 @@ class Recorder:
         self.witness()
         if self.run:
             judged = self.machine()
-            self.run.environment |= {
-                "machine_state": judged.state,
-                "machine_reason": judged.reason,
-            }
+            self.run.environment |= {"machine_state": judged.state, "machine_reason": judged.reason}
             if judged.state != QUIET:
                 print(f"The machine was {judged}")
 
@@ -213,35 +205,30 @@ def record_run(
     Raises:
         UserError: the folder cannot be written; on every rank, so that none waits for rank 0.
     """
-    run, refusal = None, None
+    run, backend = None, worker.backend or None
     rank_hosts = worker.gather(own_placement().host)
-    if worker.is_main:
-        try:
+    with worker.mistakes_shared():
+        if worker.is_main:
+            used = {"device": worker.device.type, "backend": backend}
+            group = RankGroup(
+                hosts=rank_hosts,
+                ranks_per_gpu=worker.ranks_per_gpu,
+                network=network,
+                process_group=worker.group_class if backend else None,
+            )
             run = RunDirectory.create(
                 settings.output_dir,
                 label,
-                dataclasses.asdict(settings)
-                | {"device": worker.device.type, "backend": worker.backend or None}
-                | dict(recorded_settings or {}),
+                dataclasses.asdict(settings) | used | dict(recorded_settings or {}),
                 describe_environment(
-                    worker.backend or None,
+                    backend,
                     worker.device.type,
                     worker.world_size,
                     ", ".join(filter(None, notes)),
-                    group=RankGroup(
-                        hosts=rank_hosts,
-                        ranks_per_gpu=worker.ranks_per_gpu,
-                        network=network,
-                        process_group=worker.group_class if worker.backend else None,
-                    ),
+                    group=group,
                 ),
                 settings.run_id or None,
             )
-        except UserError as error:
-            refusal = str(error)
-    refusal = worker.broadcast(refusal)
-    if refusal:
-        raise UserError(refusal)
     with run or nullcontext():
         recorder = Recorder(worker, run, rank_hosts)
         recorder.witness()

@@ -27,11 +27,11 @@ from common.perfmodel.expected_error import ERRORS
 from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.study import study_run
+from common.runtime.records.study import earlier_tables, require_same_settings, study_run
 from common.runtime.stage_progress import StageProgress
 from common.settings import Positive, Settings
 from common.studies.accuracy.networks import FASTEST_MBIT, LOOPBACK, REGIMES, parse_network
-from common.studies.accuracy.tables import earlier_cases, join_case, open_tables
+from common.studies.accuracy.tables import TABLES, join_case, open_tables
 
 RANKS = project_root() / "common" / "studies" / "accuracy" / "ranks.py"
 SETUP_S = 8.0
@@ -57,6 +57,11 @@ class Job:
     def name(self) -> str:
         """Returns the name, such as ``bert-2``; over loopback, which has no hosts, ``bert``."""
         return self.model if self.networks == (LOOPBACK,) else f"{self.model}-{self.hosts}"
+
+    @property
+    def cases(self) -> list[str]:
+        """Returns the names of its cases, one for each network."""
+        return [f"{self.name}-{network}" for network in self.networks]
 
 
 @dataclass(frozen=True)
@@ -144,22 +149,23 @@ SETTINGS = AccuracyStudy
 def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) -> Path:
     """Measures all cases and returns the run directory.
 
-    Raises:
-        UserError: this machine cannot emulate hosts.
+    Raises UserError: this machine cannot emulate hosts.
     """
     if reason := why_not():
         raise UserError(reason)
-    jobs = [[f"{job.name}-{network}" for network in job.networks] for job in study.jobs()]
-    earlier = earlier_cases("accuracy", study, FREE, jobs)
-    finished = {row["case"] for row in earlier["cases.csv"]}
+    require_same_settings("accuracy", study, FREE)
+    earlier = earlier_tables(study.continues, TABLES, ["case"])
+    measured = set(earlier["cases.csv"]["case"])
+    complete = [job for job in study.jobs() if measured.issuperset(job.cases)]
+    kept = {case for job in complete for case in job.cases}
+    earlier = {name: table[table["case"].isin(kept)] for name, table in earlier.items()}
     environment = describe_environment("gloo", "cpu", 2)
     with study_run("accuracy", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()  # ranks start in another folder
         scratch.mkdir()
         streams = open_tables(run, earlier)
         for job in study.jobs():
-            folders = [scratch / f"{job.name}-{network}" for network in job.networks]
-            if finished.issuperset(folder.name for folder in folders):
+            if job in complete:
                 continue
             minutes = study.minutes_per_case
             if job.model == REPLAY:
@@ -167,8 +173,8 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
             budget_s = 60 * minutes * len(job.networks) - SETUP_S * job.hosts
             with progress.stage(job.name) as update:
                 _launch(study, job, max(1.0, budget_s), scratch, update)
-            for folder in folders:
-                join_case(streams, folder)
+            for case in job.cases:
+                join_case(streams, scratch / case)
     run.write_table(ERRORS, open_study(run.path).errors_by_regime())
     return run.path
 

@@ -61,7 +61,7 @@ def main(settings: JobSettings) -> None:
         networks = [parse_network(name) for name in settings.networks]
         latency_ms = max(network.added_latency_ms for network in networks)
         with added_latency(latency_ms, worker.device) as hook, ExitStack() as stack:
-            lab = OverlapLab(step, worker)
+            lab = OverlapLab(step)
             backward_s = computation_s(step, worker)
             cases = []
             for network in networks:

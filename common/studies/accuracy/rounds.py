@@ -34,7 +34,7 @@ from common.benchmarks.buckets.ddp import (
     visit,
     wrapped,
 )
-from common.benchmarks.buckets.ddp_record import describe_buckets
+from common.benchmarks.buckets.ddp_record import bucket_columns, describe_buckets
 from common.benchmarks.buckets.latency_hook import LatencyHook
 from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapArm, OverlapLab
 from common.benchmarks.steps import FixedBatchStep
@@ -101,10 +101,8 @@ class CaseRounds:
     """The arms of one case, a model on a network, and the tables they are written to.
 
     Args:
-        settings: settings of the job.
         connect: puts the case's network between the ranks; all ranks call it before each round.
         lab: the model beside all-reduces.
-        recorder: recorder of the case's run directory.
         hook: delays each bucket by ``latency_s``.
         contention: measure what computation and all-reduces take from each other.
     """
@@ -228,7 +226,7 @@ class CaseRounds:
             self._ddp(arm, round_)
         elif arm in ("local", "witness"):
             rows = [
-                timed_step(self.step, self.step.forward_model, self.worker, i)
+                timed_step(self.step, self.step.forward_model, i)
                 for i in range(-2, self.case.steps)
             ]
             stream = self.local if arm == "local" else self.witness
@@ -263,7 +261,7 @@ class CaseRounds:
 
     def _watch(self) -> None:
         passes = passes_without_ddp(
-            self.step, self.worker, warmup=1, passes=self.case.probes, barrier_before="backward"
+            self.step, warmup=1, passes=self.case.probes, barrier_before="backward"
         )
         for iteration, watched in passes:
             if iteration >= 0:
@@ -276,8 +274,8 @@ class CaseRounds:
         return DdpBenchmark(warmup_steps=self.case.warmup_steps, num_steps=self.case.steps)
 
     def _forward(self, round_: int) -> None:
-        ddp = wrapped(self.benchmark, self.step, self.worker, None, init_sync=False)
-        passes = forward_passes(ddp, self.step, self.worker, warmup=2, passes=self.case.steps)
+        ddp = wrapped(self.benchmark, self.step, None, init_sync=False)
+        passes = forward_passes(ddp, self.step, warmup=2, passes=self.case.steps)
         for iteration, forward_s in passes:
             row = {"round": round_, "iteration": iteration, "forward_time_ms": forward_s * 1e3}
             self.forward.write([row])
@@ -289,18 +287,13 @@ class CaseRounds:
         rows, records = visit(
             settings=self.benchmark,
             step=self.step,
-            worker=self.worker,
             cap_mib=arm.cap_mib,
             hook=self.hook,
             init_sync=False,
         )
         gc.collect()  # the DDP instance of this visit, its hooks and its buckets
         described = describe_buckets(records[-1], self.step)
-        sizes = {
-            "num_buckets": len(described),
-            "first_bucket_bytes": described[0]["size_bytes"],
-            "last_bucket_bytes": described[-1]["size_bytes"],
-        }
+        sizes = bucket_columns(described)
         keys = {"bucket_cap_mib": cap_label(arm.cap_mib), "round": round_}
         self.ddp.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
         if round_ == 0:
@@ -310,7 +303,7 @@ class CaseRounds:
 
 def computation_s(step: FixedBatchStep, worker: Worker) -> float:
     """Returns the median time of a backward pass without DDP, in seconds; it also warms up."""
-    rows = [timed_step(step, step.forward_model, worker, index) for index in range(INITIAL_STEPS)]
+    rows = [timed_step(step, step.forward_model, index) for index in range(INITIAL_STEPS)]
     times_ms = [row["backward_time_ms"] for row in rows[INITIAL_STEPS // 3 :]]
     gc.collect()
     gc.freeze()  # a collection after every visit then takes hardly any time

@@ -6,10 +6,8 @@ is raw.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import yaml
@@ -17,14 +15,10 @@ import yaml
 from common.analysis.buckets.sweep import slowest_steps
 from common.benchmarks.buckets.ddp import STEP_COLUMNS, TIMES
 from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS
-from common.errors import UserError
 from common.perfmodel.tables import read_ready_times
 from common.runtime.records.run_directory import RunDirectory, SampleStream, read_environment
 from common.samples import slowest_rank
 from common.studies.accuracy.rounds import PREDICTION_COLUMNS
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 ROUNDED = dict.fromkeys(
     (
@@ -95,57 +89,11 @@ time of each). ``predictions.csv`` was written before ``judged_from_s``.
 """
 
 
-def earlier_cases(
-    what: str, study: DataclassInstance, free: Collection[str], jobs: Sequence[Sequence[str]]
-) -> dict[str, list[dict]]:
-    """Reads the rows of the complete jobs of the study that another one continues, by table.
-
-    Args:
-        what: name of the study, for messages.
-        study: the new one; ``continues`` is the run directory of the earlier one, or empty.
-        free: settings in which the two may differ.
-        jobs: the cases of each job, which is taken over if all of them are there.
-
-    Raises:
-        UserError: there is no such study, or it measured something else.
-    """
-    if not study.continues:
-        return {name: [] for name in TABLES}
-    folder = Path(study.continues)
-    try:
-        settings = yaml.safe_load((folder / "config.yaml").read_text())
-        paths = {name: _table_or_its_part(folder / name) for name in TABLES}
-        tables = {name: pd.read_csv(path, dtype=object) for name, path in paths.items()}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"--continues {folder}: not an {what} study ({error})") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"--continues {folder}: its config.yaml has no settings")
-    for name, table in tables.items():
-        if missing := set(TABLES[name]) - set(table.columns):
-            raise UserError(f"--continues {folder}: its {name} has no column {min(missing)}")
-    wanted = yaml.safe_load(yaml.safe_dump(asdict(study)))  # with lists, as they were written
-    for name, value in wanted.items():
-        if name not in free and settings.get(name) != value:
-            raise UserError(
-                f"--continues {folder}: its {name} was {settings.get(name)}, now it is {value}"
-            )
-    finished = set(tables["cases.csv"]["case"])
-    complete = {case for job in jobs if finished.issuperset(job) for case in job}
-    return {
-        name: table[table["case"].isin(complete)].fillna("").to_dict("records")
-        for name, table in tables.items()
-    }
-
-
-def _table_or_its_part(path: Path) -> Path:
-    return path if path.exists() else path.with_name(f"{path.name}.partial")
-
-
-def open_tables(run: RunDirectory, earlier: Mapping[str, list[dict]]) -> dict[str, SampleStream]:
-    """Opens the joined tables of a study's run directory, with rows of ``earlier_cases``."""
+def open_tables(run: RunDirectory, earlier: Mapping[str, pd.DataFrame]) -> dict[str, SampleStream]:
+    """Opens the joined tables of a study's run directory, with rows of an earlier one's."""
     streams = {name: run.stream(name, columns) for name, columns in TABLES.items()}
-    for name, rows in earlier.items():
-        streams[name].write(rows)
+    for name, table in earlier.items():
+        streams[name].write(table.to_dict("records"))
     return streams
 
 

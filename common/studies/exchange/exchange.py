@@ -36,10 +36,16 @@ from common.runtime.flags import as_flags
 from common.runtime.machine.device import choose_device
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.study import study_run, with_verdicts
+from common.runtime.records.study import (
+    earlier_tables,
+    require_same_settings,
+    say_tables,
+    study_run,
+    with_verdicts,
+)
 from common.runtime.stage_progress import StageProgress
 from common.settings import Positive, Settings
-from common.studies.accuracy.tables import earlier_cases, join_case, open_tables
+from common.studies.accuracy.tables import TABLES, join_case, open_tables
 from common.studies.exchange.emulated_group import EMULATED
 from common.studies.exchange.ranks import Wanted
 
@@ -122,10 +128,6 @@ class ExchangeStudy(Settings):
         if strange := [name for name in self.only if name not in cases]:
             raise UserError(f"unknown case {strange[0]!r}; there are {', '.join(sorted(cases))}")
 
-    def jobs(self) -> list[list[str]]:
-        """Returns the names of all cases, each complete by itself."""
-        return [[case] for model in self.models for case in model.cases()]
-
     def wanted(self, finished: set[str]) -> Iterator[tuple[Model, dict[str, str]]]:
         """Yields each model with its cases that are asked for and not done."""
         for model in self.models:
@@ -151,17 +153,16 @@ SETTINGS = study_of_device
 def run_study(study: ExchangeStudy, output_dir: str, progress: StageProgress) -> Path:
     """Measures and judges all cases; returns the run directory.
 
-    Raises:
-        UserError: the study that it continues is not there, or measured something else.
+    Raises UserError: the study that it continues is not there, or measured something else.
     """
-    earlier = earlier_cases("exchange", study, FREE, study.jobs())
-    finished = {row["case"] for row in earlier["cases.csv"]}
+    require_same_settings("exchange", study, FREE)
+    earlier = earlier_tables(study.continues, TABLES, ["case"])
     environment = describe_environment(EMULATED, study.device, 1)
     with study_run("exchange", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()
         scratch.mkdir()
         streams = open_tables(run, earlier)
-        for model, cases in study.wanted(finished):
+        for model, cases in study.wanted(set(earlier["cases.csv"]["case"])):
             with progress.stage(f"{model.name}, {len(cases)} exchanges") as update:
                 log = scratch / f"{model.name}.log"
                 flags = job_flags(study, model, cases, scratch)
@@ -178,8 +179,7 @@ def run_study(study: ExchangeStudy, output_dir: str, progress: StageProgress) ->
     run.write_table("by-case.csv", summary)
     verdicts = judge(summary, judged, late, causes, BOUNDS[study.device])
     run.write_table("verdicts.csv", verdicts)
-    progress.say(summary.to_string(index=False, float_format="%.3g"))
-    progress.say(verdicts.to_string(index=False, float_format="%.3g"))
+    say_tables(progress, summary, verdicts)
     return run.path
 
 
@@ -273,4 +273,4 @@ def judge(
         ("the wait is the diagnosis' first cause", 1.0, None, float(causes[STALLS] == STALLED)),
         ("the same without a wait", None, 0.0, float(causes[HEALTHY] == STALLED)),
     ]
-    return with_verdicts(pd.DataFrame(values, columns=["promise", "at_least", "at_most", "found"]))
+    return with_verdicts(values)

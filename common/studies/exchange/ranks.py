@@ -61,8 +61,7 @@ class Wanted:
     def exchange(self, backward_s: float, gradient_bytes: int) -> Exchange:
         """Returns the exchange whose all-reduce of all gradients takes ``ratio`` of the pass.
 
-        Raises:
-            UserError: the latency alone takes longer.
+        Raises UserError: the latency alone takes longer.
         """
         alpha_s = self.alpha_us / 1e6
         moved_s = self.ratio * backward_s - alpha_s
@@ -103,7 +102,7 @@ def main(settings: ExchangeJob) -> None:
     register(device)
     with process_group(device, EMULATED) as worker, ExitStack() as stack:
         step = make_step(settings.step_settings(), worker)
-        lab = OverlapLab(step, worker)
+        lab = OverlapLab(step)
         backward_s = computation_s(step, worker)
         cases = []
         for wanted in map(Wanted.named, settings.exchanges):

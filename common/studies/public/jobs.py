@@ -119,8 +119,7 @@ def read_published(path: Path | str) -> tuple[pd.DataFrame, list[str]]:
         and ``problem``, which says why a row cannot be used (else ""); and a line about each column
         that is missing and may be.
 
-    Raises:
-        UserError: there is no such file, it is no table, or a column is missing that has to be.
+    Raises UserError: there is no such file, it is no table, or a column is missing that has to be.
     """
     path = Path(path)
     files = [path]

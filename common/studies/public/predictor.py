@@ -29,7 +29,7 @@ from common.perfmodel.one_device.peaks import has_float8, known_peak
 from common.studies.public.defaults import bare_name
 from common.studies.public.hardware import cluster_name
 from common.studies.public.jobs import Forecast, PublishedJob
-from common.studies.public.published_memory import Memory, memory_of, numerics_of
+from common.studies.public.published_memory import memory_of, numerics_of
 
 PRECISIONS = {
     "fp32": "float32",
@@ -130,15 +130,11 @@ def predict(job: PublishedJob) -> Forecast:
     work = _work(job, strategy)
     memory = _memory(job, work, strategy)
     try:
-        rates = _rates(job, work, strategy)
-        reason = ""
+        return Forecast(*_rates(job, work, strategy), **memory)
     except UserError as error:
-        if memory is None:
+        if not memory:
             raise
-        rates, reason = (math.nan,) * 3, str(error)
-    if memory is None:
-        return Forecast(*rates)
-    return Forecast(*rates, memory.peak_bytes, memory.fits, memory.largest_micro_batch, reason)
+        return Forecast(math.nan, math.nan, math.nan, **memory, reason=str(error))
 
 
 def _rates(job: PublishedJob, work: Job, strategy: str) -> tuple[float, ...]:
@@ -194,15 +190,15 @@ def _work(job: PublishedJob, strategy: str) -> Job:
     )
 
 
-def _memory(job: PublishedJob, work: Job, strategy: str) -> Memory | None:
-    """Returns a job's memory; None of unknown layers, and of frozen ones, which are not listed."""
+def _memory(job: PublishedJob, work: Job, strategy: str) -> dict[str, float | None]:
+    """Returns a job's memory; empty of unknown layers, and of frozen ones, which are not listed."""
     unstated = job.source_repo in UNSTATED_CHECKPOINTING and not job.act_ckpt
     if _has_adapters(job) or unstated:
-        return None
+        return {}
     try:
         return memory_of(job, work, strategy)
     except UserError:
-        return None
+        return {}
 
 
 def _strategy(job: PublishedJob) -> str:

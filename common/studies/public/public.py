@@ -18,7 +18,7 @@ import pandas as pd
 
 from common.errors import UserError
 from common.runtime.machine.environment import describe_environment
-from common.runtime.records.study import study_run
+from common.runtime.records.study import say_tables, study_run
 from common.runtime.stage_progress import StageProgress
 from common.settings import Settings
 from common.studies.public import predictor
@@ -87,28 +87,21 @@ def run_study(study: PublicStudy, output_dir: str, progress: StageProgress) -> P
             run.write_table(f"{name}.csv", table)
         run.write_table("refusals.csv", refusals)
     progress.say(predictor.assumption())
-    for table in (scores, refusals):
-        if len(table):
-            progress.say(table.to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    filled = [table for table in (scores, refusals) if len(table)]
+    say_tables(progress, *filled, float_format="%.3f", na_rep="")
     return run.path
 
 
 def predict_rows(
     training: pd.DataFrame, predict: Predictor, update: Callable[[str], None]
 ) -> pd.DataFrame:
-    """Predicts training rows.
-
-    Args:
-        training: rows as ``read_published`` gives them.
-        predict: the predictor.
-        update: takes a line of progress.
+    """Predicts training rows as ``read_published`` gives them.
 
     Returns:
         The rows with predicted, low, high (samples per second and GPU), memory_bytes, fits,
         largest_micro_batch, ``reason`` (of a refusal, or what is wrong with the row, else ""),
-        regime, model_parallel,
-        ``published`` (samples per second and GPU, NaN where the unit cannot be converted, for the
-        reason in ``unit_reason``).
+        regime, model_parallel, and ``published`` (samples per second and GPU; NaN where the unit
+        cannot be converted, for the reason in ``unit_reason``).
     """
     answers = []
     for number, (_, row) in enumerate(training.iterrows()):

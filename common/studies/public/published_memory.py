@@ -9,7 +9,6 @@ turned it off); it publishes what its allocator has reserved.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.cluster.job import Job
@@ -31,22 +30,8 @@ LOSS_COMPILED_SINCE = 202504
 """Month since which torchtitan's compiled jobs compile the loss (commit bbb1b61)."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Memory of a job; ``peak_bytes`` as its source publishes it, allocated or reserved."""
-
-    peak_bytes: float
-    fits: bool | None
-    largest_micro_batch: int | None
-
-
-def memory_of(job: PublishedJob, work: Job, strategy: str) -> Memory:
-    """Predicts the memory of a published job.
-
-    Args:
-        job: the published job.
-        work: the work of a GPU, with its types.
-        strategy: a strategy of ``sharding.STRATEGIES``.
+def memory_of(job: PublishedJob, work: Job, strategy: str) -> dict[str, float | None]:
+    """Predicts the memory of a published job, by the names of a ``Forecast``.
 
     Raises UserError where the activations of its model are not known.
     """
@@ -57,10 +42,13 @@ def memory_of(job: PublishedJob, work: Job, strategy: str) -> Memory:
         peak = reserved_bytes(work.passes, predicted)
     gpu = known_peak(PEAK_NAMES.get(job.gpu, job.gpu))
     if gpu is None or gpu.memory_bytes is None:
-        return Memory(peak, None, None)
+        return {"memory_bytes": peak}
     capacity = gpu.memory_bytes - LIBRARIES_BYTES
-    fits = predicted.peak_bytes <= capacity
-    return Memory(peak, fits, largest_micro_batch(work.passes, capacity, sharding))
+    return {
+        "memory_bytes": peak,
+        "fits": predicted.peak_bytes <= capacity,
+        "largest_micro_batch": largest_micro_batch(work.passes, capacity, sharding),
+    }
 
 
 def numerics_of(job: PublishedJob, precision: str, strategy: str) -> Numerics:

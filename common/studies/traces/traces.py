@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +37,7 @@ from common.perfmodel.replay.engine import run
 from common.perfmodel.replay.gate import LIMIT, Gate, gate_of
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.study import earlier_table, study_run
+from common.runtime.records.study import earlier_tables, study_run
 from common.runtime.stage_progress import StageProgress
 from common.samples import Interval
 from common.settings import Positive, Settings
@@ -76,20 +77,17 @@ SETTINGS = TracesStudy
 def run_study(study: TracesStudy, output_dir: str, progress: StageProgress) -> Path:
     """Runs all jobs and holds predictions against what came out; returns the run directory.
 
-    Raises:
-        UserError: this machine cannot emulate hosts, or there is no study to go on with.
+    Raises UserError: this machine cannot emulate hosts, or there is no study to go on with.
     """
     if reason := why_not():
         raise UserError(reason)
-    earlier = _earlier(study.continues)
+    tables = earlier_tables(study.continues, TABLES, JOB)
     environment = describe_environment("gloo", "cpu", HOSTS)
     with study_run("traces", study, output_dir, progress, environment) as run_dir:
-        tables = earlier
         for name, table in tables.items():
             run_dir.write_table(name, table)
-        finished = set(map(tuple, earlier["arms.csv"][JOB].to_numpy()))
-        wanted = [(model, rate) for model in study.models for rate in study.rates]
-        for model, rate in wanted:
+        finished = set(map(tuple, tables["arms.csv"][JOB].to_numpy()))
+        for model, rate in product(study.models, study.rates):
             if (model, rate) in finished:
                 continue
             folder = (run_dir.path / "traces" / f"{model}-{rate}").absolute()
@@ -122,19 +120,6 @@ TABLES = {
         *("step_ms", "low_ms", "high_ms", "not_judged"),
     ),
 }
-
-
-def _earlier(folder: str) -> dict[str, pd.DataFrame]:
-    """Returns the tables of the study that this one goes on with, of jobs that are in both."""
-    tables = {name: earlier_table(folder, name, columns) for name, columns in TABLES.items()}
-    jobs = [set(map(tuple, table[JOB].to_numpy())) for table in tables.values()]
-    complete = set.intersection(*jobs)
-    return {
-        name: table[
-            pd.Series([tuple(row) in complete for row in table[JOB].to_numpy()], dtype=bool)
-        ]
-        for name, table in tables.items()
-    }
 
 
 def job_rows(

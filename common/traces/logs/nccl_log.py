@@ -50,12 +50,10 @@ class Communicator:
     places: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def pairs(self, transport: str, *, one_host: bool) -> list[tuple[int, int]]:
-        """Returns the pairs of ranks that a transport connects.
+        """Returns the pairs of ranks that a transport connects, on one host or on two.
 
-        Args:
-            transport: beginning of the transport's name, such as ``SHM``.
-            one_host: True for pairs on one host, False for pairs on two; a pair whose hosts are
-                not known is neither.
+        ``transport`` is the beginning of its name, such as ``SHM``. A pair whose hosts are not
+        known is on neither.
         """
         return sorted(
             pair
@@ -89,7 +87,6 @@ class NcclLog:
         no_library: place where NCCL could not load the library of InfiniBand; empty where it could.
         no_direct: adapter without GPUDirect RDMA → place of the line.
         warnings: other warning → how often, where.
-        lines: number of lines.
     """
 
     networks: set[str] = field(default_factory=set)
@@ -192,8 +189,5 @@ class NcclLog:
     def _last_of_size(self, process: tuple[str, str], size: int) -> str:
         """Returns the name of a communicator of which a line says only how large it is."""
         last = self._last.get(process, "")
-        return (
-            last
-            if last in self._communicators and self._communicators[last].size == size
-            else str(size)
-        )
+        communicator = self._communicators.get(last)
+        return last if communicator and communicator.size == size else str(size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import pandas as pd
 
@@ -97,11 +98,7 @@ class NvidiaSmi:
         words = line.text.split()
         if not words or not DEVICE.match(words[0]):
             return False
-        devices = []
-        for word in words:
-            if not DEVICE.match(word):
-                break
-            devices.append(word)
+        devices = list(takewhile(DEVICE.match, words))
         if words[0] == "GPU0" and (len(words) == 1 or devices[1:] or words[1] == "CPU"):
             self._devices = devices
             self.topologies.append(Topology({}, line.where))

@@ -73,21 +73,16 @@ class Line:
         return f"[{self.file}:{self.number}]" if self.number else f"[{self.file}, near its end]"
 
 
-def head_of(path: Path, size: int = HEAD_BYTES) -> bytes:
+def head_of(path: Path) -> bytes:
     """Reads the beginning of a file, unpacked.
 
-    Args:
-        path: the file.
-        size: number of bytes that are read, and at most returned.
-
-    Raises:
-        UserError: it cannot be read, or is gzip that cannot be unpacked.
+    Raises UserError if it cannot be read, or is gzip that cannot be unpacked.
     """
     try:
         with path.open("rb") as file:
-            head = file.read(size)
+            head = file.read(HEAD_BYTES)
         if head.startswith(GZIP):
-            return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(head, size)
+            return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(head, HEAD_BYTES)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except zlib.error:
@@ -141,10 +136,7 @@ def _short(text: str) -> str:
 def lines_of(path: Path, name: str, notes: list[str]) -> Iterator[Line]:
     """Yields the lines of a text; what is left out, or breaks off, is noted.
 
-    Args:
-        path: the file.
-        name: name of the file for messages.
-        notes: list that sentences on what was not read are appended to.
+    ``name`` is that of the file in messages; ``notes`` get sentences on what was not read.
     """
     head = head_of(path)
     encoding = encoding_of(head) or "utf-8"

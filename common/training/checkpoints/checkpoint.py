@@ -7,6 +7,7 @@ or FSDP, so that any number of ranks reads what any other wrote. What belongs to
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 from collections.abc import Callable, Mapping
@@ -46,8 +47,6 @@ class Checkpoints:
     """The checkpoints of a run, in one folder that all ranks see. All ranks call every method.
 
     Args:
-        folder: the folder of the checkpoints.
-        worker: this rank.
         keep: number of the newest intact checkpoints that stay.
         asynchronous: write while training goes on: each rank copies the part of the states that
             it writes, and a thread of it writes the copy. One is written at a time.
@@ -57,14 +56,13 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, worker: Worker, keep: int, asynchronous: bool = False) -> None:
-        self.folder = folder
-        self.worker = worker
-        self.keep = keep
+        self.folder, self.keep = folder, keep
         self._damaged: set[Path] = set()
         """Checkpoints that ``newest_intact`` found damaged; rank 0 takes out what is written
         anew."""
         # A group of its own: a thread uses it while the trainer uses the others.
         self._group = dist.new_group(backend="gloo")
+        self.worker = dataclasses.replace(worker, objects=self._group)
         self._thread = writer_thread(worker.device) if asynchronous else None
         self._writing: Future | None = None
         self._stager = private.stager(worker.device.type == "cuda") if asynchronous else None
@@ -101,18 +99,14 @@ class Checkpoints:
         return None
 
     def _examine(self, path: Path) -> tuple[str | None, SavedCheckpoint | None]:
-        """Checks a checkpoint; each rank reads a part of its files.
-
-        Returns:
-            (the fault, None), or (None, the checkpoint) if it is intact; the same on all ranks.
-        """
+        """Returns (the fault, None), or (None, the checkpoint); each rank reads a part of it."""
         problem, saved = None, None
         try:
             facts = check_checkpoint(path, self.worker.rank, self.worker.world_size)
             saved = SavedCheckpoint(path, facts)
         except Damaged as damage:
             problem = str(damage)
-        problems = [text for text in self._gather(problem) if text]
+        problems = [text for text in self.worker.gather(problem) if text]
         return (problems[0], None) if problems else (None, saved)
 
     def load(
@@ -155,11 +149,7 @@ class Checkpoints:
             writing.result()
 
     def _write(self, states: dict, random_states: dict, facts: Mapping) -> None:
-        """Writes all files, then on rank 0 the manifest, and renames the folder.
-
-        Raises:
-            UserError: something cannot be written; the partial folder is removed.
-        """
+        """Writes all files, then on rank 0 the manifest, and renames the folder."""
         partial = None
         try:
             partial = self._on_main(lambda: start_checkpoint(self.folder, facts["step"]))
@@ -195,17 +185,13 @@ class Checkpoints:
         return UserError(f"checkpoint of step {step} in {self.folder}: {reason_of(error)}; {last}")
 
     def _everywhere(self, action: Callable[[], T]) -> list[T]:
-        """Calls ``action`` on every rank; returns the results of all, in rank order.
-
-        Raises:
-            CannotWrite: it failed on some rank; raised on all ranks.
-        """
+        """Returns the results of all ranks; raises CannotWrite on all if one fails."""
         result, reason = None, None
         try:
             result = action()
         except (OSError, RuntimeError) as error:
             reason = reason_of(error)
-        outcomes = self._gather((result, reason))
+        outcomes = self.worker.gather((result, reason))
         for _, reason in outcomes:
             if reason:
                 raise CannotWrite(reason)
@@ -214,11 +200,6 @@ class Checkpoints:
     def _on_main(self, action: Callable[[], T]) -> T:
         """Calls ``action`` on rank 0 only; returns its result on all ranks."""
         return self._everywhere(action if self.worker.is_main else lambda: None)[0]
-
-    def _gather(self, item: object) -> list:
-        items: list = [None] * self.worker.world_size
-        dist.all_gather_object(items, item, group=self._group)
-        return items
 
 
 def writer_thread(device: torch.device) -> ThreadPoolExecutor:

@@ -76,8 +76,6 @@ def prune(folder: Path, keep: int, newest: int, damaged: Collection[Path]) -> No
     far, as it may be the disk that could not be read for a while.
 
     Args:
-        folder: the folder of the checkpoints.
-        keep: number of intact checkpoints that stay.
         newest: step of the checkpoint that was just written.
         damaged: checkpoints that the run found damaged when it began and has not replaced.
     """

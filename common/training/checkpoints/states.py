@@ -52,12 +52,9 @@ def states_to_write(model: nn.Module, optimizer: torch.optim.Optimizer, worker: 
 def load_states(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> None:
-    """Reads a checkpoint into model and optimizer; all ranks call it.
+    """Reads a checkpoint into model and optimizer; all ranks of the group call it.
 
-    Args:
-        path: folder of the checkpoint.
-        model, optimizer: model and optimizer of any strategy, whichever wrote the checkpoint.
-        group: the ranks that read together.
+    Any strategy reads what any other wrote.
     """
     states = _states(model, optimizer)
     parts = _parts(states, model)
@@ -148,10 +145,7 @@ def own_part(
     written by one rank, which is the one that has the fewest bytes so far. What is no tensor stays
     on all ranks.
 
-    Args:
-        states: nested, with tensors.
-        worker: this rank.
-        prepare: called on all ranks with each tensor; what it returns is written in its place.
+    ``prepare`` is called on all ranks with each tensor; what it returns is written in its place.
     """
     # Bytes given to each replica so far, one list per number of replicas, so that tensors with as
     # many replicas are balanced among themselves. All ranks find the same without communication.
@@ -164,7 +158,19 @@ def own_part(
         so_far[chosen] += tensor.numel() * tensor.element_size()  # a DTensor's is of the whole
         return chosen == replica
 
-    return _filtered(states, is_own, prepare)
+    def kept(states: Mapping, keys: Keys = ()) -> dict:
+        part = {}
+        for name, value in states.items():
+            nested = (*keys, name)
+            if isinstance(value, Tensor):
+                prepared = prepare(nested, value)
+                if is_own(prepared):
+                    part[name] = prepared
+            else:
+                part[name] = kept(value, nested) if isinstance(value, Mapping) else value
+        return part
+
+    return kept(states)
 
 
 def place_among_replicas(tensor: Tensor, worker: Worker) -> tuple[int, int]:
@@ -181,22 +187,3 @@ def place_among_replicas(tensor: Tensor, worker: Worker) -> tuple[int, int]:
     for dimension in dimensions:
         replica = replica * mesh.size(dimension) + mesh.get_local_rank(dimension)
     return replica, prod(mesh.size(dimension) for dimension in dimensions)
-
-
-def _filtered(
-    states: Mapping,
-    is_own: Callable[[Tensor], bool],
-    prepare: Callable[[Keys, Tensor], Tensor],
-    keys: Keys = (),
-) -> dict:
-    kept = {}
-    for name, value in states.items():
-        if isinstance(value, Tensor):
-            prepared = prepare((*keys, name), value)
-            if is_own(prepared):
-                kept[name] = prepared
-        elif isinstance(value, Mapping):
-            kept[name] = _filtered(value, is_own, prepare, (*keys, name))
-        else:
-            kept[name] = value
-    return kept

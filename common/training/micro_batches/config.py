@@ -166,10 +166,6 @@ class MicroBatchConfig(TextSettings):
             ignored.append("slow_factor: no slow_rank is given")
         return ignored
 
-    def slow_factor_of(self, worker: Worker) -> float:
-        """Returns the factor that multiplies the compute time of ``worker``."""
-        return slow_factor_of(worker, self.slow_rank, self.slow_factor)
-
     def resolved(self, worker: Worker) -> MicroBatchConfig:
         """Returns the settings with the precision that ``worker``'s device computes in.
 
@@ -177,7 +173,7 @@ class MicroBatchConfig(TextSettings):
             UserError: a global batch below the number of ranks, or a rank that cannot be slowed.
         """
         self.check_ranks(worker.world_size)
-        self.slow_factor_of(worker)
+        slow_factor_of(worker, self.slow_rank, self.slow_factor)
         return dataclasses.replace(
             self, precision=resolved_precision(self.precision, worker.device)
         )

@@ -9,6 +9,7 @@ from common.runtime.records.recorder import Recorder
 from common.scheduling.loader import MicroBatch
 from common.tables import MICRO_BATCH_COLUMNS
 from common.training.divergence import require_finite
+from common.training.micro_batches.config import MicroBatchConfig
 from common.training.micro_batches.micro_batch_step import StepParts
 from common.training.recording.memory_watch import PeakMemory
 from common.training.scaling.timed_exchange import divided_exchange
@@ -47,27 +48,13 @@ class MicroBatchLog:
 
     All ranks make it and add to it together. Steps are written outside of what is timed.
 
-    Args:
-        worker: this rank.
-        recorder: the run's writer.
-        steps: number of the run's steps.
-        discard_steps: first steps, which are marked as warm-up.
-        log_every: steps between lines, with which rows are written.
-        eval_texts: number of texts of the validation split.
+    ``eval_texts`` is the number of texts of the validation split.
     """
 
     def __init__(
-        self,
-        worker: Worker,
-        recorder: Recorder,
-        *,
-        steps: int,
-        discard_steps: int,
-        log_every: int,
-        eval_texts: int,
+        self, worker: Worker, recorder: Recorder, config: MicroBatchConfig, eval_texts: int
     ) -> None:
-        self.worker, self.steps, self.discard_steps = worker, steps, discard_steps
-        self.log_every, self.eval_texts = log_every, eval_texts
+        self.worker, self.config, self.eval_texts = worker, config, eval_texts
         self._rows: list[dict] = []
         self._evaluations = recorder.stream("evaluations.csv", EVALUATION_COLUMNS)
         self._metrics, self._losses = [], None
@@ -95,11 +82,11 @@ class MicroBatchLog:
             "throughput_samples_per_s": len(batch.labels) / parts.step_s,
             "throughput_tokens_per_s": batch.tokens / parts.step_s,
             "halvings": parts.halvings,
-            "warmup": step < self.discard_steps,
+            "warmup": step < self.config.discard_steps,
         }
         self._rows.append(row | {"loss": parts.loss, "learning_rate": lr})
         steps_done = step + 1
-        if steps_done % self.log_every == 0 or steps_done == self.steps:
+        if steps_done % self.config.log_every == 0 or steps_done == self.config.steps:
             self._flush()
         self._peak.start()
 

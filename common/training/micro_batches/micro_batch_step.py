@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from common.errors import RunFailed
 from common.exercises.loss_scale import loss_scale
-from common.runtime.group.process_group import Worker
 from common.runtime.machine.memory_limit import NO_PRIMITIVE, is_out_of_memory
 from common.scheduling.loader import MicroBatch
 from common.training.ddp import SETTLING_STEPS, exchanging
@@ -51,8 +50,6 @@ class MicroBatchStep:
     """A model under DDP, its optimizer, and the step they make. All ranks make it together.
 
     Args:
-        exchange: the model, under DDP.
-        optimizer: optimizer of the model's parameters.
         precision: float32, float64 (a model of float64 weights), bfloat16 or float16.
         loss_mean: ``samples`` or ``tokens``: what counts the same in the mean. Under ``tokens`` a
             text's loss counts as often as it has tokens.
@@ -66,9 +63,8 @@ class MicroBatchStep:
         precision: str = "float32",
         loss_mean: str = "samples",
     ) -> None:
-        self.exchange, self.optimizer, self.loss_mean = exchange, optimizer, loss_mean
-        self.worker: Worker = exchange.worker
-        self.precision = precision
+        self.exchange, self.optimizer = exchange, optimizer
+        self.worker, self.precision, self.loss_mean = exchange.worker, precision, loss_mean
         self.scaler = grad_scaler(precision, self.worker.device)
 
     def run(self, next_batch: Callable[[], MicroBatch]) -> tuple[StepParts, MicroBatch]:
@@ -95,7 +91,8 @@ class MicroBatchStep:
                 break
             halvings += 1
         exchanged = clock.mark()
-        self._update()
+        # Gradients stay views of DDP's buckets, and the next pass adds to them in place.
+        update(self.exchange.model, self.optimizer, self.scaler, set_to_none=False)
         end = clock.mark()
         clock.wait()
         ready = self.exchange.ready
@@ -156,13 +153,12 @@ class MicroBatchStep:
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         losses = functional.cross_entropy(logits, batch.labels, reduction="none")
-        weights = batch.attention_mask.sum(1) if self.loss_mean == "tokens" else None
-        mean_loss = (
-            (losses * weights).sum() / weights.sum() if weights is not None else losses.mean()
-        )
         if self.loss_mean == "tokens":
+            weights = batch.attention_mask.sum(1)
+            mean_loss = (losses * weights).sum() / weights.sum()
             local, total = tokens, batch.plan.total_tokens
         else:
+            mean_loss = losses.mean()
             local, total = texts, batch.plan.global_batch
         ranks = self.worker.world_size
         scaled = mean_loss * loss_scale(self.loss_mean, ranks, local, total)
@@ -172,8 +168,7 @@ class MicroBatchStep:
     def _attempt(self, batch: MicroBatch, pieces: int) -> tuple[Tensor, bool]:
         """Computes gradients of the batch in so many pieces, exchanged after the last one.
 
-        Returns:
-            the loss, and True if this rank ran out of memory.
+        Returns the loss, and True if this rank ran out of memory.
         """
         parts = batch.split(pieces)
         total = torch.zeros((), device=self.worker.device)
@@ -218,7 +213,3 @@ class MicroBatchStep:
         gc.collect()
         if self.worker.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _update(self) -> None:
-        # Gradients stay views of DDP's buckets, and the next pass adds to them in place.
-        update(self.exchange.model, self.optimizer, self.scaler, set_to_none=False)

@@ -10,34 +10,33 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from common.runtime.group.process_group import Worker
 from common.runtime.paths import relative_to_project
 from common.runtime.records.recorder import Recorder
 from common.runtime.records.run_directory import write_atomically
-from common.scheduling.cost import TokensCost, TokensSquaredCost
-from common.scheduling.loader import AheadLoader, MicroBatch
-from common.scheduling.modes import Planner, StepPlan
+from common.scheduling.cost import Cost, TokensCost, TokensSquaredCost
+from common.scheduling.loader import AheadLoader, MicroBatch, collate
+from common.scheduling.modes import StepPlan
 from common.scheduling.rank_speeds import RankCosts
-from common.training.evaluation import LabelledBatch
-from common.training.micro_batches.config import MicroBatchConfig
+from common.training.evaluation import LabelledBatch, own_batches
+from common.training.micro_batches.config import MicroBatchConfig, slow_factor_of
 from common.training.micro_batches.log import MicroBatchLog
 from common.training.micro_batches.micro_batch_step import StepParts
 from common.training.scaling.cost_calibration import calibrate, exchange_ratios
-from common.training.texts.task import Task, open_task, planner_for, validation_batches
+from common.training.texts.task import Task, open_task, planner_for
+
+EVALUATION_BATCH = 32
+"""Texts of an evaluation's batch on a rank, unless its limit is lower."""
 
 
 class PlannedRun:
-    """The texts, the step and the planner of a run. All ranks open it.
-
-    Raises:
-        UserError: settings, data or model that do not go together.
-    """
+    """The texts, the step and the planner of a run. All ranks open it."""
 
     def __init__(self, config: MicroBatchConfig, worker: Worker) -> None:
         self.config, self.worker = config, worker
-        self.task = open_task(config, worker, config.slow_factor_of(worker), config.eval_samples)
+        slow_factor = slow_factor_of(worker, config.slow_rank, config.slow_factor)
+        self.task = open_task(config, worker, slow_factor, config.eval_samples)
         self.planner = planner_for(config, config.mode, self.task, worker)
         self.step = self.task.step
         self.model = self.step.exchange.model
@@ -58,45 +57,42 @@ class PlannedRun:
 
     def validation_batches(self) -> Iterator[LabelledBatch]:
         """Yields this rank's part of the validation split."""
-        return validation_batches(self.task, self.worker)
+        data = self.task.validation
+        batch_size = min(EVALUATION_BATCH, self.task.limits[self.worker.rank])
+        for group in own_batches(data.lengths, batch_size, self.worker):
+            plan = StepPlan((tuple(group),), data.lengths)
+            batch = collate(data, plan, 0).to(self.worker.device)
+            yield (batch.input_ids, batch.attention_mask), batch.labels
 
     @contextmanager
     def begin(self, recorder: Recorder) -> Iterator[tuple[PlannedBatches, MicroBatchLog]]:
         """Measures what a micro-batch costs, if plans go by that; yields the source and the log."""
         config, worker = self.config, self.worker
-        costs = choose_costs(config, self.task, worker, recorder)
-        log = MicroBatchLog(
-            worker,
-            recorder,
-            steps=config.steps,
-            discard_steps=config.discard_steps,
-            log_every=config.log_every,
-            eval_texts=len(self.task.validation.labels),
-        )
-        ahead = max(1, config.buffer_size // config.global_batch)
+        cost = choose_cost(config, self.task, worker, recorder)
+        log = MicroBatchLog(worker, recorder, config, len(self.task.validation.labels))
         began = time.perf_counter()
         with AheadLoader(self.task.train, worker.rank, pin=worker.device.type == "cuda") as loader:
-            yield PlannedBatches(self.planner, costs, loader, config.steps, ahead, worker), log
+            yield PlannedBatches(self, cost, loader), log
         log.say(f"Training completed in {time.perf_counter() - began:.1f}s")
         if recorder.run:
-            remember_run(config.mode, recorder.run.path)
+            path = recorder.run.path
+            remembered = path.parent / f"last_run_{config.mode}.txt"
+            write_atomically(remembered, f"{relative_to_project(path)}\n")
 
 
 class PlannedBatches:
-    """Micro-batches of this rank in the order of the steps, planned ``ahead`` steps before use."""
+    """Micro-batches of this rank in the order of the steps, planned some steps before their use.
 
-    def __init__(
-        self,
-        planner: Planner,
-        costs: StepCosts,
-        loader: AheadLoader,
-        steps: int,
-        ahead: int,
-        worker: Worker,
-    ) -> None:
-        self.planner, self.costs, self.loader, self.worker = planner, costs, loader, worker
-        self.steps, self.taken = steps, 0
-        for _ in range(min(ahead, steps)):
+    ``cost`` is what plans go by: fixed, or that of each rank, which is corrected in training.
+    """
+
+    def __init__(self, run: PlannedRun, cost: Cost | RankCosts, loader: AheadLoader) -> None:
+        self.config, self.worker, self.planner = run.config, run.worker, run.planner
+        self.limits, self.loader, self.cost = run.task.limits, loader, cost
+        self.ranks = cost if isinstance(cost, RankCosts) else None
+        self.taken = 0
+        ahead = max(1, self.config.buffer_size // self.config.global_batch)
+        for _ in range(min(ahead, self.config.steps)):
             self._request()
 
     def begin(self, span: int) -> Callable[[], MicroBatch]:
@@ -104,8 +100,12 @@ class PlannedBatches:
         return self.next_batch
 
     def next_batch(self) -> MicroBatch:
-        """Returns the next step's micro-batch, and requests one that is further ahead."""
-        self.costs.refine(self.taken, self.worker)
+        """Returns the next step's micro-batch, and requests one that is further ahead.
+
+        If costs are calibrated, ranks exchange their speeds every ``refine_every`` steps.
+        """
+        if self.ranks and self.taken and self.taken % self.config.refine_every == 0:
+            exchange_ratios(self.ranks, self.worker)
         batch = self.loader.take()
         self.taken += 1
         self._request()
@@ -113,52 +113,22 @@ class PlannedBatches:
 
     def learn(self, parts: StepParts, batch: MicroBatch) -> None:
         """Notes what the micro-batch cost; one computed in halves tells nothing of it."""
-        if not parts.halvings:
-            self.costs.note(batch, parts.compute_s)
+        if self.ranks and not parts.halvings:
+            self.ranks.note(len(batch.labels), batch.longest, parts.compute_s)
 
     def _request(self) -> None:
         step = self.taken + len(self.loader)
-        if step < self.steps:
-            self.loader.request(self.costs.plan(self.planner, step))
+        if step < self.config.steps:
+            cost = self.ranks.costs if self.ranks else self.cost
+            self.loader.request(functools.partial(self.planner, step, cost, self.limits))
 
 
-class StepCosts:
-    """The cost of micro-batches in plans: fixed, or calibrated and corrected in training."""
-
-    def __init__(self, refine_every: int, limits: list[int], cost: object) -> None:
-        self.limits, self.refine_every = limits, refine_every
-        self.cost, self.ranks = cost, cost if isinstance(cost, RankCosts) else None
-
-    def plan(self, planner: Planner, step: int) -> Callable[[], StepPlan]:
-        """Returns a function that makes the plan of a step, under the cost as it is now."""
-        cost = self.ranks.costs if self.ranks else self.cost
-        return functools.partial(planner, step, cost, self.limits)
-
-    def note(self, batch: MicroBatch, compute_s: float) -> None:
-        """Records the compute time of this rank's micro-batch; does nothing for a fixed cost."""
-        if self.ranks:
-            self.ranks.note(len(batch.labels), batch.longest, compute_s)
-
-    def refine(self, step: int, worker: Worker) -> None:
-        """Exchanges the ranks' speeds before every ``refine_every``-th step, if calibrated."""
-        if self.ranks and step and step % self.refine_every == 0:
-            exchange_ratios(self.ranks, worker)
-
-
-def choose_costs(
+def choose_cost(
     config: MicroBatchConfig, task: Task, worker: Worker, recorder: Recorder
-) -> StepCosts:
+) -> Cost | RankCosts:
     """Returns the cost of a micro-batch in the run's plans; measures it if it is calibrated."""
     if config.mode != "dynamic" or config.cost_type == "tokens":
-        cost = TokensCost()
-    elif config.cost_type == "tokens_sq":
-        cost = TokensSquaredCost()
-    else:
-        cost = calibrate(config, task, worker, recorder)
-    return StepCosts(config.refine_every, task.limits, cost)
-
-
-def remember_run(mode: str, folder: Path) -> None:
-    """Writes the run directory's path to ``last_run_<mode>.txt`` beside it."""
-    path = relative_to_project(folder)
-    write_atomically(folder.parent / f"last_run_{mode}.txt", f"{path}\n")
+        return TokensCost()
+    if config.cost_type == "tokens_sq":
+        return TokensSquaredCost()
+    return calibrate(config, task, worker, recorder)

@@ -42,9 +42,6 @@ class SampledRun:
     """The texts of both splits, their loader, and the step that learns from them.
 
     All ranks open it.
-
-    Raises:
-        UserError: settings or data that do not go together.
     """
 
     kind = "assignment4-text"
@@ -57,9 +54,8 @@ class SampledRun:
         self.config, self.worker = config, worker
         with worker.mistakes_shared():
             self.train, self.validation = open_texts(config.texts())
-        loading = config.loading()
-        self.collate = Collate(self.train.texts.pad_id, loading.width)
-        self.loader = open_loader(self.train, self.collate, loading, worker)
+        self.collate = Collate(self.train.texts.pad_id, config.width)
+        self.loader = open_loader(self.train, self.collate, config, worker)
         sizes = config.classifier(self.train.texts.num_labels)
         self.model = build_on_rank(
             functools.partial(TextClassifier, sizes),
@@ -116,15 +112,7 @@ class SampledRun:
         arm = single_arm(worker.world_size, config.batch_size, self.step.options)
         steps = ScalingLog(worker, recorder, [arm | {"precision": config.precision}])
         self._write_facts(steps)
-        log = EpochLog(
-            worker,
-            recorder,
-            steps,
-            config=config,
-            steps_per_epoch=len(self.spans[0]),
-            train_texts=len(self.train),
-        )
-        yield SampledBatches(self.loader), log
+        yield SampledBatches(self.loader), EpochLog(self, recorder, steps)
 
     def _probe(self, recorder: Recorder) -> None:
         """Times the parts of a step, at several batch sizes and in the formats of gradients."""
@@ -195,27 +183,12 @@ class EpochLog:
     All that is written about a step is written between epochs, so that nothing but a line now and
     then comes between two steps.
 
-    Args:
-        worker: this rank.
-        recorder: the run's writer.
-        scaling: the writer of the steps' parts.
-        config: the run's settings.
-        steps_per_epoch: number of steps of each.
-        train_texts: texts of the training split.
+    ``scaling`` writes the steps' parts.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        recorder: Recorder,
-        scaling: ScalingLog,
-        *,
-        config: TextScalingConfig,
-        steps_per_epoch: int,
-        train_texts: int,
-    ) -> None:
-        self.worker, self.scaling = worker, scaling
-        self.config, self.steps_per_epoch, self.train_texts = config, steps_per_epoch, train_texts
+    def __init__(self, run: SampledRun, recorder: Recorder, scaling: ScalingLog) -> None:
+        self.worker, self.config, self.scaling = run.worker, run.config, scaling
+        self.steps_per_epoch, self.train_texts = len(run.spans[0]), len(run.train)
         self._own_losses: list[float] = []
         """Means over the rank's samples of each step of the epoch."""
         self._rates: list[float] = []
@@ -245,14 +218,8 @@ class EpochLog:
     ) -> None:
         """Writes the epoch of the steps ``span``, and prints a line; all ranks call it.
 
-        Args:
-            span: the epoch's steps.
-            train_s: seconds of the steps.
-            evaluation_s: seconds of the evaluation after them.
-            loss, accuracy: loss and accuracy on the validation split.
-
-        Raises:
-            RunFailed: on all ranks, if the last loss is not finite.
+        Times are those of the steps and of the evaluation after them; loss and accuracy are those
+        of the validation split. Raises RunFailed on all ranks if the last loss is not finite.
         """
         epoch = span.start // self.steps_per_epoch + 1
         self.scaling.write()

@@ -45,11 +45,7 @@ class StepLog:
     end: with the exchange, the tables and the terminal, without checkpoints and profilers.
 
     Args:
-        config: the run's settings.
-        worker: this rank.
-        recorder: the run's writer.
         first: number of the first step; above 0 in a resumed run.
-        model, optimizer: model and optimizer whose memory is measured.
     """
 
     def __init__(

@@ -65,7 +65,6 @@ def write_trace_tables(recorder: Recorder, trace: Path, steps: range) -> bool:
     All ranks call it. The tables are empty if there are no traces.
 
     Args:
-        recorder: the run's writer.
         trace: this rank's trace, which does not exist if the run ended before it was traced.
         steps: the training steps since the profiler began to count; what came after the last
             one is no step.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.distributed as dist
 
@@ -34,8 +35,6 @@ def calibration_sizes(
 
     Args:
         lengths: tokens of each text of the data set.
-        world_size: number of ranks.
-        global_batch: texts per step, over all ranks.
         limit: upper bound on the texts of a micro-batch.
     """
     # Lengths are spaced geometrically, from the 5 % quantile to the maximum. Equal counts give a
@@ -61,11 +60,7 @@ def time_sizes(
     The rows lack the rank. All ranks time the same size at the same time, as in training: they
     share memory and, on a laptop, more than that. Nothing is exchanged, and gradients are dropped.
 
-    Args:
-        step: step whose ``local_pass`` is timed.
-        sizes: (batch size, longest text in tokens) pairs, the same on all ranks.
-        vocab_size: number of tokens to draw from.
-        recorder: the run's writer.
+    ``sizes`` are (batch size, longest text in tokens) pairs, the same on all ranks.
     """
     worker = recorder.worker
     batches = [(size, random_batch(size, vocab_size, worker)) for size in sizes]
@@ -84,11 +79,9 @@ def time_sizes(
 def fit_cost(rows: Sequence[dict]) -> CalibratedCost:
     """Fits a cost to the rows of ``time_sizes``."""
     # The median over repeats stands for each size, as a single slow pass must not move the fit.
-    times: dict[tuple[int, int], list[float]] = {}
-    for row in rows:
-        times.setdefault((row["batch_size"], row["longest"]), []).append(row["time_ms"] / 1e3)
-    batch_size, longest = np.transpose(list(times))
-    return CalibratedCost.fit(batch_size, longest, [float(np.median(t)) for t in times.values()])
+    of_sizes = pd.DataFrame(rows).groupby(["batch_size", "longest"], as_index=False)
+    sizes = of_sizes["time_ms"].median()
+    return CalibratedCost.fit(sizes["batch_size"], sizes["longest"], sizes["time_ms"] / 1e3)
 
 
 def random_batch(size: tuple[int, int], vocab_size: int, worker: Worker) -> MicroBatch:
@@ -114,11 +107,8 @@ def calibrate(config: TextSettings, task: Task, worker: Worker, recorder: Record
     costs = worker.gather(fit_cost(rows))
     rank_costs = RankCosts(costs, sizes, config.speed_tolerance)
     for rank, (cost, samples) in enumerate(zip(rank_costs.costs, worker.gather(rows), strict=True)):
-        batch_size, longest, time_ms = (
-            np.array([row[name] for row in samples])
-            for name in ("batch_size", "longest", "time_ms")
-        )
-        error = cost.relative_error(batch_size, longest, time_ms / 1e3)
+        table = pd.DataFrame(samples)
+        error = cost.relative_error(table["batch_size"], table["longest"], table["time_ms"] / 1e3)
         if worker.is_main:
             print(
                 f"Cost on rank {rank}: {cost.c0_s * 1e3:.2f} ms + {cost.c1_s * 1e6:.2f} µs·b·m + "

@@ -6,8 +6,7 @@ gradients were ready and when each bucket was back; without it DDP is as it come
 whole step is timed. On one rank there is no DDP at all.
 
 ``exchange_s`` is what passed from the moment this rank's own gradients were ready until they were
-averaged. The rank that comes last waits for nobody: ``scaling_log`` takes the shortest exchange of
-a step for communication, and the rest of the others' for waiting.
+averaged; ``divided_exchange`` tells communication from waiting in it.
 """
 
 from __future__ import annotations
@@ -109,10 +108,7 @@ class DataParallelStep:
 
     Args:
         model: module on ``worker``'s device, called as ``model(*batch.inputs)``.
-        optimizer: optimizer of the model's parameters.
         loss_of: mean loss over a micro-batch's samples, from the model's output and the batch.
-        worker: this rank.
-        options: settings of the step.
         group: the ranks that take part; all by default.
         timed: watch the buckets.
     """
@@ -188,7 +184,12 @@ class DataParallelStep:
             spans.append((marks, ready or marks[-1]))
             exchanged += self.exchange.sent_bytes if self.exchange else 0
         optimizer_start = clock.mark()
-        self.update()
+        update(
+            self.model,
+            self.optimizer,
+            self.scaler,
+            max_gradient_norm=self.options.max_gradient_norm,
+        )
         end = clock.mark()
         clock.wait()
         cpu_s = time.process_time() - cpu_began
@@ -213,15 +214,6 @@ class DataParallelStep:
             self._begin()
             self._forward(next_batch().to(self.worker.device)).backward()
             self.optimizer.zero_grad(set_to_none=True)
-
-    def update(self) -> None:
-        """Limits the gradients, updates the parameters and drops the gradients."""
-        update(
-            self.model,
-            self.optimizer,
-            self.scaler,
-            max_gradient_norm=self.options.max_gradient_norm,
-        )
 
     def close(self) -> None:
         """Takes DDP off the model, so that it can be wrapped anew."""

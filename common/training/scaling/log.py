@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 from ddplab_watch.placement import placement
-from torch import nn
 
 from common import tables as columns
 from common.perfmodel.ddp.step import BUCKET_VIEW
@@ -54,8 +53,6 @@ class ScalingLog:
     """Steps, buckets and samples of the ranks. All ranks make it and write together.
 
     Args:
-        worker: this rank.
-        recorder: the run's writer.
         arms: rows of ARM_COLUMNS, the same on all ranks.
     """
 
@@ -86,9 +83,6 @@ class ScalingLog:
         """Adds a step that has ended.
 
         Args:
-            times: the step's times on this rank.
-            batches: the step's micro-batches on this rank.
-            key: the step's name in the tables.
             counted: the samples count as the epoch's.
         """
         if counted:
@@ -150,7 +144,6 @@ class ScalingLog:
         """Counts the samples of an epoch and writes samples.csv; all ranks call it.
 
         Args:
-            epoch: the epoch's number.
             data_samples: size of the data set, None where it is endless.
             arm: the arm that processed them; its ranks have rows.
         """
@@ -176,18 +169,23 @@ class ScalingLog:
         """Writes facts.csv: what ran, as seen in a first pass; all ranks call it.
 
         Args:
-            step: the step, whose model has run.
             batch: a micro-batch, for the shape of a sample.
-            model: the model's description.
-            data: the data's description.
             data_samples: size of the data set, None where it is endless.
             longest: tokens of the data's longest sample, where samples differ in length.
         """
-        row = tensor_columns(step.model, step.output_dtype)
+        parameters = list(step.model.parameters())
         shape = (longest,) if longest else tuple(batch.inputs[0].shape[1:]) if batch.inputs else ()
-        row |= {"input_shape": "x".join(map(str, shape)), "model": model, "data": data}
-        row |= {"data_samples": data_samples}
-        row |= {BUCKET_VIEW: getattr(step.ddp, BUCKET_VIEW, False)}  # of a step on one rank: no DDP
+        row = {
+            "parameters": sum(parameter.numel() for parameter in parameters),
+            "gradient_bytes": sum(parameter.nbytes for parameter in parameters),
+            "gradient_dtype": " ".join(sorted({_name(p.dtype) for p in parameters})),
+            "compute_dtype": _name(step.output_dtype),
+            "input_shape": "x".join(map(str, shape)),
+            "model": model,
+            "data": data,
+            "data_samples": data_samples,
+            BUCKET_VIEW: getattr(step.ddp, BUCKET_VIEW, False),  # of a step on one rank: no DDP
+        }
         self._write("facts.csv", [row])
 
     def _write(self, name: str, rows: Sequence[Mapping]) -> list[dict]:
@@ -195,18 +193,6 @@ class ScalingLog:
         if self._streams:
             self._streams[name].write(gathered)
         return gathered
-
-
-def tensor_columns(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str, object]:
-    """Returns the sizes and types of a model's tensors, by column of ``facts.csv``."""
-    parameters = list(model.parameters())
-    kinds = sorted({_name(parameter.dtype) for parameter in parameters})
-    return {
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "gradient_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "gradient_dtype": " ".join(kinds),
-        "compute_dtype": _name(output_dtype),
-    }
 
 
 def single_arm(

@@ -111,11 +111,7 @@ class _Passes:
         self.clock = clock_for(worker.device)
 
     def measure(self, plan: ProbePlan, recorder: Recorder) -> tuple[list[dict], list[dict]]:
-        """Times passes in rounds of rotated order.
-
-        Returns:
-            rows of PROBE_COLUMNS and rows of READY_COLUMNS, but for the rank.
-        """
+        """Returns rows of PROBE_COLUMNS and of READY_COLUMNS, but for the rank."""
         # An arm is (batch size, True if all ranks compute at the same time). With several ranks one
         # more arm times the run's batch on one rank at a time, while the others wait at a barrier.
         sizes = sorted({max(1, round(self.probed.batch_size * share)) for share in plan.sizes})
@@ -173,10 +169,8 @@ class _Passes:
 def time_copies(gradient_bytes: int, recorder: Recorder, plan: ProbePlan) -> list[dict]:
     """Times the way of a float32 gradient into a bucket and back, in each format.
 
-    The gradient has all the model's ``gradient_bytes``, at most 64 MiB.
-
-    Returns:
-        rows of COST_COLUMNS, but for the rank.
+    The gradient has all the model's ``gradient_bytes``, at most 64 MiB. Returns rows of
+    COST_COLUMNS, but for the rank.
     """
     numel = max(1, min(gradient_bytes, 2**26) // 4)
     device = recorder.worker.device
@@ -203,13 +197,12 @@ def time_copies(gradient_bytes: int, recorder: Recorder, plan: ProbePlan) -> lis
 
 
 def time_curve(numel: int, dtype: torch.dtype, recorder: Recorder, plan: ProbePlan) -> list[dict]:
-    """Times all-reduces of 1 element up to ``numel``, one after another.
+    """Times all-reduces of 1 element up to ``numel``; returns rows of ALL_REDUCE_COLUMNS.
 
-    Returns:
-        rows of ALL_REDUCE_COLUMNS, but for the rank: the stream that writes them knows it.
+    They lack the rank, which the stream that writes them knows.
     """
-    sizes = sorted({1, *(int(numel * share) for share in (1, 1 / 4, 1 / 16, 1 / 64, 1 / 512))})
-    sizes = [size for size in sizes if size >= 1]
+    shares = (1, 1 / 4, 1 / 16, 1 / 64, 1 / 512, 0)  # the last stands for a single element
+    sizes = sorted({max(1, int(numel * share)) for share in shares})
     rows = []
     for round_, size in recorder.rounds(sizes, plan.all_reduce_rounds, stage="curve"):
         small = size * dtype.itemsize <= SMALL_MESSAGE_BYTES

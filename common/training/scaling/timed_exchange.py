@@ -55,7 +55,6 @@ class TimedExchange:
 
     Args:
         model: the module to wrap, on ``worker``'s device.
-        worker: this rank.
         group: the ranks that take part; all by default.
         compression: one of ``COMPRESSIONS``: what gradients are rounded to on their way.
         slow_factor: multiplies this rank's compute time, by sleeping before its last bucket; to see

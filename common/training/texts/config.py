@@ -18,7 +18,6 @@ from common.settings import Fraction, NonNegative, OneOf, Positive, RankOptions,
 from common.training.ddp import COMPRESSIONS
 from common.training.precision import PRECISION_NAMES, resolved_precision
 from common.training.scaling.data_parallel_step import StepOptions
-from common.training.texts.data import LoaderOptions
 
 PADDINGS = ("longest", "max_length")
 
@@ -132,10 +131,10 @@ class TextScalingConfig(RankOptions):
             TextOptions, vars(self), train_samples=self.max_train_samples, seed=self.data_seed
         )
 
-    def loading(self) -> LoaderOptions:
-        """Returns how texts become this rank's micro-batches."""
-        width = self.max_length if self.pad == "max_length" else 0
-        return part_of(LoaderOptions, vars(self), width=width)
+    @property
+    def width(self) -> int:
+        """Returns the tokens that texts are filled up to; 0 for those of the batch's longest."""
+        return self.max_length if self.pad == "max_length" else 0
 
     def classifier(self, num_labels: int) -> TextClassifierConfig:
         """Returns the sizes of the model."""
@@ -180,9 +179,7 @@ class TextScalingConfig(RankOptions):
         """Yields the settings that change nothing in this run, each with the reason.
 
         Args:
-            world_size: number of ranks.
             device: the type of device, ``cpu`` or ``cuda``.
-            steps: number of steps of the run.
         """
         if self.persistent_workers and not self.workers:
             yield "persistent_workers: workers is 0"

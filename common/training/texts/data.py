@@ -22,27 +22,10 @@ from common.data.text_tokens import TokenizedTexts
 from common.errors import UserError
 from common.runtime.group.process_group import Worker
 from common.training.scaling.data_parallel_step import Batch
+from common.training.texts.config import TextScalingConfig
 
 Sample = tuple[int, NDArray[np.int64], int]
 """Index, tokens and label of a text."""
-
-
-@dataclass(frozen=True)
-class LoaderOptions:
-    """Settings by which texts become a rank's micro-batches."""
-
-    batch_size: int
-    """Texts of a micro-batch."""
-    accumulation: int
-    """Micro-batches of a step."""
-    width: int
-    """Tokens that texts are filled up to; 0 for those of the micro-batch's longest."""
-    workers: int
-    """Processes that put batches together; 0 does it in the step."""
-    persistent_workers: bool
-    """Keep the loader's processes from one epoch to the next."""
-    seed: int
-    """Seed of the samples' order."""
 
 
 def open_texts(options: TextOptions) -> tuple[IndexedTexts, IndexedTexts]:
@@ -52,11 +35,8 @@ def open_texts(options: TextOptions) -> tuple[IndexedTexts, IndexedTexts]:
         UserError: the data set is not there, or cannot be read.
     """
 
-    def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
-        train, validation = (
-            hash_texts(split, options.vocab_size, options.max_length) for split in splits
-        )
-        return train, validation
+    def tokenize(*splits: LabelledTexts) -> list[TokenizedTexts]:
+        return [hash_texts(split, options.vocab_size, options.max_length) for split in splits]
 
     labels = PUBLISHED[options.synthetic_like].num_labels
     train, validation = open_splits(options, tokenize, synthetic_labels=labels)
@@ -116,7 +96,7 @@ class Collate:
 
 
 def open_loader(
-    data: IndexedTexts, collate: Collate, options: LoaderOptions, worker: Worker
+    data: IndexedTexts, collate: Collate, config: TextScalingConfig, worker: Worker
 ) -> torch.utils.data.DataLoader:
     """Makes the loader of this rank's micro-batches of an epoch.
 
@@ -128,11 +108,11 @@ def open_loader(
     Raises:
         UserError: fewer texts than a step takes.
     """
-    total = worker.world_size * options.accumulation * options.batch_size
+    total = worker.world_size * config.accumulation * config.batch_size
     if len(data) < total:
         raise UserError(
             f"{data.texts.name} has {len(data)} texts, a step takes {total} ({worker.world_size} "
-            f"ranks × accumulation {options.accumulation} × batch_size {options.batch_size}); "
+            f"ranks × accumulation {config.accumulation} × batch_size {config.batch_size}); "
             "lower --batch_size, or raise --max_train_samples"
         )
     # PyTorch's own warning of too many workers takes five lines, twice; the trainer says it in one.
@@ -143,18 +123,18 @@ def open_loader(
         num_replicas=worker.world_size,
         rank=worker.rank,
         shuffle=True,
-        seed=options.seed,
+        seed=config.seed,
         drop_last=True,
     )
     return torch.utils.data.DataLoader(
         data,
-        batch_size=options.batch_size,
+        batch_size=config.batch_size,
         sampler=sampler,
         collate_fn=collate,
         drop_last=True,
-        num_workers=options.workers,
+        num_workers=config.workers,
         pin_memory=worker.device.type == "cuda",
-        persistent_workers=options.persistent_workers and options.workers > 0,
+        persistent_workers=config.persistent_workers and config.workers > 0,
     )
 
 

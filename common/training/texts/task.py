@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,6 @@ from common.runtime.group.process_group import Worker
 from common.scheduling.loader import MicroBatch, collate
 from common.scheduling.memory_probe import probe_largest_batches
 from common.scheduling.modes import Planner, StepPlan
-from common.training.evaluation import LabelledBatch, own_batches
 from common.training.micro_batches.config import TextSettings
 from common.training.micro_batches.micro_batch_step import MicroBatchStep
 from common.training.precision import autocast, check_precision, resolved_precision
@@ -26,9 +24,6 @@ from common.training.scaling.timed_exchange import TimedExchange
 from common.training.texts.model import build_on_rank, make_optimizer
 
 logger = logging.getLogger(__name__)
-
-EVALUATION_BATCH = 32
-"""Texts of an evaluation's batch on a rank, unless its limit is lower."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +56,6 @@ def open_task(
     """Opens the texts, makes model, optimizer and step, and finds the limits; all ranks call it.
 
     Args:
-        config: the script's settings.
-        worker: this rank.
         slow_factor: factor that multiplies this rank's compute time.
         eval_samples: texts of the validation split; 0 for all.
 
@@ -115,12 +108,9 @@ def open_task(
 def open_texts(options: TextOptions, model_name: str) -> tuple[TokenizedTexts, TokenizedTexts]:
     """Loads or draws the training and the validation split, as tokens of a model's tokenizer."""
 
-    def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
+    def tokenize(*splits: LabelledTexts) -> list[TokenizedTexts]:
         tokenizer = open_tokenizer(model_name, texts=splits[0].texts, vocab_size=options.vocab_size)
-        train, validation = (
-            tokenize_texts(split, tokenizer, options.max_length) for split in splits
-        )
-        return train, validation
+        return [tokenize_texts(split, tokenizer, options.max_length) for split in splits]
 
     return open_splits(options, tokenize)
 
@@ -191,12 +181,3 @@ def first_texts(data: TokenizedTexts, worker: Worker) -> MicroBatch:
     """Returns a few tokens of one text for this rank, enough to let DDP form its buckets."""
     groups = tuple((rank,) for rank in range(worker.world_size))
     return collate(data, StepPlan(groups, data.lengths), worker.rank).first_tokens()
-
-
-def validation_batches(task: Task, worker: Worker) -> Iterator[LabelledBatch]:
-    """Yields this rank's part of the validation split."""
-    data = task.validation
-    batch_size = min(EVALUATION_BATCH, task.limits[worker.rank])
-    for group in own_batches(data.lengths, batch_size, worker):
-        batch = collate(data, StepPlan((tuple(group),), data.lengths), 0).to(worker.device)
-        yield (batch.input_ids, batch.attention_mask), batch.labels

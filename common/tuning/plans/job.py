@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from common.errors import UserError
-from common.planning.asked import named_fields
 from common.planning.code import step_lines, wrapping_lines
 from common.planning.report import WIDTH, print_answer
+from common.planning.search import named_fields
 from common.planning.space import SINGLE, Plan, Question
 from common.runtime.group.process_group import process_group
 from common.runtime.records.recorder import Recorder, record_run
 from common.runtime.records.run_directory import write_atomically
 from common.runtime.script import run_script
-from common.runtime.timing import clock_for
 from common.runtime.wording import counted, digits
 from common.samples import slowest_rank
 from common.tuning.plans import ANSWER, PRINTED
 from common.tuning.plans.plan_settings import PlanSettings
-from common.tuning.plans.planned_step import close_ddp
+from common.tuning.plans.planned_step import close_ddp, seconds_of
 from common.tuning.plans.planner import Planned, plan_model, question_of
 from common.tuning.plans.sized_model import SizedModel, of_configuration
 from common.tuning.same_graph import together
@@ -98,14 +98,11 @@ def _trained(
     names["local_rank"] = worker.device.index
     exec("\n".join(wrapping_lines(question, plan)), names)
     step = compile("\n".join(step_lines(question, plan)), "the plan's step", "exec")
-    rows, clock = [], clock_for(worker.device)
+    rows = []
     for iteration in range(steps):
-        start = clock.mark()
-        exec(step, names)
-        end = clock.mark()
-        clock.wait()
-        times = {"step_time_ms": clock.elapsed_s(start, end) * 1e3}
-        rows.append({"iteration": iteration, "loss": float(names["loss"].detach())} | times)
+        seconds = seconds_of(partial(exec, step, names), worker, together=False)
+        loss = float(names["loss"].detach())
+        rows.append({"iteration": iteration, "loss": loss, "step_time_ms": seconds * 1e3})
     close_ddp(names["model"])
     return rows
 
@@ -113,25 +110,19 @@ def _trained(
 def write_answer(planned: Planned, folder: Path, settings: PlanSettings) -> None:
     """Writes the answer to the run's folder and to the files that settings name, and prints it."""
     text = json.dumps(planned.as_json(), indent=1)
+    answer = (planned.searched, planned.best, planned.where)
     for path in (folder / ANSWER, *([Path(settings.json)] if settings.json else [])):
         write_atomically(path, f"{text}\n")
     if settings.page:
         from common.analysis.plans.page import page
 
-        answer = (planned.searched, planned.best, planned.where, planned.verified)
-        write_atomically(Path(settings.page), page(*answer, planned.tuned))
-    printed = printed_answer(planned)
-    write_atomically(folder / PRINTED, printed)
-    print(printed, end="")
-
-
-def printed_answer(planned: Planned) -> str:
-    """Returns the answer as it is printed."""
-    text = io.StringIO()
-    console = Console(width=WIDTH, file=text)
-    answer = planned.searched, planned.best, planned.where
+        html = page(*answer, planned.verified, planned.tuned)
+        write_atomically(Path(settings.page), html)
+    printed = io.StringIO()
+    console = Console(width=WIDTH, file=printed)
     print_answer(*answer, console, planned.verified, planned.tuned)
-    return text.getvalue()
+    write_atomically(folder / PRINTED, printed.getvalue())
+    print(printed.getvalue(), end="")
 
 
 def _model(settings: PlanSettings) -> SizedModel:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from common.benchmarks.buckets.calibration import watch_pass
+from common.benchmarks.buckets.calibration import passes_without_ddp
 from common.benchmarks.buckets.lasting_messages import gradient_dtype
 from common.errors import UserError
 from common.perfmodel.ddp.profile import NO_COSTS
@@ -26,11 +26,10 @@ from common.perfmodel.one_device.training_memory import predict_training_memory
 from common.planning.measured_times import Inputs, collectives_of
 from common.planning.space import SINGLE, Plan, Question, numerics_of, passes_of, sharding_of
 from common.runtime.group.collective_timing import time_one_by_one
-from common.runtime.group.gradient_marks import ready_marks, ready_rows
+from common.runtime.group.gradient_marks import ready_rows
 from common.runtime.group.one_rank_group import own_group
 from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder
-from common.runtime.timing import clock_for
 from common.runtime.wording import counted
 from common.training.parallel import make_mesh
 from common.tuning.measured import (
@@ -45,6 +44,7 @@ from common.tuning.plans.planned_step import (
     in_half,
     make_optimizer,
     recompute,
+    seconds_of,
 )
 from common.tuning.plans.read_inputs import ReadInputs
 from common.tuning.plans.sized_model import SizedModel
@@ -79,22 +79,17 @@ def measure_inputs(
     question: Question,
     plans: Iterable[Plan],
     sizes: tuple[int, int],
-    worker: Worker,
     recorder: Recorder,
 ) -> Inputs:
     """Measures the inputs of a question's plans; all ranks do so together.
 
     Args:
-        model: the model.
-        question: what is to be planned.
         plans: the plans that may be chosen; what none of them needs is left out.
         sizes: the two sizes of a micro-batch whose passes are timed, the smaller one first.
-        worker: this rank.
-        recorder: the run's writer.
 
     Raises UserError where ranks run different graphs, or the contract is not kept.
     """
-    plans = list(plans)
+    worker, plans = recorder.worker, list(plans)
     few, many = sizes
     lab = _Lab(model, question, plans, worker)
     check_same_graph(model.make(few, worker.device), worker)
@@ -123,16 +118,15 @@ def measure_inputs(
             keys = {"arm": arm.name, "samples": arm.samples, "round": round_}
             parts.write([keys | row for row in arm.visit(round_)])
         drop_unused(worker)
-    profiled = lab.ready_passes()
-    _, profile = write_passes(profiled, worker, recorder)
+    _, profile = write_passes(lab.watched, recorder)
     curve = crowded = None
     costs = NO_COSTS
     if any(plan.has_buckets for plan in plans):
         step = user_step(model.make(few, worker.device), worker)
         dtype = gradient_dtype(step.model.parameters())
-        network = measure_all_reduces(profile, dtype, worker, recorder, formats=())["none"]
+        network = measure_all_reduces(profile, dtype, recorder, formats=())["none"]
         curve, crowded = network.curve, network.crowded
-        costs = measure_costs(step, worker, recorder)
+        costs = measure_costs(step, recorder)
         step = None
         drop_unused(worker)
     table, collectives = worker.broadcast((parts.table(), sent.table()))
@@ -159,12 +153,11 @@ def _alone_as(plan: Plan) -> str:
 
 
 class _Lab:
-    """Makes the arms, and keeps the ready times of gradients that one of them sees.
+    """Makes the arms, and keeps the passes that one of them watches.
 
-    Attributes:
-        holds_all: whether a plan lets a rank update all parameters. Where none does, a rank may not
-            have the memory: an update is that of its share, and FSDP over one rank has none.
-        longer: how many times as many parameters the model has as were updated.
+    Where no plan lets a rank update all parameters (``holds_all``), it may not have the memory: an
+    update is that of its share, and FSDP over one rank has none. ``longer`` is how many times as
+    many parameters the model has as were updated.
     """
 
     def __init__(
@@ -174,19 +167,13 @@ class _Lab:
         self.precision = question.precisions[0]
         self.holds_all = holds_all(plans)
         self.longer = 1.0
-        self._ready: list[Row] = []
-        self._times: list[Row] = []
-
-    def ready_passes(self) -> WatchedPasses:
-        """Returns the watched passes of the arm with ``ready``."""
-        return WatchedPasses(self._ready, self._times)
+        self.watched = WatchedPasses([], [])
 
     def passes(self, samples: int, checkpointing: str, casts: str, *, ready: bool = False) -> _Arm:
         """Returns the arm of passes without any exchange, all ranks computing at the same time.
 
         In ``half`` weights and inputs are cast before, as FSDP does.
         """
-        clock = clock_for(self.worker.device)
 
         def visit(round_: int) -> list[Row]:
             user = self.model.make(samples, self.worker.device)
@@ -194,29 +181,24 @@ class _Lab:
             user = in_half(user) if casts == "half" else user
             step = user_step(user, self.worker, "bfloat16" if casts == "autocast" else "float32")
             rows: list[Row] = []
-            with ready_marks(step.model, clock) as gradients:
-                for iteration in range(-WARMUP, PASSES):
-                    step.zero_grad()
-                    marks = watch_pass(
-                        step, self.worker, clock, gradients, barrier_before="forward"
-                    )
-                    clock.wait()
-                    watched = marks.read(clock)
-                    if iteration < 0:
-                        continue
-                    times = {"forward": watched.forward_s, "backward": watched.backward_s}
-                    rows += _rows(iteration, times)
-                    if ready:
-                        number = round_ * PASSES + iteration
-                        self._ready += ready_rows(step.model, watched.ready_s, number)
-                        self._times.append(watched.row(number))
+            passes = passes_without_ddp(
+                step, warmup=WARMUP, passes=PASSES, barrier_before="forward"
+            )
+            for iteration, watched in passes:
+                if iteration < 0:
+                    continue
+                times = {"forward": watched.forward_s, "backward": watched.backward_s}
+                rows += _rows(iteration, times)
+                if ready:
+                    number = round_ * PASSES + iteration
+                    self.watched.ready.extend(ready_rows(step.model, watched.ready_s, number))
+                    self.watched.times.append(watched.row(number))
             return rows
 
         return _Arm(f"passes {checkpointing} {casts}", samples, visit)
 
     def updates(self, samples: int, zero1: bool) -> _Arm:
         """Returns the arm of a rank's updates, of all parameters or a share, and of ZeRO-1's."""
-        clock = clock_for(self.worker.device)
 
         def visit(_round: int) -> list[Row]:
             module = self.model.make(samples, self.worker.device).module
@@ -231,7 +213,7 @@ class _Lab:
             rows = []
             for iteration in range(-WARMUP, PASSES):
                 times = {
-                    part: _seconds(optimizer.step, self.worker, clock)
+                    part: seconds_of(optimizer.step, self.worker)
                     for part, optimizer in optimizers.items()
                 }
                 rows += _rows(iteration, times) if iteration >= 0 else []
@@ -267,11 +249,11 @@ def _share(parameters: list[nn.Parameter], ranks: int) -> list[nn.Parameter]:
 
 def half_is_no_slower(worker: Worker) -> bool:
     """Returns True if products take no longer in bfloat16 than in float32, on every rank."""
-    clock, times_s = clock_for(worker.device), {torch.float32: [], torch.bfloat16: []}
+    times_s = {torch.float32: [], torch.bfloat16: []}
     for _ in range(ROUNDS + WARMUP):
         for dtype, seconds in times_s.items():
             matrix = torch.ones(PRODUCT, PRODUCT, dtype=dtype, device=worker.device)
-            seconds.append(_seconds(partial(torch.mm, matrix, matrix), worker, clock))
+            seconds.append(seconds_of(partial(torch.mm, matrix, matrix), worker))
     float32_s, half_s = (median(seconds[WARMUP:]) for seconds in times_s.values())
     return all(worker.gather(half_s <= float32_s))
 
@@ -280,16 +262,6 @@ def _rows(iteration: int, seconds: Mapping[str, float]) -> list[Row]:
     return [
         {"iteration": iteration, "part": part, "time_ms": s * 1e3} for part, s in seconds.items()
     ]
-
-
-def _seconds(work: Callable[[], object], worker: Worker, clock: object) -> float:
-    worker.barrier()
-    clock.wait()
-    start = clock.mark()
-    work()
-    end = clock.mark()
-    clock.wait()
-    return clock.elapsed_s(start, end)
 
 
 class _Messages:
@@ -340,10 +312,7 @@ def sizes_to_time(question: Question, plans: Iterable[Plan], free_bytes: float) 
     The largest is that of a plan without checkpointing, as its passes are timed as well, and of
     which a rank can hold the passes by itself, with all weights and gradients.
 
-    Args:
-        question: what is to be planned.
-        plans: the plans that may be chosen.
-        free_bytes: what each rank may take.
+    ``free_bytes`` is what each rank may take.
 
     Raises UserError where not even the smallest passes fit, or what else a rank does alone.
     """

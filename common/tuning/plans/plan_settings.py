@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from common.errors import UserError
-from common.planning.asked import named_fields
+from common.planning.search import named_fields
 from common.planning.space import CHECKPOINTING, PRECISIONS, STRATEGIES
 from common.settings import AtLeast, NonEmpty, OneOf, RankOptions
 

@@ -1,7 +1,7 @@
-"""Tries a verified plan's other settings, as ``ddplab tune`` does with DDP's.
+"""Runs plans for real: verifies which is the fastest, and tries other settings of that one.
 
-Settings are predicted, the most promising are halved by real steps, and the best is run beside the
-plan in rounds that had no part in the choice.
+As ``ddplab tune`` does with DDP's, settings are predicted, the most promising are halved by real
+steps, and the best is run beside the plan in rounds that had no part in the choice.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import replace
 
 import pandas as pd
 
+from common.judged import compared, fastest
+from common.planning.answer import VerifiedPlan
 from common.planning.measured_times import MeasuredTimes
 from common.planning.search import TimedPlan, by_simplicity
 from common.planning.space import Plan, fits, sized, variations
 from common.planning.tuned import TriedPlan, Tuned
 from common.runtime.progress import Progress
+from common.samples import student
 from common.tuning.candidates import MOST_CANDIDATES, spread_settings, time_class
 from common.tuning.plans.plan_visits import FIRST, PlanVisits
 from common.tuning.same_graph import on_main
@@ -30,8 +33,68 @@ from common.tuning.visit_plan import (
     with_final_rounds,
 )
 
+CHOICE_ROUNDS = 3
+"""Rounds of all plans, by which two are chosen."""
 CAUTION = 0.8
 """The part of the allowed time that visits are planned for: what one takes is an estimate."""
+
+
+def verify(
+    visits: PlanVisits, plans: Sequence[Plan], refused: Plan | None, mine: Plan | None
+) -> tuple[VerifiedPlan, ...]:
+    """Runs plans in rotated rounds, each visit a fresh instance; returns them, the best first.
+
+    In round 0 the peak of each is measured, and its times, from when nothing was warm, are not
+    judged. Rounds of all leave two plans; further rounds of them, and of ``mine``, had no part in
+    that, and judge which is the best. The refused one is run once, after all others.
+
+    Args:
+        visits: visits plans; its progress is set to what is visited here.
+        plans: those that fit, the most promising first.
+        refused: one that does not fit.
+        mine: the one of them that somebody named.
+    """
+    levels = [len(plans)] if len(plans) > 2 else []
+    chosen_in = FIRST + CHOICE_ROUNDS * len(levels)
+    most = len(plans) * chosen_in + FEWEST_FINAL * min(len(plans), 2 + (mine in plans))
+    visits.progress = Progress(most + (refused is not None), visits.worker.is_main)
+    visits.rounds("peak", plans, 1)
+
+    def times_after(_: int, arms: list[Plan]) -> pd.DataFrame:
+        return visits.rounds("choice", arms, CHOICE_ROUNDS, FIRST).loc[FIRST:]
+
+    ranked = halved(plans, levels, times_after, lambda plan: plan.name)
+    alive = [plan for plan in ranked if plan not in visits.died]
+    finalists = [*alive[:2], *(plan for plan in alive[2:] if plan == mine)]
+    times = visits.rounds("final", finalists, FEWEST_FINAL, chosen_in) if finalists else None
+    machine = on_main(visits.worker, lambda: visits.recorder.machine().state)
+    if refused is not None:
+        times = visits.rounds("refused", [refused], 1)
+    final = [plan.name for plan in finalists if plan not in visits.died]
+    final_times = times.loc[chosen_in:, final] if final else pd.DataFrame()
+    best = fastest(final_times, machine=machine)
+    # Any two of them could have been shown, since the best was chosen by the same rounds.
+    pairs = math.comb(len(final), 2)
+    over = compared(final_times, best.arm, claims=pairs, machine=machine) if best else {}
+    order = [best.arm, best.rival, *over] if best else final
+    ranked.sort(key=lambda plan: (*order, plan.name).index(plan.name))
+    peaks = visits.peaks()
+    verified = []
+    for plan in (*ranked, *([refused] if refused else [])):
+        known = {"was_refused": plan == refused, "is_mine": plan == mine}
+        if plan in visits.died:
+            verified.append(VerifiedPlan(plan, None, None, visits.died[plan], **known))
+            continue
+        begun = chosen_in if plan in finalists else 0 if plan == refused else FIRST
+        of_plan = times[plan.name].loc[begun:]
+        step = student(of_plan)
+        positive = replace(step, low=max(step.low, 0.0))  # NaN of a single round stays
+        judged = over.get(plan.name)
+        verified.append(VerifiedPlan(plan, positive, peaks[plan.name], over_best=judged, **known))
+    if mine not in (None, refused, *plans):
+        no_room = "takes more memory than there is here to try it"
+        verified.append(VerifiedPlan(mine, None, None, no_room, was_refused=True, is_mine=True))
+    return tuple(verified)
 
 
 def settings_to_try(base: TimedPlan, times: MeasuredTimes) -> list[TimedPlan]:
@@ -68,8 +131,6 @@ def tune_plan(
     """Tries settings of a plan that was verified; all ranks do so together.
 
     Args:
-        base: the plan.
-        times: predicts the steps of its settings.
         verified: the visits that verified it.
         allowed_s: seconds that all of it may take; the fewest visits that tell two settings apart
             are made only if they are expected to fit.
@@ -77,8 +138,9 @@ def tune_plan(
     """
     worker, began = verified.worker, time.perf_counter()
     question, visit_s = times.question, verified.visit_s(base.plan)
+    others = [replace(base.plan, precision=name) for name in options if base.plan.is_sharded]
     candidates, extra = on_main(
-        worker, lambda: (settings_to_try(base, times), _in_precisions(base, times, options))
+        worker, lambda: (settings_to_try(base, times), _timed(times, others))
     )
     afforded = int(CAUTION * allowed_s / visit_s) if visit_s else 0
     if not candidates or afforded < 2 * FEWEST_FINAL:
@@ -121,14 +183,6 @@ def tune_plan(
         fits=peaks.get(best.name, math.inf) <= question.usable_bytes,
         machine=on_main(worker, lambda: recorder.machine().state),
     )
-
-
-def _in_precisions(
-    base: TimedPlan, times: MeasuredTimes, precisions: Sequence[str]
-) -> list[TimedPlan]:
-    """Returns a plan of FSDP in those of other precisions that fit."""
-    plans = [replace(base.plan, precision=precision) for precision in precisions]
-    return _timed(times, [plan for plan in plans if plan.is_sharded])
 
 
 def _timed(times: MeasuredTimes, plans: Sequence[Plan]) -> list[TimedPlan]:

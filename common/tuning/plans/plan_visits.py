@@ -30,9 +30,7 @@ class PlanVisits:
     """Visits plans, all ranks together; every rank knows times and peaks of all.
 
     Args:
-        model: the model.
-        recorder: the run's writer.
-        ranks_per_node: ranks of a node, for HYBRID_SHARD.
+        ranks_per_node: for HYBRID_SHARD.
         name: what its two tables are called: ``plan`` for plan-visits.csv and plan-peaks.csv.
         progress: counts the visits.
 
@@ -63,20 +61,15 @@ class PlanVisits:
     ) -> pd.DataFrame:
         """Visits plans; returns the seconds of a step: a row per round so far, a column per plan.
 
-        A plan that died has no column.
-
-        Args:
-            stage: name of the stage, for the witness.
-            plans: visited once a round, each.
-            rounds: the number of rounds.
-            first: number of the first one; in round 0 the peak of a step is measured, too.
+        A plan that died has no column. ``first`` is the number of the first round; in round 0 the
+        peak of a step is measured, too.
         """
         for round_, plan in self.recorder.rounds(plans, first + rounds, stage=stage, first=first):
             began = time.perf_counter()
             if plan not in self.died:
-                shape = (self.model, plan, round_, self.worker, self.streams)
-                why = visit(*shape, self.ranks_per_node)
-                self.died.update({plan: why} if why else {})
+                streams, per_node = self.streams, self.ranks_per_node
+                if why := visit(self.model, plan, round_, self.worker, streams, per_node):
+                    self.died[plan] = why
             if round_:
                 self._spent_s[plan].append(time.perf_counter() - began)
             if self.progress:
@@ -116,19 +109,15 @@ def visit(
     visits, peaks = streams
     rows, sizes, died = [], [], ""
     try:
-        step = PlannedStep(
-            model.make(plan.micro_batch, worker.device),
-            plan,
-            worker,
-            ranks_per_node=ranks_per_node,
-        )
+        user = model.make(plan.micro_batch, worker.device)
+        step = PlannedStep(user, plan, worker, ranks_per_node=ranks_per_node)
         times = [step.timed_s() for _ in range(WARMUP_STEPS + STEPS)][WARMUP_STEPS:]
         rows = [{"iteration": i, "step_time_ms": s * 1e3} for i, s in enumerate(times)]
         sizes = [{"peak_bytes": step.peak_bytes()}] if round_ == 0 else []
         close_ddp(step.model)
     except torch.OutOfMemoryError:
         died = "ran out of memory"
-    step = None
+    step = user = None
     drop_unused(worker)
     died = next((why for why in worker.gather(died) if why), "")
     keys = {"plan": plan.name, "round": round_}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -46,8 +46,6 @@ class PlannedStep:
 
     Args:
         user: the model with a micro-batch of the plan; its module is wrapped in place.
-        plan: the plan.
-        worker: this rank.
         mesh: ranks that FSDP spreads the model over; by default as the plan says.
         ranks_per_node: ranks of a node, for HYBRID_SHARD.
         updates: whether a step updates the parameters.
@@ -68,7 +66,6 @@ class PlannedStep:
         self.idle = plan.strategy == SINGLE and not worker.is_main
         module = user.module.train()
         recompute(module, plan.checkpointing)
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.model: nn.Module = module
         if plan.is_sharded:
             for parameter in module.parameters():  # which DDP does by itself
@@ -90,10 +87,10 @@ class PlannedStep:
                 root_policy=policy,
                 prefetch=plan.prefetch,
             )
-            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         elif plan.strategy != SINGLE:
             self.model = make_ddp(module, worker.device, bucket_cap_mb=plan.bucket_cap_mib)
         self.updates = updates
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(trained, plan.strategy == "ZERO1")
 
     def run(self) -> None:
@@ -113,15 +110,8 @@ class PlannedStep:
 
     def timed_s(self) -> float:
         """Runs a step that all ranks begin together; returns its seconds on this rank."""
-        clock = clock_for(self.worker.device)
-        if self.plan.strategy != SINGLE:  # the others are idle: they wait for nothing
-            self.worker.barrier()
-        clock.wait()
-        start = clock.mark()
-        self.run()
-        end = clock.mark()
-        clock.wait()
-        return clock.elapsed_s(start, end)
+        # Under SINGLE the others are idle: they wait for nothing.
+        return seconds_of(self.run, self.worker, together=self.plan.strategy != SINGLE)
 
     def peak_bytes(self) -> int:
         """Runs steps that are not the first; returns the peak of this rank's allocations in one."""
@@ -144,6 +134,19 @@ class PlannedStep:
         if not peaks:
             raise RunFailed(f"the profiler ended with no memory in {PEAKS} steps")
         return min(peaks)
+
+
+def seconds_of(work: Callable[[], object], worker: Worker, *, together: bool = True) -> float:
+    """Does ``work``, which ranks begin ``together``; returns its seconds on this rank's device."""
+    clock = clock_for(worker.device)
+    if together:
+        worker.barrier()
+    clock.wait()
+    start = clock.mark()
+    work()
+    end = clock.mark()
+    clock.wait()
+    return clock.elapsed_s(start, end)
 
 
 def close_ddp(model: nn.Module) -> None:

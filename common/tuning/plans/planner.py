@@ -7,30 +7,36 @@ all of them. Memory decides before time: nothing is measured where nothing fits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 import psutil
 import torch
 
 from common.planning.answer import VerifiedPlan, as_json, chosen
-from common.planning.asked import named_fields, named_plan, named_plans
 from common.planning.measured_times import Inputs, MeasuredTimes
 from common.planning.network import network_health, recorded_tables
-from common.planning.search import Searched, TimedPlan, search, sized_plans, without_times
+from common.planning.search import (
+    Searched,
+    TimedPlan,
+    named_fields,
+    named_plan,
+    named_plans,
+    search,
+    sized_plans,
+)
 from common.planning.space import Plan, Question, SizedPlan, candidates
 from common.planning.tuned import Tuned
 from common.runtime.group.process_group import Worker
-from common.runtime.machine.environment import RankGroup, describe_environment
 from common.runtime.records.recorder import Recorder
 from common.tuning.plans.measuring import half_is_no_slower, measure_inputs, sizes_to_time
 from common.tuning.plans.plan_settings import PlanSettings
-from common.tuning.plans.plan_tuning import tune_plan
+from common.tuning.plans.plan_tuning import tune_plan, verify
 from common.tuning.plans.plan_visits import PlanVisits
 from common.tuning.plans.planned_step import checkpointing_switch, drop_unused, why_unshardable
 from common.tuning.plans.sized_model import SizedModel
-from common.tuning.plans.verifying import verify
 from common.tuning.same_graph import on_main
+from common.tuning.tuner import environment_of
 
 CONTENDERS = 3
 """Plans that are run, besides one that was named."""
@@ -77,9 +83,6 @@ def plan_model(
     """Plans a model's training; returns the answer on rank 0, None on the others.
 
     Args:
-        model: the model.
-        question: what is to be planned.
-        recorder: the run's writer.
         verify_best: run the best plans.
         tune_seconds: seconds in which settings of the verified plan are tried; 0 tries none.
         options: precisions that a plan of FSDP is tried in beside its own, if products of this
@@ -91,8 +94,8 @@ def plan_model(
     plans = list(candidates(question))
     fitting, _ = on_main(worker, lambda: sized_plans(question, plans))
     if not fitting:
-        where = _environment(worker)["hardware"]
-        nothing = Planned(without_times(question), None, None, where)
+        where = environment_of(worker)["hardware"]
+        nothing = Planned(search(question, None), None, None, where)
         return nothing if worker.is_main else None
     wanted = [sized.plan for sized in fitting]
     options = [name for name in options if name not in question.precisions]
@@ -102,8 +105,8 @@ def plan_model(
     drop_unused(worker)  # what followed the model
     free = ROOM * min(worker.gather(free_bytes(worker)))
     sizes = on_main(worker, lambda: sizes_to_time(question, wanted, free))
-    inputs = measure_inputs(model, question, measured, sizes, worker, recorder)
-    environment = _environment(worker)
+    inputs = measure_inputs(model, question, measured, sizes, recorder)
+    environment = environment_of(worker)
     health = network_health(
         inputs.curve, environment["network"], worker.world_size, recorded_tables()
     )
@@ -167,15 +170,6 @@ def _question(model: SizedModel, worker: Worker, settings: PlanSettings) -> Ques
     return question
 
 
-def _environment(worker: Worker) -> dict:
-    return describe_environment(
-        worker.backend,
-        worker.device.type,
-        worker.world_size,
-        group=RankGroup(process_group=worker.group_class),
-    )
-
-
 def contenders_of(searched: Searched, count: int) -> list[TimedPlan]:
     """Returns the best plan and the fastest ones that differ from it in kind.
 
@@ -212,17 +206,15 @@ def free_bytes(worker: Worker) -> float:
 
 def predictions_of(searched: Searched) -> pd.DataFrame:
     """Returns a row for each plan that was predicted: its fields, step_s, its band, peak_bytes."""
-    rows = []
-    for timed in searched.timed:
-        plan = timed.plan
-        rows.append(
-            {
-                **{name: getattr(plan, name) for name in Plan.__dataclass_fields__},
-                "step_s": timed.time.step_s,
-                "step_low_s": timed.time.low_s,
-                "step_high_s": timed.time.high_s,
-                "computation_s": timed.time.computation_s,
-                "peak_bytes": timed.peak_bytes,
-            }
-        )
+    rows = [
+        {
+            **asdict(timed.plan),
+            "step_s": timed.time.step_s,
+            "step_low_s": timed.time.low_s,
+            "step_high_s": timed.time.high_s,
+            "computation_s": timed.time.computation_s,
+            "peak_bytes": timed.peak_bytes,
+        }
+        for timed in searched.timed
+    ]
     return pd.DataFrame(rows)

@@ -63,10 +63,7 @@ def _has_option(candidate: Verified) -> bool:
 def _points(
     axes: Axes, run: Sequence[Verified], default_ms: float, label: str, marker: str, colour: str
 ) -> None:
-    """Draws candidates that were run, with the intervals of their gains.
-
-    A point is the default's time less the share that the candidate saved in the same rounds.
-    """
+    """Draws the default's time less the share that each candidate saved, with its interval."""
     if not run:
         return
     saved = np.array(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rank_support import RankServer
-from watch_support import run_loop
+from watch_support import assert_same, run_loop
 
 
 @pytest.hookimpl(tryfirst=True)  # before groups are ordered and read
@@ -33,5 +33,22 @@ def loop_run(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) 
         folder = tmp_path_factory.mktemp("loop")
         watch = settings if watched else None
         return folder, run_loop(rank_server.run, folder, *flags, count=count, watch=watch)
+
+    return run
+
+
+@pytest.fixture
+def compared_run(loop_run: Callable) -> Callable:
+    """Returns ``compared_run(*flags, only_watched=(), count=2, **settings)``.
+
+    It runs the loop both ways, watched with further flags, and compares what they computed to the
+    last bit. It returns the watched one's folder.
+    """
+
+    def run(*flags: object, only_watched: tuple = (), count: int = 2, **settings: int) -> Path:
+        _, expected = loop_run(*flags, count=count, watched=False)
+        folder, found = loop_run(*flags, *only_watched, count=count, **settings)
+        assert_same(expected, found)
+        return folder
 
     return run

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -84,10 +84,16 @@ def with_longer_texts(rank: int, row: dict) -> None:
         row["elements"] *= 1.04
 
 
-def first_change(fault: Fault, seed: int, last: int = 100) -> Change | None:
+def changes_of(fault: Fault, seed: int, last: int = 100, before: Fault = none) -> Iterator[Change]:
+    """Yields the changes that are noticed in blocks of which later ones have a fault."""
     points, draw = ChangePoints([0, 1]), random.Random(seed)
-    changes = (points.add(block(n, draw, fault if n >= CHANGED else none)) for n in range(last))
-    return next(filter(None, changes), None)
+    faults = (fault if number >= CHANGED else before for number in range(last))
+    changes = (points.add(block(number, draw, each)) for number, each in enumerate(faults))
+    yield from filter(None, changes)
+
+
+def first_change(fault: Fault, seed: int) -> Change | None:
+    return next(changes_of(fault, seed), None)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -138,10 +144,7 @@ def test_another_batch_is_no_slower_step() -> None:
         for name in ("forward", "backward", "elements"):
             row[name] *= 2
 
-    points, draw = ChangePoints([0, 1]), random.Random(0)
-    faults = (larger if number >= CHANGED else none for number in range(150))
-    changes = [points.add(block(n, draw, fault)) for n, fault in enumerate(faults)]
-    [change] = filter(None, changes)
+    [change] = changes_of(larger, seed=0, last=150)
     assert "a batch has 400 elements instead of 200" in change.said()
     assert change.step == CHANGED * STEPS
 
@@ -149,7 +152,7 @@ def test_another_batch_is_no_slower_step() -> None:
 @pytest.mark.parametrize("grows", [False, True])
 def test_batches_of_unequal_length_are_no_other_batches_before_they_have_grown(grows: bool) -> None:
     for seed in range(10):
-        lengths, points = random.Random(100 + seed), ChangePoints([0, 1])
+        lengths = random.Random(100 + seed)
 
         def unequal(rank: int, row: dict, lengths: random.Random = lengths) -> None:
             row["elements"] = lengths.uniform(70, 130)
@@ -157,10 +160,8 @@ def test_batches_of_unequal_length_are_no_other_batches_before_they_have_grown(g
         def longer(rank: int, row: dict, lengths: random.Random = lengths) -> None:
             row["elements"] = lengths.uniform(170, 230)
 
-        draw = random.Random(seed)
-        faults = (longer if grows and n >= CHANGED else unequal for n in range(100))
-        changes = [points.add(block(n, draw, fault)) for n, fault in enumerate(faults)]
-        assert ["a batch has" in change.said() for change in changes if change] == [True] * grows
+        changes = changes_of(longer if grows else unequal, seed, before=unequal)
+        assert ["a batch has" in change.said() for change in changes] == [True] * grows
 
 
 @pytest.mark.parametrize("spoilt", [math.nan, -3e6])
@@ -188,9 +189,8 @@ def test_limits_are_crossed_no_more_often_than_siegmunds_formula_says(distributi
 
 @pytest.mark.slow  # the hours that quick tests' blocks stand for
 def test_in_ten_hours_of_blocks_nothing_is_said_of_steps_that_stay_as_they_are() -> None:
-    points, draw = ChangePoints([0, 1]), random.Random(3)
     count = int(36_000 / change_points.BLOCK_S)
-    assert sum(points.add(block(number, draw, none)) is not None for number in range(count)) <= 1
+    assert len(list(changes_of(none, seed=3, last=count))) <= 1
 
 
 def test_blocks_double_until_they_take_seconds() -> None:

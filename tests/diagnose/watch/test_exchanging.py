@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from watch_support import SCRIPTS
+from watch_support import SCRIPTS, run_ranks
 
 
 @pytest.fixture(scope="module")
 def exchanged(rank_server, tmp_path_factory) -> list[list[dict]]:
     """Runs exchange.py on two ranks; returns what each of them wrote of each case."""
     folder = tmp_path_factory.mktemp("exchange")
-    done = rank_server.run(SCRIPTS / "exchange.py", folder, ranks=2)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    return [json.loads((folder / f"out-{rank}.json").read_text()) for rank in (0, 1)]
+    return run_ranks(rank_server.run, folder, SCRIPTS / "exchange.py", folder)
 
 
 @pytest.mark.xdist_group("exchange")
@@ -37,10 +33,7 @@ def test_a_pass_that_fails_on_one_rank_leaves_no_rank_waiting(exchanged) -> None
 def test_exchanges_are_timed_without_the_checks_that_a_debug_level_adds(
     rank_server, tmp_path, level: str
 ) -> None:
-    done = rank_server.run(SCRIPTS / "unchecked.py", tmp_path, level, ranks=2)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    for rank in (0, 1):
-        told = json.loads((tmp_path / f"out-{rank}.json").read_text())
+    for told in run_ranks(rank_server.run, tmp_path, SCRIPTS / "unchecked.py", tmp_path, level):
         for sums in told["sums"]:  # with the checks and without, gradients are the ranks' mean
             assert sums == pytest.approx(told["mean"], rel=1e-5)
         rows = told["rows"]

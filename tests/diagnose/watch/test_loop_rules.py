@@ -47,6 +47,11 @@ class Script:
         self.tick()
         self.loop.update_ended(optimizer, skipped)
 
+    def step(self, skipped: bool = False) -> None:
+        self.fetch()
+        self.passes()
+        self.update(skipped=skipped)
+
     def steps(self) -> list:
         self.loop.finish()
         return self.loop.ended
@@ -59,9 +64,7 @@ def script() -> Script:
 
 def test_a_plain_loop(script: Script) -> None:
     for _ in range(3):
-        script.fetch()
-        script.passes()
-        script.update()
+        script.step()
         script.tick()  # logging
     steps = script.steps()
     assert [(s.began, s.ended) for s in steps] == [(0, 4), (5, 9), (10, 14)]
@@ -113,24 +116,18 @@ def test_a_loop_without_a_loader(script: Script) -> None:
 
 def test_the_last_batch_may_have_been_fetched_ahead(script: Script) -> None:
     script.fetch()
-    script.fetch()
-    script.passes()
-    script.update()
+    script.step()
     script.passes()  # of the batch that was fetched before
     script.update()
     assert len(script.steps()) == 2
 
 
 def test_what_is_fetched_and_run_for_an_evaluation_is_no_step(script: Script) -> None:
-    script.fetch()
-    script.passes()
-    script.update()
+    script.step()
     for _ in range(5):
         script.fetch(loader=2)
         script.loop.evaluated(1.0)
-    script.fetch()
-    script.passes()
-    script.update()
+    script.step()
     steps = script.steps()
     assert [s.evaluation_s for s in steps] == [0, 5]
     assert [len(s.fetches) for s in steps] == [1, 1]
@@ -150,16 +147,12 @@ def test_an_evaluation_between_a_fetch_and_its_pass_ends_nothing(script: Script)
 
 def test_a_step_that_the_scaler_left_out_is_one(script: Script) -> None:
     for skipped in (False, True, False):
-        script.fetch()
-        script.passes()
-        script.update(skipped=skipped)
+        script.step(skipped=skipped)
     assert [s.skipped for s in script.steps()] == [False, True, False]
 
 
 def test_an_update_without_a_backward_pass_is_none(script: Script) -> None:
-    script.fetch()
-    script.passes()
-    script.update()
+    script.step()
     script.update()  # of averaged weights, by the same optimizer
     assert len(script.steps()) == 1
 

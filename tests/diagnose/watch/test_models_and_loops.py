@@ -18,76 +18,65 @@ from ddplab_watch.steps import Loop
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from watch_support import SHORT, assert_same, rows_of
+from watch_support import SHORT, assert_parts_add_up, rows_of
 
 from common.diagnose.evidence.bundle import read_bundle
 from common.diagnose.evidence.bundle_tables import tables_of
 
 
-def watched_as_unwatched(loop_run, *flags: object, count: int = 2, **settings: int) -> Path:
-    """Runs the loop both ways and compares to the last bit; returns the watched one's folder."""
-    _, expected = loop_run(*flags, count=count, watched=False)
-    folder, found = loop_run(*flags, count=count, **settings)
-    assert_same(expected, found)
-    return folder
-
-
-def test_a_model_that_gathers_in_its_pass_is_not_probed_alone(loop_run) -> None:
+def test_a_model_that_gathers_in_its_pass_is_not_probed_alone(compared_run) -> None:
     # As contrastive learning does. A rank by itself would wait for the others, who wait for it.
-    folder = watched_as_unwatched(loop_run, "--gathers", 1)
+    folder = compared_run("--gathers", 1)
     assert "the model exchanges inside of a pass" in str(rows_of(folder, 0, "unseen"))
     assert not rows_of(folder, 0, "probes")
     assert rows_of(folder, 0, "allreduce-samples")
 
 
-def test_buckets_may_be_made_anew_while_they_are_watched(loop_run) -> None:
+def test_buckets_may_be_made_anew_while_they_are_watched(compared_run) -> None:
     # DDP does so after its first exchange, which is here in the first step with watched buckets.
     first = 1 + SHORT["warmup"] + SHORT["window"]
-    folder = watched_as_unwatched(loop_run, "--local_steps", first, probe=0)
+    folder = compared_run("--local_steps", first, probe=0)
     steps = [row["step"] for row in rows_of(folder, 0, "steps") if row["exchanged_bytes"]]
     assert len(steps) == SHORT["bucket_steps"]
 
 
-def test_probes_put_back_all_that_a_pass_moves(loop_run) -> None:
+def test_probes_put_back_all_that_a_pass_moves(compared_run) -> None:
     # Weights that follow others, in their storage or a new one, a buffer made anew, a counter.
-    folder = watched_as_unwatched(loop_run, "--averages", 1)
+    folder = compared_run("--averages", 1)
     assert rows_of(folder, 0, "probes")
 
 
-def test_passes_that_fail_on_one_rank_end_the_probes_on_all(loop_run) -> None:
+def test_passes_that_fail_on_one_rank_end_the_probes_on_all(compared_run) -> None:
     # The training takes 20 passes and the probes come after 10; rank 1 fails in the midst of them.
-    _, expected = loop_run(watched=False)
-    folder, found = loop_run("--passes_of_rank_1", 21)
-    assert_same(expected, found)
+    folder = compared_run(only_watched=("--passes_of_rank_1", 21))
     for rank, why in ((0, "failed on another rank"), (1, "out of memory")):
         assert why in str(rows_of(folder, rank, "unseen"))
         assert rows_of(folder, rank, "end")[0]["status"] == "complete"
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_compiled_model_is_not_compiled_again_for_other_batches(loop_run, count: int) -> None:
-    folder = watched_as_unwatched(loop_run, "--compiled_inside", 1, count=count)
+def test_a_compiled_model_is_not_compiled_again_for_other_batches(compared_run, count: int) -> None:
+    folder = compared_run("--compiled_inside", 1, count=count)
     assert {row["batch_per_rank"] for row in rows_of(folder, 0, "probes")} == {8}
 
 
 @pytest.mark.parametrize(
     ("flag", "settings"), [("--checkpointed", {"verify": 1}), ("--two_losses", {})]
 )
-def test_backward_passes_of_one_forward_pass_are_one(loop_run, flag: str, settings: dict) -> None:
+def test_backward_passes_of_one_forward_pass_are_one(
+    compared_run, flag: str, settings: dict
+) -> None:
     # Reentrant checkpointing has a backward pass for each part inside of the backward pass.
-    folder = watched_as_unwatched(loop_run, flag, 1, count=1, **settings)
+    folder = compared_run(flag, 1, count=1, **settings)
     steps = rows_of(folder, 0, "steps")
     assert {(row["micro_batches"], row["samples"]) for row in steps} == {(1, 8)}
-    for row in steps:
-        parts = ("data", "buffers", "forward", "backward", "exchange", "optimizer")
-        whole = sum(row[f"{part}_time_ms"] or 0.0 for part in parts)
-        assert whole == pytest.approx(row["step_time_ms"], rel=1e-6)
+    assert_parts_add_up(steps)
     without = {row["without"] for row in rows_of(folder, 0, "lean-passes")}
     assert without == ({"activation checkpointing"} if flag == "--checkpointed" else set())
 
 
-def test_a_script_whose_own_class_has_the_name_of_ddp_is_probed_without_it(loop_run) -> None:
-    folder = watched_as_unwatched(loop_run, "--own_exchange", 1)
+def test_a_script_whose_own_class_has_the_name_of_ddp_is_probed_without_it(compared_run) -> None:
+    folder = compared_run("--own_exchange", 1)
     assert rows_of(folder, 0, "facts")[0]["wrapper"] == ""
     assert rows_of(folder, 0, "probes")
     assert rows_of(folder, 0, "end")[0]["status"] == "complete"
@@ -123,10 +112,10 @@ def test_waiting_for_ddps_buffers_is_no_forward_pass(loop_run) -> None:
 
 
 @pytest.fixture
-def loading_in_thread(loop_run) -> Path:
+def loading_in_thread(compared_run) -> Path:
     """A loop whose objects are hidden from the collector, and whose batches a thread loads."""
     flags = ("--hides_objects", 1, "--loads_in_thread", 1, "--slow_data_s", 0.01)
-    return watched_as_unwatched(loop_run, *flags, count=1)
+    return compared_run(*flags, count=1)
 
 
 def test_a_thread_that_loads_ahead_makes_nobody_wait(loading_in_thread) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from watch_support import MAIN, SCRIPTS, SHORT
+from watch_support import MAIN, SCRIPTS, short_watch
 
 from common.diagnose.opened import open_diagnosis
 
@@ -18,10 +18,8 @@ def test_only_a_group_whose_futures_wait_is_said_not_to_overlap(
     rank_server, tmp_path: Path, name: str, waits: int
 ) -> None:
     """Six buckets of 11 ms each, and a layer's backward pass of 10: 55 ms of it are waited for."""
-    settings = {"folder": tmp_path / "bundle", **SHORT, "bucket_steps": 8}
-    words = [f"{key}={value}" for key, value in settings.items()]
-    script = [SCRIPTS / "own_group.py", "--waits", waits, "--name", name]
-    done = rank_server.run(MAIN, *words, *script, ranks=2)
+    script = (SCRIPTS / "own_group.py", "--waits", waits, "--name", name)
+    done = rank_server.run(MAIN, *short_watch(tmp_path, bucket_steps=8), *script, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     opened = open_diagnosis(tmp_path / "bundle")
     assert opened.case.run.process_group == name

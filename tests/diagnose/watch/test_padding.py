@@ -9,7 +9,7 @@ import pytest
 import torch
 from ddplab_watch.batches import counts
 from ddplab_watch.feed import Feed
-from watch_support import MAIN, SCRIPTS, SHORT, rows_of
+from watch_support import MAIN, SCRIPTS, rows_of, short_watch
 
 
 def texts_of(lengths: list[int], longest: int, pad: int = 0) -> torch.Tensor:
@@ -87,10 +87,8 @@ def test_a_batch_on_a_gpu_is_counted_as_it_was_loaded() -> None:
 
 def test_a_pass_of_usual_size_stands_for_all(rank_server, tmp_path: Path) -> None:
     # Rank 0's last batch has texts of 8 tokens only, nearly all others have some of 40.
-    settings = {"folder": tmp_path / "bundle", **SHORT}
-    script = [SCRIPTS / "padded.py", "--seed", 411, "--steps", 12, "--width", 8, "--long", 40]
-    words = [*(f"{name}={value}" for name, value in settings.items()), *script]
-    done = rank_server.run(MAIN, *map(str, words), ranks=2)
+    words = (*short_watch(tmp_path), SCRIPTS / "padded.py", 411, 12)
+    done = rank_server.run(MAIN, *words, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     numbers = random.Random(1)
     lengths = [40 if numbers.random() < 0.25 else 8 for _ in range(4096)]

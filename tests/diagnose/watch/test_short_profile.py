@@ -120,10 +120,8 @@ def test_a_bundle_with_traces_is_diagnosed_packed_and_compared(sharded, tmp_path
     assert both.causes() == ["The same causes were found in both."]
 
 
-def test_a_model_compiled_in_place_is_profiled_too(loop_run) -> None:
-    _, expected = loop_run("--compiled", 1, count=1, watched=False)
-    folder, found = loop_run("--compiled", 1, count=1, profile_steps=2)
-    assert_same(expected, found)
+def test_a_model_compiled_in_place_is_profiled_too(compared_run) -> None:
+    folder = compared_run("--compiled", 1, count=1, profile_steps=2)
     names = [record["name"] for record in trace_of(folder, 0)["traceEvents"]]
     assert sum(name.startswith("ProfilerStep#") for name in names) == 2
 

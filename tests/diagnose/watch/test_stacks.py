@@ -33,13 +33,18 @@ def rows(record: Record, table: str) -> list[dict]:
     return [row for row in found if row["table"] == table]
 
 
-def test_a_phase_is_found_at_the_line_that_takes_it(record: Record) -> None:
+def look(record: Record, seconds: float) -> None:
+    """Records samples of a thread that waits between two steps."""
     looking = stacks.Stacks(record, lambda: "between", lambda: (0, 0.0))
     looking.counting = True
     looking.start()
-    wait_here(0.6)
+    wait_here(seconds)
     looking.flush()
     looking.stop()
+
+
+def test_a_phase_is_found_at_the_line_that_takes_it(record: Record) -> None:
+    look(record, 0.6)
     table = pd.DataFrame(rows(record, "stacks"))
     most = table.loc[table["samples"].idxmax()]
     assert "test_stacks.py" in most["place"]
@@ -69,12 +74,7 @@ def test_a_step_that_does_not_end_is_noted_with_its_stack(record: Record, monkey
 
 def test_names_can_be_hashed(tmp_path: Path) -> None:
     record = Record(tmp_path / "rank0.jsonl", anonymise=True)
-    looking = stacks.Stacks(record, lambda: "between", lambda: (0, 0.0))
-    looking.counting = True
-    looking.start()
-    wait_here(0.3)
-    looking.flush()
-    looking.stop()
+    look(record, 0.3)
     assert "test_stacks" not in record.path.read_text()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import shlex
 import socket
 import subprocess
@@ -479,16 +478,11 @@ def own_row(**arguments: object) -> dict[str, object]:
     return surroundings.surroundings(None, socket.gethostname(), **arguments)
 
 
-def test_every_column_is_documented() -> None:
-    documented = surroundings.__doc__
-    assert [name for name in COLUMNS if not re.search(rf"\b{name}\b", documented)] == []
-
-
 @linux
 def test_a_row_has_every_column_and_can_be_written() -> None:
     before = machine_cores.read_cpu_times()
     row = own_row(earlier=before)
-    assert tuple(row) == COLUMNS
+    assert list(row) == list(COLUMNS)
     assert all(value is None or type(value) in (int, float, str, bool) for value in row.values())
     assert json.loads(json.dumps(row)) == row
     assert row["interval_s"] is not None

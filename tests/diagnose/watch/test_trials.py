@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,12 +14,13 @@ from ddplab_watch.changes import (
     AS_IT_LOADS,
     STEPS,
     AsItIs,
+    Change,
     changes,
     worker_counts,
 )
 from ddplab_watch.options import Options
 from ddplab_watch.trials import LEAST_ROUNDS, ROUNDS
-from watch_support import EXCHANGES_EVERY_PASS, SCRIPTS, assert_same, rows_of
+from watch_support import EXCHANGES_EVERY_PASS, SCRIPTS, rows_of, run_ranks
 
 FACTS = {
     "bucket_cap_mb": None,
@@ -41,41 +41,41 @@ def rank(number: int, cores: range, threads: int, host: str = "a", machine: int 
 APART = [rank(0, range(0, 1), 1), rank(1, range(1, 2), 1)]
 
 
-def names(now: AsItIs = PLAIN, mib: float = 16.0, unused: bool = False, ranks=APART) -> list[str]:
-    return [change.name for change in changes(now, int(mib * 2**20), unused, ranks)]
+def having(**facts: object) -> AsItIs:
+    """Returns a plain script but for these facts of its DDP."""
+    return replace(PLAIN, facts=FACTS | facts)
 
 
-def kinds(now: AsItIs = PLAIN, mib: float = 16.0, unused: bool = False, ranks=APART) -> list[str]:
-    return [change.kind for change in changes(now, int(mib * 2**20), unused, ranks)]
+def tries(now: AsItIs = PLAIN, mib: float = 16.0, unused: bool = False, ranks=APART) -> list[str]:
+    """Returns names and kinds of the changes that are tried."""
+    found = changes(now, int(mib * 2**20), unused, ranks)
+    return [change.name for change in found] + [change.kind for change in found]
 
 
 def test_caps_are_those_below_all_gradients_and_one_bucket_for_all() -> None:
-    found = [name for name in names() if name.startswith("bucket_cap_mb")]
+    found = [name for name in tries() if name.startswith("bucket_cap_mb=")]
     assert found == [f"bucket_cap_mb={cap}" for cap in ("0.5", "2", "8", "16.2")]
-    own = replace(PLAIN, facts=FACTS | {"bucket_cap_mb": 8.0})
-    assert "bucket_cap_mb=8" not in names(own)
-    assert "bucket_cap_mb" not in kinds(mib=0.4)  # DDP has one bucket for them as it is
-    assert "bucket_cap_mb=0.404" in names(
-        replace(PLAIN, facts=FACTS | {"bucket_cap_mb": 0.1}), mib=0.4
-    )
+    own = having(bucket_cap_mb=8.0)
+    assert "bucket_cap_mb=8" not in tries(own)
+    assert "bucket_cap_mb" not in tries(mib=0.4)  # DDP has one bucket for them as it is
+    assert "bucket_cap_mb=0.404" in tries(having(bucket_cap_mb=0.1), mib=0.4)
 
 
 def test_a_search_is_left_out_only_where_every_parameter_has_a_gradient() -> None:
-    searching = replace(PLAIN, facts=FACTS | {"find_unused_parameters": True})
-    assert "find_unused_parameters=False" in names(searching)
-    assert "find_unused_parameters=False" not in names(searching, unused=True)
-    assert "find_unused_parameters=False" not in names()
+    searching = having(find_unused_parameters=True)
+    assert "find_unused_parameters=False" in tries(searching)
+    assert "find_unused_parameters=False" not in tries(searching, unused=True)
+    assert "find_unused_parameters=False" not in tries()
 
 
 def test_accumulation_is_tried_where_every_pass_exchanges() -> None:
-    assert any("last of 2 passes" in name for name in names())
-    assert any("last of 4 passes" in name for name in names(AsItIs(FACTS, 4, last_only=False)))
-    assert "no_sync" not in kinds(AsItIs(FACTS, 4, last_only=True))
+    assert any("last of 2 passes" in name for name in tries())
+    assert any("last of 4 passes" in name for name in tries(AsItIs(FACTS, 4, last_only=False)))
+    assert "no_sync" not in tries(AsItIs(FACTS, 4, last_only=True))
 
 
 def test_what_a_script_has_is_not_tried() -> None:
-    facts = FACTS | {"static_graph": True, "comm_hook": "fp16_compress_hook"}
-    found = names(replace(PLAIN, facts=facts))
+    found = tries(having(static_graph=True, comm_hook="fp16_compress_hook"))
     assert "static_graph=True" not in found
     assert "fp16_compress_hook" not in found
     assert "bf16_compress_hook" in found
@@ -83,25 +83,29 @@ def test_what_a_script_has_is_not_tried() -> None:
     assert found[0] == AS_IT_IS
 
 
+def by_kind(ranks: list[dict]) -> dict[str, Change]:
+    return {change.kind: change for change in changes(PLAIN, 2**24, False, ranks)}
+
+
 def test_ranks_that_share_cores_get_some_each() -> None:
     shared = [rank(0, range(4), 4), rank(1, range(4), 4), rank(2, range(4), 1, host="b")]
-    found = {change.kind: change for change in changes(PLAIN, 2**24, False, shared)}
+    found = by_kind(shared)
     assert found["affinity"].cores == {0, 1}
     assert found["threads"].threads == 2
     mine = [each | {"own": each["rank"] == 1} for each in shared]
-    found = {change.kind: change for change in changes(PLAIN, 2**24, False, mine)}
+    found = by_kind(mine)
     assert found["affinity"].cores == {2, 3}
     # A rank by itself keeps its cores, and tries the same changes as the others.
     alone = [each | {"own": each["rank"] == 2} for each in shared]
-    found = {change.kind: change for change in changes(PLAIN, 2**24, False, alone)}
+    found = by_kind(alone)
     assert found["affinity"].cores == set(range(4))
     assert found["threads"].threads == 4
-    assert not {"affinity", "threads"} & set(kinds())
+    assert not {"affinity", "threads"} & set(tries())
     # Two ranks on one core cannot have one each, unless the machine has more.
     one = [rank(0, range(1), 1), rank(1, range(1), 1)]
-    assert "affinity" not in kinds(ranks=one)
+    assert "affinity" not in tries(ranks=one)
     pinned = [each | {"machine": [0, 1]} for each in one]
-    found = {change.kind: change for change in changes(PLAIN, 2**24, False, pinned)}
+    found = by_kind(pinned)
     assert found["affinity"].cores == {0}
     assert "threads" not in found
 
@@ -129,10 +133,8 @@ def test_each_change_is_run_as_often_as_the_script_as_it_is(tried) -> None:
     assert not [row for row in rows_of(folder, 0, "unseen") if "change" in row["what"]]
 
 
-def test_a_copy_that_fails_on_one_rank_is_tried_on_none(loop_run) -> None:
-    _, expected = loop_run(watched=False)
-    folder, found = loop_run("--copies_of_rank_1_fail", 1, verify=1)
-    assert_same(expected, found)
+def test_a_copy_that_fails_on_one_rank_is_tried_on_none(compared_run) -> None:
+    folder = compared_run(only_watched=("--copies_of_rank_1_fail", 1), verify=1)
     for number, why in enumerate(("it failed on another rank", "RuntimeError: out of memory")):
         unseen = rows_of(folder, number, "unseen")
         assert [row["why"] for row in unseen if "changes" in row["what"]] == [why]
@@ -141,29 +143,25 @@ def test_a_copy_that_fails_on_one_rank_is_tried_on_none(loop_run) -> None:
 
 
 @pytest.fixture
-def failing(loop_run) -> tuple[Path, list[dict]]:
+def failing(compared_run) -> Path:
     """A pass of the trials fails on rank 1, and each reading finds less free memory."""
-    return loop_run("--failing_pass", 3, "--shrinking_memory", 1, verify=1)
+    flags = ("--failing_pass", 3, "--shrinking_memory", 1)
+    return compared_run(only_watched=flags, verify=1)
 
 
-def test_a_pass_that_fails_on_one_rank_leaves_the_training_as_it_is(loop_run, failing) -> None:
-    folder, found = failing
-    _, expected = loop_run(watched=False)
-    assert_same(expected, found)
+def test_a_pass_that_fails_on_one_rank_leaves_the_training_as_it_is(failing) -> None:
     for number, why in enumerate(("it failed on another rank", "RuntimeError: out of memory")):
-        unseen = rows_of(folder, number, "unseen")
+        unseen = rows_of(failing, number, "unseen")
         assert [row["why"] for row in unseen if AS_IT_IS in row["what"]] == [why]
-        assert rows_of(folder, number, "trials")  # of the other changes
+        assert rows_of(failing, number, "trials")  # of the other changes
 
 
 def test_whatever_fails_on_one_rank_the_others_get_what_they_wait_for(
     rank_server, tmp_path: Path
 ) -> None:
     """Each case of owed.py: a step with a failing pass, and one after it with another DDP."""
-    done = rank_server.run(SCRIPTS / "owed.py", tmp_path, ranks=2)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    for number in (0, 1):
-        told = json.loads((tmp_path / f"out-{number}.json").read_text())
+    by_rank = run_ranks(rank_server.run, tmp_path, SCRIPTS / "owed.py", tmp_path)
+    for number, told in enumerate(by_rank):
         assert len(told) == 12
         for case, (why, difference) in told.items():
             assert why == ("out of memory" if number else ""), case
@@ -171,12 +169,11 @@ def test_whatever_fails_on_one_rank_the_others_get_what_they_wait_for(
 
 
 def test_trials_leave_the_script_its_memory(failing) -> None:
-    folder, _ = failing
     for number in (0, 1):
         # Of 40 parts, one is gone at each reading: 39 before the rounds, of which three quarters
         # are to be left, and 31 after three of them. A round took 2.
-        assert {row["round"] for row in rows_of(folder, number, "trials")} == {0, 1, 2}
-        unseen = rows_of(folder, number, "unseen")
+        assert {row["round"] for row in rows_of(failing, number, "trials")} == {0, 1, 2}
+        unseen = rows_of(failing, number, "unseen")
         [row] = [row for row in unseen if "after 3 rounds" in row["what"]]
         assert "memory" in row["why"]
 
@@ -193,15 +190,13 @@ def test_numbers_of_workers_double_up_to_twice_the_cores() -> None:
     [(0, LEAST_ROUNDS), pytest.param(1, ROUNDS, marks=pytest.mark.slow)],
 )
 def test_workers_are_tried_where_a_rank_waits_for_its_data(
-    loop_run, workers: int, rounds: int
+    compared_run, workers: int, rounds: int
 ) -> None:
     flags = ("--accumulation", 3, *EXCHANGES_EVERY_PASS)
     if workers:
         flags = ("--slow_data_s", 0.06, "--own_noise", 1, "--workers", workers)
-    _, expected = loop_run(*flags, watched=False)
-    folder, found = loop_run(*flags, verify=1)
     # The data set draws random numbers of its own: trials must not draw from the script's.
-    assert_same(expected, found)
+    folder = compared_run(*flags, verify=1)
     for number in (0, 1):
         rows = [row for row in rows_of(folder, number, "trials") if row["kind"] == "workers"]
         times = {

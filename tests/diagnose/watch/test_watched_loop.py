@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from watch_support import EXCHANGES_EVERY_PASS, SHORT, assert_same, rows_of
+from watch_support import EXCHANGES_EVERY_PASS, SHORT, assert_parts_add_up, rows_of
 
 from common.diagnose.evidence.bundle import read_bundle
 from common.diagnose.evidence.bundle_tables import tables_of
@@ -18,11 +18,10 @@ STEPS = sum(SHORT.values())
     [(3, 1), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in ((1, 0), (3, 0), (2, 1)))],
 )
 def test_losses_weights_and_random_numbers_are_the_same_to_the_last_bit(
-    loop_run, count: int, verify: int
+    compared_run, count: int, verify: int
 ) -> None:
-    _, expected = loop_run(count=count, watched=False)
-    folder, found = loop_run("--short_trials", 1, count=count, verify=verify)
-    assert_same(expected, found)
+    only_watched = ("--short_trials", 1)
+    folder = compared_run(only_watched=only_watched, count=count, verify=verify)
     assert rows_of(folder, 0, "probes")  # the probes did run, in the middle of it
     assert bool(rows_of(folder, 0, "trials")) == bool(verify)
     assert rows_of(folder, 0, "end")[0]["status"] == "complete"
@@ -34,10 +33,8 @@ def one_run(loop_run) -> tuple[Path, list[dict]]:
     return loop_run("--host_waits", 3)
 
 
-def test_a_plain_loop_on_two_ranks_computes_the_same_and_shows_no_wait(loop_run, one_run) -> None:
-    _, expected = loop_run(watched=False)
-    folder, found = one_run
-    assert_same(expected, found)
+def test_a_plain_loop_on_two_ranks_computes_the_same_and_shows_no_wait(compared_run) -> None:
+    folder = compared_run(only_watched=("--host_waits", 3))
     assert rows_of(folder, 0, "end")[0]["status"] == "complete"
     assert not list((folder / "bundle").glob("*trace*"))  # nothing is hidden from hooks
 
@@ -62,10 +59,7 @@ def test_each_step_is_recorded_once_and_its_parts_add_up(one_run) -> None:
         assert [row["kind"] for row in steps] == ["plain"] * 6 + ["timed"] * 3
         assert [row["warmup"] for row in steps] == [True] * 2 + [False] * 7
         assert {row["samples"] for row in steps} == {8}
-        for row in steps:
-            parts = ("data", "buffers", "forward", "backward", "exchange", "optimizer")
-            whole = sum(row[f"{part}_time_ms"] or 0.0 for part in parts)
-            assert whole == pytest.approx(row["step_time_ms"], rel=1e-6)
+        assert_parts_add_up(steps)
 
 
 def test_samples_are_those_that_the_sampler_gave(one_run) -> None:
@@ -137,12 +131,11 @@ def test_ddps_map_of_used_parameters_is_no_bucket(loop_run) -> None:
     assert sizes == 3 * [int(size) for size in found[0]["buckets"].split(",")]
 
 
-def test_hooks_and_norms_that_exchange_are_left_alone_and_no_rank_passes_alone(loop_run) -> None:
+def test_hooks_and_norms_that_exchange_are_left_alone_and_no_rank_passes_alone(
+    compared_run,
+) -> None:
     # A rank that probed a pass alone would wait in its norm for the others.
-    flags = ("--hook", 1, "--synchronised_norm", 1)
-    _, expected = loop_run(*flags, watched=False)
-    folder, found = loop_run(*flags)
-    assert_same(expected, found)
+    folder = compared_run("--hook", 1, "--synchronised_norm", 1)
     assert rows_of(folder, 0, "facts")[0]["synchronised_norms"] == 1
     unseen = str(rows_of(folder, 0, "unseen"))
     assert "hook of its own" in unseen
@@ -151,11 +144,9 @@ def test_hooks_and_norms_that_exchange_are_left_alone_and_no_rank_passes_alone(l
     assert rows_of(folder, 0, "allreduce-samples")  # by which their exchanges are judged
 
 
-def test_a_rank_without_a_watch_keeps_the_others_from_probing(loop_run) -> None:
+def test_a_rank_without_a_watch_keeps_the_others_from_probing(compared_run) -> None:
     # Its training's all-reduces would meet those of the others' probes.
-    _, expected = loop_run(watched=False)
-    folder, found = loop_run("--unwatched_rank", 1)
-    assert_same(expected, found)
+    folder = compared_run(only_watched=("--unwatched_rank", 1))
     assert "not every rank is watched" in str(rows_of(folder, 0, "unseen"))
     assert not rows_of(folder, 0, "allreduce-samples")
 

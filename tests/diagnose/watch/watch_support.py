@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ddplab_watch
+import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MAIN = Path(ddplab_watch.__file__).parent / "__main__.py"
@@ -22,20 +23,34 @@ EXCHANGES_EVERY_PASS = (
 def run_loop(
     ranks: Callable, folder: Path, *flags: object, count: int = 2, watch: dict | None = None
 ) -> list[dict]:
-    """Runs loop.py; returns what each rank computed, and leaves what it said in rank0.err.
-
-    ``watch`` has settings, None for no watch.
-    """
-    words = [str(SCRIPTS / "loop.py"), str(folder / "out"), *map(str, flags)]
+    """Runs loop.py; returns what each rank computed. ``watch`` has settings, None for no watch."""
+    words = [SCRIPTS / "loop.py", folder / "out", *flags]
     if watch is not None:
-        settings = {"folder": folder / "bundle", **SHORT, **watch}
-        words = [str(MAIN), *(f"{name}={value}" for name, value in settings.items()), *words]
-    done = ranks(Path(words[0]), *words[1:], ranks=count, variables={"DDPLAB_WATCH_DEBUG": "1"})
+        words = [MAIN, *short_watch(folder, **watch), *words]
+    told = run_ranks(ranks, folder, *words, count=count, variables={"DDPLAB_WATCH_DEBUG": "1"})
+    if "--profiles_itself" not in flags:  # nothing of the watch's own profiles is to be read
+        for rank in range(count):
+            assert "profiler_start" not in (folder / f"rank{rank}.err").read_text()
+    return told
+
+
+def short_watch(folder: Path, **settings: int) -> list[str]:
+    """Returns the options of a short watch, whose bundle is below a folder."""
+    options = {"folder": folder / "bundle", **SHORT, **settings}
+    return [f"{name}={value}" for name, value in options.items()]
+
+
+def run_ranks(
+    ranks: Callable, folder: Path, script: Path, *words: object, count: int = 2, **options: object
+) -> list[dict]:
+    """Runs a script that writes out-RANK.json into a folder; returns what each rank wrote.
+
+    What each said on standard error is left in rankRANK.err.
+    """
+    done = ranks(script, *map(str, words), ranks=count, **options)
     assert done.exit_codes == [0] * count, "\n".join(done.stderr)
     for rank, text in enumerate(done.stderr):
         (folder / f"rank{rank}.err").write_text(text)
-    if "--profiles_itself" not in flags:  # nothing of the watch's own profiles is to be read
-        assert not any("profiler_start" in text for text in done.stderr)
     return [json.loads((folder / f"out-{rank}.json").read_text()) for rank in range(count)]
 
 
@@ -44,6 +59,14 @@ def assert_same(expected: list[dict], found: list[dict]) -> None:
     for before, after in zip(expected, found, strict=True):
         for name in ("losses", "parameters", "buffers", "random", "indices"):
             assert before[name] == after[name], name
+
+
+def assert_parts_add_up(steps: list[dict]) -> None:
+    """Compares the parts of each step with the step."""
+    for row in steps:
+        parts = ("data", "buffers", "forward", "backward", "exchange", "optimizer")
+        whole = sum(row[f"{part}_time_ms"] or 0.0 for part in parts)
+        assert whole == pytest.approx(row["step_time_ms"], rel=1e-6)
 
 
 def rows_of(folder: Path, rank: int, table: str) -> list[dict]:

@@ -145,37 +145,28 @@ def check_names(events: list[list[str]], last: str, case: str) -> None:
     assert ways[-1:] == [last], f"a checkpoint {case}: no folder is renamed"
 
 
+Harm = Callable[[bytes], dict[str, bytes]]
+
+
 def flip(content: bytes) -> dict[str, bytes]:
     changed = bytearray(content)
     changed[len(changed) // 2] ^= 1
     return {"": bytes(changed)}
 
 
-def add(content: bytes) -> dict[str, bytes]:
-    return {"": content + b"x"}
+HARMS: dict[str, Harm] = {
+    "flip": flip,
+    "add": lambda content: {"": content + b"x"},
+    "truncate": lambda content: {"": content[:-1]},
+    "empty": lambda content: {"": b""},
+    "garble": lambda content: {"": b"\xff" * len(content)},  # no UTF-8
+    "swap": lambda content: {"/": b""},
+    "remove": lambda content: {},
+}
+"""What happens to a file of this content: what stands there then, by the end of its name."""
 
 
-def truncate(content: bytes) -> dict[str, bytes]:
-    return {"": content[:-1]}
-
-
-def empty(content: bytes) -> dict[str, bytes]:
-    return {"": b""}
-
-
-def garble(content: bytes) -> dict[str, bytes]:
-    return {"": b"\xff" * len(content)}  # no UTF-8
-
-
-def swap(content: bytes) -> dict[str, bytes]:
-    return {"/": b""}
-
-
-def remove(content: bytes) -> dict[str, bytes]:
-    return {}
-
-
-def damage(ours, path: str, harm: Callable[[bytes], dict[str, bytes]]) -> None:
+def damage(ours, path: str, harm: Harm) -> None:
     """Changes a file, puts a folder in its place, or deletes it."""
     parent, _, name = path.rpartition("/")
     content = ours.files_of(parent)[name]
@@ -184,19 +175,19 @@ def damage(ours, path: str, harm: Callable[[bytes], dict[str, bytes]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "manifest.json"])
-@pytest.mark.parametrize("harm", [flip, add, truncate, empty, garble, swap, remove])
+@pytest.mark.parametrize("harm", HARMS)
 def test_damage_is_found_and_the_one_before_is_taken(
-    folder: str, theirs, ours, name: str, harm: Callable
+    folder: str, theirs, ours, name: str, harm: str
 ) -> None:
     older, newer = (theirs.write(folder, step, {"weights.bin": b"abc" * 99}) for step in (4, 12))
-    case = f"{harm.__name__} {name}"
+    case = f"{harm} {name}"
     assert theirs.newest(folder) == "step-00000012", "two whole checkpoints"
-    damage(ours, f"{newer}/{name}", harm)
+    damage(ours, f"{newer}/{name}", HARMS[harm])
     [said] = theirs.complaints(newer)
     assert said.startswith("Damaged: "), f"{case}: it says {said!r}"
     assert name in said, f"{case}: it does not name the file, but says {said!r}"
     assert theirs.newest(folder) == "step-00000004", f"newest_whole: {case}"
-    damage(ours, f"{older}/{name}", harm)
+    damage(ours, f"{older}/{name}", HARMS[harm])
     assert theirs.newest(folder) is None, f"newest_whole: {case}, in all checkpoints"
 
 

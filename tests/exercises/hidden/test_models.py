@@ -28,19 +28,33 @@ KINDS = {
 """What students are told of a tensor, and a dtype of one byte that PyTorch tells apart for us."""
 
 
+Kind = tuple[str, str]
+Buckets = tuple[list[int], list[int], list[Kind]]
+"""Sizes of gradients, caps, and the kind of each gradient."""
+FULL: Buckets = ([2] * 8, [2, 4, 6], [("float32", "cpu")] * 8)
+"""Every bucket but the last is full to the byte, and the third cap differs from the second."""
+
+
+@st.composite
+def bucket_cases(draw: st.DrawFn) -> Buckets:
+    sizes = draw(SIZES)
+    # With caps below the largest gradients the last cap has buckets to close, too.
+    most = draw(st.sampled_from([max(sizes), 2 * 10**6]))
+    count = draw(st.sampled_from([3, 2, 1, 3]))
+    caps = draw(st.lists(st.integers(1, most), min_size=count, max_size=count))
+    chosen = st.sampled_from(list(KINDS)[: draw(st.integers(1, len(KINDS)))])
+    return sizes, caps, draw(st.lists(chosen, min_size=len(sizes), max_size=len(sizes)))
+
+
 @DRAWN
-@given(sizes=SIZES, with_first=st.booleans(), data=st.data())
+@given(case=bucket_cases(), with_first=st.booleans(), with_kinds=st.booleans())
+@example(case=FULL, with_first=False, with_kinds=True)
+@example(case=FULL, with_first=False, with_kinds=False)
 def test_buckets_are_those_of_torch(
-    student: Student, sizes: list[int], with_first: bool, data: st.DataObject
+    student: Student, case: Buckets, with_first: bool, with_kinds: bool
 ) -> None:
     assign_buckets = student.exercise("bucket_assignment").assign_buckets
-    # With caps below the largest gradients the last cap has buckets to close, too.
-    most = data.draw(st.sampled_from([max(sizes), 2 * 10**6]), label="largest cap")
-    count = data.draw(st.sampled_from([3, 2, 1, 3]), label="number of caps")
-    caps = data.draw(st.lists(st.integers(1, most), min_size=count, max_size=count), label="caps")
-    among = list(KINDS)[: data.draw(st.integers(1, len(KINDS)), label="number of kinds")]
-    chosen = st.sampled_from(among)
-    kinds = data.draw(st.lists(chosen, min_size=len(sizes), max_size=len(sizes)), label="kinds")
+    sizes, caps, kinds = case
     tensors = [
         torch.empty(size, dtype=KINDS[kind], device="meta")
         for size, kind in zip(sizes, kinds, strict=True)
@@ -55,9 +69,10 @@ def test_buckets_are_those_of_torch(
         arguments = [sizes, caps[1:] if len(caps) > 2 else caps[1], caps[0]]
     else:
         arguments = [sizes, caps]
-    keywords = {"kinds": kinds} if len(among) > 1 or data.draw(st.booleans()) else {}
-    case = f"{len(sizes)} gradients of {len(among)} kinds, {len(caps)} caps"
-    assert assign_buckets(*arguments, **keywords) == expected, f"other buckets than DDP's: {case}"
+    count = len(set(kinds))
+    keywords = {"kinds": kinds} if count > 1 or with_kinds else {}
+    words = f"{len(sizes)} gradients of {count} kinds, {len(caps)} caps"
+    assert assign_buckets(*arguments, **keywords) == expected, f"other buckets than DDP's: {words}"
 
 
 def test_no_gradients_make_no_buckets_and_sizes_stay(student: Student) -> None:

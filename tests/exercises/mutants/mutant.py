@@ -32,6 +32,11 @@ class Mutant:
         return text.replace(self.right, self.wrong)
 
 
+def mutants(exercise: str, check: str, *mistakes: tuple[str, str, str]) -> list[Mutant]:
+    """Returns the mistakes of an exercise that one check finds: name, right and wrong text."""
+    return [Mutant(name, exercise, right, wrong, check) for name, right, wrong in mistakes]
+
+
 @dataclass(frozen=True)
 class Forgery:
     """A solution that is none.

@@ -2,866 +2,530 @@
 
 from __future__ import annotations
 
-from mutants.mutant import Mutant
+from mutants.mutant import mutants
 
 NUMBERS = (
-    Mutant(
-        "the baseline is not compared",
+    *mutants(
         "main_cause",
-        "if baseline is not None and (",
-        "if False and (",
         "test_main_cause.py::test_a_baseline_of_something_else_is_seen",
+        ("the baseline is not compared", "if baseline is not None and (", "if False and ("),
+        ("any baseline is of something else", "is not None and", "is not None or False and"),
+        (
+            "a column is added to the caller's table",
+            "    shares = lost_shares(run)\n",
+            '    run["steps"]["share"] = 0.0\n    shares = lost_shares(run)\n',
+        ),
     ),
-    Mutant(
-        "time that data take is overlooked",
+    *mutants(
         "main_cause",
-        '"data-loading": above(0.1,',
-        '"data-loading": above(10.0,',
         "test_main_cause.py::test_causes_of_the_public_runs_are_named",
+        ("time that data take is overlooked", '-loading": above(0.1,', '-loading": above(10.0,'),
+        ("exchanges are not counted", "if exchanges > 1.5:", "if exchanges > 1500:"),
+        ("slow first steps do not count as a warm-up", ".mean() > 1.05 *", ".mean() > 1000 *"),
     ),
-    Mutant(
-        "exchanges are not counted",
-        "main_cause",
-        "if exchanges > 1.5:",
-        "if exchanges > 1500:",
-        "test_main_cause.py::test_causes_of_the_public_runs_are_named",
-    ),
-    Mutant(
-        "slow first steps do not count as a warm-up",
-        "main_cause",
-        "times.mean() > 1.05 *",
-        "times.mean() > 1000 *",
-        "test_main_cause.py::test_causes_of_the_public_runs_are_named",
-    ),
-    Mutant(
-        "any baseline is of something else",
-        "main_cause",
-        "if baseline is not None and (",
-        "if baseline is not None or False and (",
-        "test_main_cause.py::test_a_baseline_of_something_else_is_seen",
-    ),
-    Mutant(
-        "a column is added to the caller's table",
-        "main_cause",
-        "    shares = lost_shares(run)\n",
-        '    run["steps"]["share"] = 0.0\n    shares = lost_shares(run)\n',
-        "test_main_cause.py::test_a_baseline_of_something_else_is_seen",
-    ),
-    Mutant(
-        "SGD without momentum has states",
+    *mutants(
         "step_memory",
-        '"sgd": 0',
-        '"sgd": 1',
         "test_one_device.py::test_states_are_four_numbers_a_parameter_with_adamw_and_two_with_sgd",
+        ("SGD without momentum has states", '"sgd": 0', '"sgd": 1'),
+        (
+            "gradients and states change places",
+            '        "gradients": FLOAT32 * parameters,\n'
+            '        "optimizer states": FLOAT32 * parameters * states_each,',
+            '        "gradients": FLOAT32 * parameters * states_each,\n'
+            '        "optimizer states": FLOAT32 * parameters,',
+        ),
     ),
-    Mutant(
-        "one norm a block",
+    *mutants(
         "step_memory",
-        "norms = 2 * norm_saves(tokens, width, compute_bytes)",
-        "norms = 1.5 * norm_saves(tokens, width, compute_bytes)",
         "test_one_device.py::test_a_block_keeps_what_autograd_saves",
+        ("one norm a block", "norms = 2 * norm_saves(tokens,", "norms = 1.5 * norm_saves(tokens,"),
+        ("fused attention keeps the scores", "if not fused_attention:", "if fused_attention:"),
+        ("the GELU keeps its input only", "8 * channels", "4 * channels"),
+        ("autocast halves the norm's input", "FLOAT32 * tokens * (", "compute_bytes * tokens * ("),
+        (
+            "scores count as attention",
+            '        "attention": 4 * channels,\n        "attention scores": scores,',
+            '        "attention": 4 * channels + scores,\n        "attention scores": 0,',
+        ),
+        ("targets take four bytes", "INT64 * tokens", "FLOAT32 * tokens"),
     ),
-    Mutant(
-        "fused attention keeps the scores",
-        "step_memory",
-        "if not fused_attention:",
-        "if fused_attention:",
-        "test_one_device.py::test_a_block_keeps_what_autograd_saves",
-    ),
-    Mutant(
-        "the GELU keeps its input only",
-        "step_memory",
-        "8 * channels",
-        "4 * channels",
-        "test_one_device.py::test_a_block_keeps_what_autograd_saves",
-    ),
-    Mutant(
-        "autocast halves the norm's input",
-        "step_memory",
-        "return FLOAT32 * tokens * (width + 2)",
-        "return compute_bytes * tokens * (width + 2)",
-        "test_one_device.py::test_a_block_keeps_what_autograd_saves",
-    ),
-    Mutant(
-        "gradients and states change places",
-        "step_memory",
-        '        "gradients": FLOAT32 * parameters,\n'
-        '        "optimizer states": FLOAT32 * parameters * states_each,',
-        '        "gradients": FLOAT32 * parameters * states_each,\n'
-        '        "optimizer states": FLOAT32 * parameters,',
-        "test_one_device.py::test_states_are_four_numbers_a_parameter_with_adamw_and_two_with_sgd",
-    ),
-    Mutant(
-        "scores count as attention",
-        "step_memory",
-        '        "attention": 4 * channels,\n        "attention scores": scores,',
-        '        "attention": 4 * channels + scores,\n        "attention scores": 0,',
-        "test_one_device.py::test_a_block_keeps_what_autograd_saves",
-    ),
-    Mutant(
-        "targets take four bytes",
-        "step_memory",
-        "INT64 * tokens",
-        "FLOAT32 * tokens",
-        "test_one_device.py::test_a_block_keeps_what_autograd_saves",
-    ),
-    Mutant(
-        "the head is left out",
+    *mutants(
         "step_flops",
-        "layers * 12 * width**2 + vocabulary * width",
-        "layers * 12 * width**2",
         "test_one_device.py::test_operations_are_those_that_torch_counts",
+        ("the head is left out", "* 12 * width**2 + vocabulary * width", "* 12 * width**2"),
+        (
+            "a backward pass costs what a forward pass does",
+            "3 * forward_flops",
+            "2 * forward_flops",
+        ),
+        ("attention is halved for the mask", "2 * (2 * width * seq_len)", "(2 * width * seq_len)"),
     ),
-    Mutant(
-        "a backward pass costs what a forward pass does",
+    *mutants(
         "step_flops",
-        "3 * forward_flops",
-        "2 * forward_flops",
-        "test_one_device.py::test_operations_are_those_that_torch_counts",
-    ),
-    Mutant(
-        "attention is halved for the mask",
-        "step_flops",
-        "layers * 2 * (2 * width * seq_len)",
-        "layers * (2 * width * seq_len)",
-        "test_one_device.py::test_operations_are_those_that_torch_counts",
-    ),
-    Mutant(
-        "days of 24 minutes",
-        "step_flops",
-        "/ 86_400",
-        "/ 1_440",
         "test_one_device.py::test_gpt2_and_published_runs",
+        ("days of 24 minutes", "/ 86_400", "/ 1_440"),
+        ("the share is in percent", "return tokens_per_s *", "return 100 * tokens_per_s *"),
     ),
-    Mutant(
-        "the share is in percent",
-        "step_flops",
-        "return tokens_per_s * flops_per_token",
-        "return 100 * tokens_per_s * flops_per_token",
-        "test_one_device.py::test_gpt2_and_published_runs",
-    ),
-    Mutant(
-        "a frozen weight's gradient of before counts",
+    *mutants(
         "accumulated_step",
-        "    optimizer.zero_grad(set_to_none=True)\n    total,",
-        "    for p in model.parameters():\n"
-        "        p.grad = None if p.requires_grad else p.grad\n    total,",
         "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
+        (
+            "a frozen weight's gradient of before counts",
+            "    optimizer.zero_grad(set_to_none=True)\n    total,",
+            "    for p in model.parameters():\n"
+            "        p.grad = None if p.requires_grad else p.grad\n    total,",
+        ),
+        ("pieces count alike", "(len(piece) / total)", "(1 / len(pieces))"),
+        (
+            "gradients of somebody else count",
+            "    optimizer.zero_grad(set_to_none=True)\n    total",
+            "    total",
+        ),
+        (
+            "each gradient is bounded by itself",
+            "gradient *= max_norm / norm",
+            "gradient *= min(1.0, max_norm / float(gradient.norm()))",
+        ),
+        (
+            "gradients are left",
+            "    optimizer.step()\n    optimizer.zero_grad(set_to_none=True)\n",
+            "    optimizer.step()\n",
+        ),
+        ("small gradients are enlarged to the bound", "not None and norm > max_norm", "not None"),
+        (
+            "what no loss depends on gets zeros",
+            "    gradients = [p.grad for p in model.parameters() if p.grad is not None]",
+            "    for p in model.parameters():\n"
+            "        p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
+            "    gradients = [p.grad for p in model.parameters()]",
+        ),
+        ("the norm is a tensor", "return mean, norm.item()", "return mean, norm"),
     ),
-    Mutant(
-        "pieces count alike",
+    *mutants(
         "accumulated_step",
-        "(len(piece) / total)",
-        "(1 / len(pieces))",
-        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
-    ),
-    Mutant(
-        "gradients of somebody else count",
-        "accumulated_step",
-        "    optimizer.zero_grad(set_to_none=True)\n    total",
-        "    total",
-        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
-    ),
-    Mutant(
-        "each gradient is bounded by itself",
-        "accumulated_step",
-        "gradient *= max_norm / norm",
-        "gradient *= min(1.0, max_norm / float(gradient.norm()))",
-        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
-    ),
-    Mutant(
-        "gradients are left",
-        "accumulated_step",
-        "    optimizer.step()\n    optimizer.zero_grad(set_to_none=True)\n",
-        "    optimizer.step()\n",
-        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
-    ),
-    Mutant(
-        "small gradients are enlarged to the bound",
-        "accumulated_step",
-        "max_norm is not None and norm > max_norm",
-        "max_norm is not None",
-        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
-    ),
-    Mutant(
-        "all pieces are computed at once",
-        "accumulated_step",
-        "    for piece in pieces:\n"
-        "        share = loss_of(model, piece) * (len(piece) / total)\n"
-        "        share.backward()\n        mean += share.item()\n",
-        "    share = loss_of(model, torch.cat(list(pieces)))\n    share.backward()\n"
-        "    mean += share.item()\n",
         "test_models.py::test_pieces_are_computed_one_after_another",
+        (
+            "all pieces are computed at once",
+            "    for piece in pieces:\n"
+            "        share = loss_of(model, piece) * (len(piece) / total)\n"
+            "        share.backward()\n        mean += share.item()\n",
+            "    share = loss_of(model, torch.cat(list(pieces)))\n    share.backward()\n"
+            "    mean += share.item()\n",
+        ),
+        (
+            "one backward pass for all pieces",
+            "        share.backward()\n        mean += share.item()\n",
+            "        mean = mean + share\n    mean.backward()\n    mean = mean.item()\n",
+        ),
     ),
-    Mutant(
-        "one backward pass for all pieces",
-        "accumulated_step",
-        "        share.backward()\n        mean += share.item()\n",
-        "        mean = mean + share\n    mean.backward()\n    mean = mean.item()\n",
-        "test_models.py::test_pieces_are_computed_one_after_another",
-    ),
-    Mutant(
-        "what no loss depends on gets zeros",
-        "accumulated_step",
-        "    gradients = [p.grad for p in model.parameters() if p.grad is not None]",
-        "    for p in model.parameters():\n"
-        "        p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
-        "    gradients = [p.grad for p in model.parameters()]",
-        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
-    ),
-    Mutant(
-        "the norm is a tensor",
-        "accumulated_step",
-        "return mean, norm.item()",
-        "return mean, norm",
-        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
-    ),
-    Mutant(
-        "sums are not shrunk as the maximum grows",
+    *mutants(
         "tiled_attention",
-        "total = total * shrink + weights.sum(-1)",
-        "total = total + weights.sum(-1)",
         "test_tiled_attention.py::test_queries_and_keys_may_differ_in_number",
+        ("sums are not shrunk as the maximum grows", "total = total * shrink +", "total = total +"),
+        (
+            "the last query sees the last key",
+            "(column > row[:, None])",
+            "(column > row[:, None] + key.shape[-2] - query.shape[-2])",
+        ),
     ),
-    Mutant(
-        "the log-sum-exp lacks the maximum",
+    *mutants(
         "tiled_attention",
-        "largest + total.log()",
-        "total.log()",
         "test_tiled_attention.py::test_what_is_saved_is_the_log_sum_exp_and_no_matrix_of_scores",
+        ("the log-sum-exp lacks the maximum", "largest + total.log()", "total.log()"),
+        (
+            "scores are kept beside what is saved",
+            "        ctx.is_causal = is_causal\n",
+            "        ctx.is_causal, ctx.scores = is_causal, query @ key.mT\n",
+        ),
     ),
-    Mutant(
-        "the softmax's coupling is left out",
+    *mutants(
         "tiled_attention",
-        "(of_weights - coupled[..., rows, :])",
-        "of_weights",
         "test_tiled_attention.py::test_tiles_of_any_size_give_the_same",
+        (
+            "the softmax's coupling is left out",
+            "(of_weights - coupled[..., rows, :])",
+            "of_weights",
+        ),
     ),
-    Mutant(
-        "one tile holds everything",
+    *mutants(
         "tiled_attention",
-        "    return [slice(start, min(start + TILE, count)) for start in range(0, count, TILE)]",
-        "    return [slice(0, count)]",
         "test_tiled_attention.py::test_no_tensor_is_larger_than_a_tile_or_an_input",
+        (
+            "one tile holds everything",
+            "    return [slice(start, min(start + TILE, count)) for start in range(0, count, "
+            "TILE)]",
+            "    return [slice(0, count)]",
+        ),
     ),
-    Mutant(
-        "no maximum is subtracted",
+    *mutants(
         "tiled_attention",
-        "torch.maximum(largest, scores.amax(-1))",
-        "torch.zeros_like(largest)",
         "test_tiled_attention.py::test_inputs_of_any_number_of_dimensions_and_size_are_taken",
+        ("no maximum is subtracted", ".maximum(largest, scores.amax(-1))", ".zeros_like(largest)"),
+        ("inputs have four dimensions", ", :].to(dtype).mT", ", :].to(dtype).transpose(2, 3)"),
     ),
-    Mutant(
-        "inputs have four dimensions",
+    *mutants(
         "tiled_attention",
-        "key[..., columns, :].to(dtype).mT",
-        "key[..., columns, :].to(dtype).transpose(2, 3)",
-        "test_tiled_attention.py::test_inputs_of_any_number_of_dimensions_and_size_are_taken",
-    ),
-    Mutant(
-        "gradients are summed in 16 bits",
-        "tiled_attention",
-        "torch.zeros_like(each, dtype=wider) for each",
-        "torch.zeros_like(each) for each",
         "test_tiled_attention.py::test_sums_of_16_bit_inputs_are_kept_in_float32",
+        ("gradients are summed in 16 bits", ".zeros_like(each, dtype=wider)", ".zeros_like(each)"),
     ),
-    Mutant(
-        "scores are kept beside what is saved",
-        "tiled_attention",
-        "        ctx.is_causal = is_causal\n",
-        "        ctx.is_causal, ctx.scores = is_causal, query @ key.mT\n",
-        "test_tiled_attention.py::test_what_is_saved_is_the_log_sum_exp_and_no_matrix_of_scores",
-    ),
-    Mutant(
-        "the last query sees the last key",
-        "tiled_attention",
-        "(column > row[:, None])",
-        "(column > row[:, None] + key.shape[-2] - query.shape[-2])",
-        "test_tiled_attention.py::test_queries_and_keys_may_differ_in_number",
-    ),
-    Mutant(
-        "a bucket closes before it is full",
+    *mutants(
         "bucket_assignment",
-        "        if total >= caps[min(closed, len(caps) - 1)]:",
-        "        if total > caps[min(closed, len(caps) - 1)]:",
         "test_models.py::test_buckets_are_those_of_torch",
+        ("a bucket closes before it is full", "if total >= caps[min", "if total > caps[min"),
+        ("the first cap counts for all", "closed = [], 0, closed + 1", "closed = [], 0, closed"),
+        ("kinds share a bucket", "open_buckets.get(kind, ([], 0,", "open_buckets.get(0, ([], 0,"),
+        ("buckets left open come in the order of their kinds", "left_open[::-1]", "left_open"),
+        ("the second cap counts for all that follow", "closed, len(caps)", "closed, 1, len(caps)"),
     ),
-    Mutant(
-        "the first cap counts for all",
+    *mutants(
         "bucket_assignment",
-        "members, total, closed = [], 0, closed + 1",
-        "members, total, closed = [], 0, closed",
-        "test_models.py::test_buckets_are_those_of_torch",
-    ),
-    Mutant(
-        "kinds share a bucket",
-        "bucket_assignment",
-        "open_buckets.get(kind, ([], 0, 0))",
-        "open_buckets.get(0, ([], 0, 0))",
-        "test_models.py::test_buckets_are_those_of_torch",
-    ),
-    Mutant(
-        "buckets left open come in the order of their kinds",
-        "bucket_assignment",
-        "left_open[::-1]",
-        "left_open",
-        "test_models.py::test_buckets_are_those_of_torch",
-    ),
-    Mutant(
-        "the second cap counts for all that follow",
-        "bucket_assignment",
-        "caps[min(closed, len(caps) - 1)]",
-        "caps[min(closed, 1, len(caps) - 1)]",
-        "test_models.py::test_buckets_are_those_of_torch",
-    ),
-    Mutant(
-        "no gradients make a bucket",
-        "bucket_assignment",
-        "    if members:\n        buckets.append(members)\n    return buckets",
-        "    if members or not buckets:\n        buckets.append(members)\n    return buckets",
         "test_models.py::test_no_gradients_make_no_buckets_and_sizes_stay",
+        ("no gradients make a bucket", "if members:", "if members or not buckets:"),
     ),
-    Mutant(
-        "all-reduces do not wait for each other",
+    *mutants(
         "bucket_time",
-        "end = max(end, ready) + duration",
-        "end = ready + duration",
         "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
+        ("all-reduces do not wait for each other", "end = max(end, ready) +", "end = ready +"),
+        ("a bucket is ready with its first gradient", "max(ready_s[index]", "min(ready_s[index]"),
+        (
+            "a bucket is ready with the gradient that joined it last",
+            "[max(ready_s[index] for index in bucket) for bucket in buckets]",
+            "[ready_s[bucket[-1]] for bucket in buckets]",
+        ),
+        (
+            "all-reduces wait for the computation",
+            "    end = ready = 0.0",
+            "    ready = 0.0\n    end = max(ready_s)",
+        ),
+        (
+            "buckets are reduced in the order of their indices",
+            "    bucket_bytes = [",
+            "    buckets = sorted(buckets)\n"
+            "    bucket_ready_s = [max(ready_s[index] for index in bucket) for bucket in buckets]\n"
+            "    bucket_bytes = [",
+        ),
+        ("the last all-reduce ends the pass", "max(max(ready_s), *ends_s)", "ends_s[-1]"),
     ),
-    Mutant(
-        "a bucket is ready with its first gradient",
+    *mutants(
         "bucket_time",
-        "[max(ready_s[index] for index in bucket) for bucket in buckets]",
-        "[min(ready_s[index] for index in bucket) for bucket in buckets]",
-        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
-    ),
-    Mutant(
-        "a bucket is ready with the gradient that joined it last",
-        "bucket_time",
-        "[max(ready_s[index] for index in bucket) for bucket in buckets]",
-        "[ready_s[bucket[-1]] for bucket in buckets]",
-        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
-    ),
-    Mutant(
-        "all-reduces wait for the computation",
-        "bucket_time",
-        "    end = ready = 0.0",
-        "    ready = 0.0\n    end = max(ready_s)",
-        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
-    ),
-    Mutant(
-        "buckets are reduced in the order of their indices",
-        "bucket_time",
-        "    bucket_bytes = [",
-        "    buckets = sorted(buckets)\n"
-        "    bucket_ready_s = [max(ready_s[index] for index in bucket) for bucket in buckets]\n"
-        "    bucket_bytes = [",
-        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
-    ),
-    Mutant(
-        "the last all-reduce ends the pass",
-        "bucket_time",
-        "return max(max(ready_s), *ends_s)",
-        "return ends_s[-1]",
-        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
-    ),
-    Mutant(
-        "the caller's buckets are sorted",
-        "bucket_time",
-        "    bucket_bytes = [",
-        "    for bucket in buckets:\n        bucket.sort()\n    bucket_bytes = [",
         "test_models.py::test_gradients_of_a_pass_stay",
+        (
+            "the caller's buckets are sorted",
+            "    bucket_bytes = [",
+            "    for bucket in buckets:\n        bucket.sort()\n    bucket_bytes = [",
+        ),
     ),
-    Mutant(
-        "the first all-reduce begins at once",
+    *mutants(
         "bucket_time",
-        "        ready = max(ready, moment)\n",
-        "        ready = max(ready, moment) if ends else 0.0\n",
         "test_models.py::test_all_reduces_end_one_after_another",
+        (
+            "the first all-reduce begins at once",
+            "        ready = max(ready, moment)\n",
+            "        ready = max(ready, moment) if ends else 0.0\n",
+        ),
     ),
-    Mutant(
-        "of equals the smallest cap",
+    *mutants(
         "cap_search",
-        "time_s <= best[1]",
-        "time_s < best[1]",
         "test_models.py::test_no_cap_is_faster_than_the_one_that_is_found",
+        ("of equals the smallest cap", "time_s <= best[1]", "time_s < best[1]"),
+        ("caps are skipped", "        cap = high + 1\n", "        cap = 2 * high + 1\n"),
+        ("caps beyond all gradients", "        high = min(high, total)\n", ""),
     ),
-    Mutant(
-        "caps are skipped",
+    *mutants(
         "cap_search",
-        "        cap = high + 1\n",
-        "        cap = 2 * high + 1\n",
-        "test_models.py::test_no_cap_is_faster_than_the_one_that_is_found",
-    ),
-    Mutant(
-        "caps beyond all gradients",
-        "cap_search",
-        "        high = min(high, total)\n",
-        "",
-        "test_models.py::test_no_cap_is_faster_than_the_one_that_is_found",
-    ),
-    Mutant(
-        "caps are tried byte by byte",
-        "cap_search",
-        "        low, high = cap_interval(sizes_bytes, buckets)\n        high = min(high, total)\n",
-        "        low = high = cap\n"
-        "        while high < total and assign_buckets(sizes_bytes, high + 1) == buckets:\n"
-        "            high += 1\n",
         "test_models.py::test_gigabytes_take_as_few_tries_as_bytes",
+        (
+            "caps are tried byte by byte",
+            "        low, high = cap_interval(sizes_bytes, buckets)\n"
+            "        high = min(high, total)\n",
+            "        low = high = cap\n"
+            "        while high < total and assign_buckets(sizes_bytes, high + 1) == buckets:\n"
+            "            high += 1\n",
+        ),
     ),
-    Mutant(
-        "one list for all bucketings",
+    *mutants(
         "cap_search",
-        "    total, cap = sum(sizes_bytes), 1\n    while cap <= total:\n"
-        "        buckets = assign_buckets(sizes_bytes, cap)\n",
-        "    total, cap, buckets = sum(sizes_bytes), 1, []\n    while cap <= total:\n"
-        "        buckets[:] = assign_buckets(sizes_bytes, cap)\n",
         "test_models.py::test_every_bucketing_is_walked_once_with_its_caps",
+        (
+            "one list for all bucketings",
+            "    total, cap = sum(sizes_bytes), 1\n    while cap <= total:\n"
+            "        buckets = assign_buckets(sizes_bytes, cap)\n",
+            "    total, cap, buckets = sum(sizes_bytes), 1, []\n    while cap <= total:\n"
+            "        buckets[:] = assign_buckets(sizes_bytes, cap)\n",
+        ),
     ),
-    Mutant(
-        "a rank without a sample",
+    *mutants(
         "min_max_partition",
-        "return best, one_each(plan, world_size)",
-        "return best, plan",
         "test_min_max_partition.py::test_no_partition_of_any_kind_is_better",
+        ("a rank without a sample", "return best, one_each(plan, world_size)", "return best, plan"),
+        ("ranks get equal numbers of samples", "smallest_bottleneck(low, high, attempt)", "high"),
+        ("the lower bound is too high", "return cost(more + 1,", "return cost(more + 2,"),
+        (
+            "the lower bound is the longest text alone",
+            "    return cost(more + 1, batch.lengths[more * (world_size - 1)]).max().item()",
+            "    return cost(more[:1] + 1, batch.lengths[:1]).max().item()",
+        ),
     ),
-    Mutant(
-        "groups of large batches are of equal size",
+    *mutants(
         "min_max_partition",
-        "    return best, one_each(plan, world_size)\n",
-        "    if count > 10:\n"
-        "        plan[:] = np.linspace(0, count, world_size + 1).astype(int).tolist()\n"
-        "    return best, one_each(plan, world_size)\n",
-        "test_min_max_partition.py::"
-        "test_larger_batches_and_limits_are_what_dynamic_programming_finds",
+        ""
+        "test_min_max_partition.py::test_larger_batches_and_limits_are_what_dynamic_programming_finds",
+        (
+            "groups of large batches are of equal size",
+            "    return best, one_each(plan, world_size)\n",
+            "    if count > 10:\n"
+            "        plan[:] = np.linspace(0, count, world_size + 1).astype(int).tolist()\n"
+            "    return best, one_each(plan, world_size)\n",
+        ),
+        ("the limit does not hold", "(longest), limit, np.int64", "(longest), 10**6, np.int64"),
     ),
-    Mutant(
-        "the limit does not hold",
+    *mutants(
         "min_max_partition",
-        "np.full(len(longest), limit, np.int64)",
-        "np.full(len(longest), 10**6, np.int64)",
-        "test_min_max_partition.py::"
-        "test_larger_batches_and_limits_are_what_dynamic_programming_finds",
-    ),
-    Mutant(
-        "ranks get equal numbers of samples",
-        "min_max_partition",
-        "    best = smallest_bottleneck(low, high, attempt)\n",
-        "    best = high\n",
-        "test_min_max_partition.py::test_no_partition_of_any_kind_is_better",
-    ),
-    Mutant(
-        "the lower bound is too high",
-        "min_max_partition",
-        "return cost(more + 1, batch",
-        "return cost(more + 2, batch",
-        "test_min_max_partition.py::test_no_partition_of_any_kind_is_better",
-    ),
-    Mutant(
-        "a sample too few fits",
-        "min_max_partition",
-        "fits = (cost(middle, longest) <= time) | (low == high)",
-        "fits = (cost(middle, longest) < time) | (low == high)",
         "test_min_max_partition.py::test_most_samples_is_what_counting_finds",
+        ("a sample too few fits", "cost(middle, longest) <= time", "cost(middle, longest) < time"),
+        ("a cost that knows is searched for", 'hasattr(cost, "most")', 'hasattr(cost, "largest")'),
+        (
+            "of a cost that knows the limit does not hold",
+            "return np.minimum(cost.most(longest, time), limit)",
+            "return cost.most(longest, time)",
+        ),
     ),
-    Mutant(
-        "batch sizes are tried one by one",
+    *mutants(
         "min_max_partition",
-        "middle = (low + high + 1) // 2",
-        "middle = np.minimum(low + 1, high)",
-        "test_min_max_partition.py::"
-        "test_large_batches_take_at_most_twenty_times_the_references_time",
+        ""
+        "test_min_max_partition.py::test_large_batches_take_at_most_twenty_times_the_references_time",
+        ("batch sizes are tried one by one", "(low + high + 1) // 2", "np.minimum(low + 1, high)"),
     ),
-    Mutant(
-        "the lower bound is the longest text alone",
+    *mutants(
         "min_max_partition",
-        "    return cost(more + 1, batch.lengths[more * (world_size - 1)]).max().item()",
-        "    return cost(more[:1] + 1, batch.lengths[:1]).max().item()",
-        "test_min_max_partition.py::test_no_partition_of_any_kind_is_better",
-    ),
-    Mutant(
-        "a cost that knows is searched for",
-        "min_max_partition",
-        'if hasattr(cost, "most"):',
-        'if hasattr(cost, "largest"):',
-        "test_min_max_partition.py::test_most_samples_is_what_counting_finds",
-    ),
-    Mutant(
-        "of a cost that knows the limit does not hold",
-        "min_max_partition",
-        "return np.minimum(cost.most(longest, time), limit)",
-        "return cost.most(longest, time)",
-        "test_min_max_partition.py::test_most_samples_is_what_counting_finds",
-    ),
-    Mutant(
-        "the search ends where bounds are less than one apart",
-        "min_max_partition",
-        "    while low < high:\n        fits",
-        "    while high - low >= 1:\n        fits",
         "test_min_max_partition.py::test_the_search_ends_at_the_smallest_bottleneck",
+        ("the search ends where bounds are less than one apart", "low < high:", "high - low >= 1:"),
+        ("a trial is believed whatever it says", "if fits == (found > trial):\n", "if False:\n"),
     ),
-    Mutant(
-        "a trial is believed whatever it says",
+    *mutants(
         "min_max_partition",
-        "        if fits == (found > trial):\n",
-        "        if False:\n",
-        "test_min_max_partition.py::test_the_search_ends_at_the_smallest_bottleneck",
-    ),
-    Mutant(
-        "the last rank's text is forgotten",
-        "min_max_partition",
-        "range(count - world_size + 1, count + 1)",
-        "range(count - world_size, count)",
         "test_min_max_partition.py::test_ranks_that_are_left_over_get_a_text_and_none_costs_more",
+        ("the last rank's text is forgotten", "- world_size + 1, count + 1", "- world_size, count"),
     ),
-    Mutant(
-        "DDP's mean is forgotten",
+    *mutants(
         "loss_scale",
-        "world_size * local / total",
-        "local / total",
         "test_models.py::test_scaled_means_of_samples_have_the_gradient_of_the_whole_batch",
+        ("DDP's mean is forgotten", "world_size * local / total", "local / total"),
+        ("ranks count alike", "world_size * local / total", "1.0"),
+        ("upside down", "world_size * local / total", "total / (world_size * local)"),
+        ("there are three ranks", "world_size * local / total", "3 * local / total"),
     ),
-    Mutant(
-        "ranks count alike",
-        "loss_scale",
-        "world_size * local / total",
-        "1.0",
-        "test_models.py::test_scaled_means_of_samples_have_the_gradient_of_the_whole_batch",
-    ),
-    Mutant(
-        "upside down",
-        "loss_scale",
-        "world_size * local / total",
-        "total / (world_size * local)",
-        "test_models.py::test_scaled_means_of_samples_have_the_gradient_of_the_whole_batch",
-    ),
-    Mutant(
-        "there are three ranks",
-        "loss_scale",
-        "world_size * local / total",
-        "3 * local / total",
-        "test_models.py::test_scaled_means_of_samples_have_the_gradient_of_the_whole_batch",
-    ),
-    Mutant(
-        "a coefficient may be negative",
+    *mutants(
         "cost_fit",
-        "solution, _ = nnls(terms / scale / time_s[:, None], np.ones_like(time_s))",
-        "solution = np.linalg.lstsq(terms / scale / time_s[:, None], np.ones_like(time_s))[0]",
         "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
+        (
+            "a coefficient may be negative",
+            "solution, _ = nnls(terms / scale / time_s[:, None], np.ones_like(time_s))",
+            "solution = np.linalg.lstsq(terms / scale / time_s[:, None], np.ones_like(time_s))[0]",
+        ),
+        ("errors are absolute", "scale / time_s[:, None], np.ones_like(time_s)", "scale, time_s"),
+        (
+            "negative coefficients are cut off",
+            "solution, _ = nnls(terms / scale / time_s[:, None], np.ones_like(time_s))",
+            "rows = terms / scale / time_s[:, None]\n"
+            "    solution = np.maximum(np.linalg.lstsq(rows, np.ones_like(time_s))[0], 0)",
+        ),
+        ("scales are not undone", "(solution / scale).tolist()", "solution.tolist()"),
+        ("lengths are not squared", "batch_size * longest**2", "batch_size**2 * longest"),
+        (
+            "small coefficients count as none",
+            "(solution / scale).tolist()",
+            "np.where(solution / scale < 1e-9, 0.0, solution / scale).tolist()",
+        ),
+        (
+            "the caller's lengths become tokens",
+            "    terms = np.stack([np.ones_like(time_s), batch_size * longest, batch_size * "
+            "longest**2], axis=1)",
+            "    longest *= batch_size\n"
+            "    terms = np.stack([np.ones_like(time_s), longest, longest**2 / batch_size], "
+            "axis=1)",
+        ),
     ),
-    Mutant(
-        "errors are absolute",
-        "cost_fit",
-        "nnls(terms / scale / time_s[:, None], np.ones_like(time_s))",
-        "nnls(terms / scale, time_s)",
-        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
-    ),
-    Mutant(
-        "negative coefficients are cut off",
-        "cost_fit",
-        "solution, _ = nnls(terms / scale / time_s[:, None], np.ones_like(time_s))",
-        "rows = terms / scale / time_s[:, None]\n"
-        "    solution = np.maximum(np.linalg.lstsq(rows, np.ones_like(time_s))[0], 0)",
-        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
-    ),
-    Mutant(
-        "scales are not undone",
-        "cost_fit",
-        "(solution / scale).tolist()",
-        "solution.tolist()",
-        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
-    ),
-    Mutant(
-        "lengths are not squared",
-        "cost_fit",
-        "batch_size * longest**2",
-        "batch_size**2 * longest",
-        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
-    ),
-    Mutant(
-        "small coefficients count as none",
-        "cost_fit",
-        "(solution / scale).tolist()",
-        "np.where(solution / scale < 1e-9, 0.0, solution / scale).tolist()",
-        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
-    ),
-    Mutant(
-        "the caller's lengths become tokens",
-        "cost_fit",
-        "    terms = np.stack([np.ones_like(time_s), batch_size * longest, batch_size * "
-        "longest**2], axis=1)",
-        "    longest *= batch_size\n"
-        "    terms = np.stack([np.ones_like(time_s), longest, longest**2 / batch_size], axis=1)",
-        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
-    ),
-    Mutant(
-        "an unknown device is another",
+    *mutants(
         "comparable_runs",
-        "None not in (one.device, other.device) and one.device",
-        "one.device",
         "test_comparable_runs.py::test_pairs_are_judged_alike_in_either_order",
+        (
+            "an unknown device is another",
+            "None not in (one.device, other.device) and one.device",
+            "one.device",
+        ),
+        ("an emulated network may have another name", "one.is_emulated or", "one.is_emulated and"),
+        ("any two networks go together", "and one.world_size != other.world_size else", "else"),
+        (
+            "what exchanged nothing needs the same network",
+            "not (one.exchanged and other.exchanged) or one.network",
+            "one.network",
+        ),
+        (
+            "a backend that is not recorded is any",
+            "    alike = (one.backend, one.ranks_per_gpu) == (other.backend, other.ranks_per_gpu)",
+            "    backend = other.backend if one.backend is None else one.backend\n"
+            "    alike = (backend, one.ranks_per_gpu) == (other.backend or backend, "
+            "other.ranks_per_gpu)",
+        ),
     ),
-    Mutant(
-        "an emulated network may have another name",
+    *mutants(
         "comparable_runs",
-        "if one.is_emulated or other.is_emulated:",
-        "if one.is_emulated and other.is_emulated:",
-        "test_comparable_runs.py::test_pairs_are_judged_alike_in_either_order",
-    ),
-    Mutant(
-        "any two networks go together",
-        "comparable_runs",
-        "None if alike and one.world_size != other.world_size else",
-        "None if alike else",
-        "test_comparable_runs.py::test_pairs_are_judged_alike_in_either_order",
-    ),
-    Mutant(
-        "what exchanged nothing needs the same network",
-        "comparable_runs",
-        "not (one.exchanged and other.exchanged) or one.network",
-        "one.network",
-        "test_comparable_runs.py::test_pairs_are_judged_alike_in_either_order",
-    ),
-    Mutant(
-        "a missing setting never differs",
-        "comparable_runs",
-        " and not (unknown_agrees and None in values)",
-        " and None not in values",
         "test_comparable_runs.py::test_the_first_setting_that_differs_is_named",
+        (
+            "a missing setting never differs",
+            " and not (unknown_agrees and None in values)",
+            " and None not in values",
+        ),
+        ("a setting of zero is unknown", "and None in values", "and not all(values)"),
     ),
-    Mutant(
-        "a setting of zero is unknown",
-        "comparable_runs",
-        "(unknown_agrees and None in values)",
-        "(unknown_agrees and not all(values))",
-        "test_comparable_runs.py::test_the_first_setting_that_differs_is_named",
-    ),
-    Mutant(
-        "a backend that is not recorded is any",
-        "comparable_runs",
-        "    alike = (one.backend, one.ranks_per_gpu) == (other.backend, other.ranks_per_gpu)",
-        "    backend = other.backend if one.backend is None else one.backend\n"
-        "    alike = (backend, one.ranks_per_gpu) == (other.backend or backend, "
-        "other.ranks_per_gpu)",
-        "test_comparable_runs.py::test_pairs_are_judged_alike_in_either_order",
-    ),
-    Mutant(
-        "overlap counts as exposed",
+    *mutants(
         "step_apart",
-        "exposed = length(communicating) - overlap",
-        "exposed = length(communicating)",
         "test_models.py::test_every_moment_of_a_step_is_one_of_its_parts",
+        ("overlap counts as exposed", "length(communicating) - overlap", "length(communicating)"),
+        (
+            "intervals beyond the step count",
+            "computing = intersection(union(computation), whole)",
+            "computing = union(computation)",
+        ),
+        ("overlapping intervals count twice", "[1:, 0] > reached[:-1]", "[1:, 0] > pairs[:-1, 1]"),
+        ("every step begins at zero", "whole = union([window])", "whole = union([(0, window[1])])"),
     ),
-    Mutant(
-        "intervals beyond the step count",
+    *mutants(
         "step_apart",
-        "computing = intersection(union(computation), whole)",
-        "computing = union(computation)",
-        "test_models.py::test_every_moment_of_a_step_is_one_of_its_parts",
-    ),
-    Mutant(
-        "overlapping intervals count twice",
-        "step_apart",
-        "is_first = np.append(True, pairs[1:, 0] > reached[:-1])",
-        "is_first = np.append(True, pairs[1:, 0] > pairs[:-1, 1])",
-        "test_models.py::test_every_moment_of_a_step_is_one_of_its_parts",
-    ),
-    Mutant(
-        "nothing is taken away",
-        "step_apart",
-        "    return intersection(left, edges)",
-        "    return left",
         "test_models.py::test_intervals_are_joined_cut_and_taken_away",
+        ("nothing is taken away", "    return intersection(left, edges)", "    return left"),
+        ("intervals that touch are not joined", "1:, 0] > reached[:-1", "1:, 0] >= reached[:-1"),
     ),
-    Mutant(
-        "every step begins at zero",
+    *mutants(
         "step_apart",
-        "whole = union([window])",
-        "whole = union([(0, window[1])])",
-        "test_models.py::test_every_moment_of_a_step_is_one_of_its_parts",
-    ),
-    Mutant(
-        "intervals that touch are not joined",
-        "step_apart",
-        "pairs[1:, 0] > reached[:-1])",
-        "pairs[1:, 0] >= reached[:-1])",
-        "test_models.py::test_intervals_are_joined_cut_and_taken_away",
-    ),
-    Mutant(
-        "the caller's intervals are sorted",
-        "step_apart",
-        "    pairs = pairs[pairs[:, 1] > pairs[:, 0]]\n    if",
-        "    pairs = np.asarray(intervals, dtype=float).reshape(-1, 2)\n"
-        "    pairs[:] = pairs[np.argsort(pairs[:, 0])]\n"
-        "    pairs = pairs[pairs[:, 1] > pairs[:, 0]]\n    if",
         "test_models.py::test_many_thousands_of_intervals_are_taken_apart",
+        (
+            "the caller's intervals are sorted",
+            "    pairs = pairs[pairs[:, 1] > pairs[:, 0]]\n    if",
+            "    pairs = np.asarray(intervals, dtype=float).reshape(-1, 2)\n"
+            "    pairs[:] = pairs[np.argsort(pairs[:, 0])]\n"
+            "    pairs = pairs[pairs[:, 1] > pairs[:, 0]]\n    if",
+        ),
+        (
+            "every two intervals are compared",
+            '    first = np.searchsorted(right[:, 1], left[:, 0], "right")\n',
+            "    return union([(max(a, c), min(b, d)) for a, b in left for c, d in right])\n"
+            "    first = 0\n",
+        ),
     ),
-    Mutant(
-        "every two intervals are compared",
-        "step_apart",
-        '    first = np.searchsorted(right[:, 1], left[:, 0], "right")\n',
-        "    return union([(max(a, c), min(b, d)) for a, b in left for c, d in right])\n"
-        "    first = 0\n",
-        "test_models.py::test_many_thousands_of_intervals_are_taken_apart",
-    ),
-    Mutant(
-        "too few points are fitted",
+    *mutants(
         "scaling_fit",
-        "MORE_POINTS = 2",
-        "MORE_POINTS = 0",
         "test_scaling_fit.py::test_what_cannot_be_fitted_is_refused",
+        ("too few points are fitted", "MORE_POINTS = 2", "MORE_POINTS = 0"),
+        ("one rank counts as a point", "np.unique(ranks[ranks > 1])", "np.unique(ranks)"),
+        ("an infinite speedup is fitted", "np.isfinite(speedup).all() and (speedup", "(speedup"),
     ),
-    Mutant(
-        "one rank counts as a point",
+    *mutants(
         "scaling_fit",
-        "np.unique(ranks[ranks > 1])",
-        "np.unique(ranks)",
-        "test_scaling_fit.py::test_what_cannot_be_fitted_is_refused",
-    ),
-    Mutant(
-        "pairs are counted once",
-        "scaling_fit",
-        "np.stack([n - 1, n * (n - 1)], axis=1)",
-        "np.stack([n - 1, n * (n - 1) / 2], axis=1)",
         "test_scaling_fit.py::test_planted_parameters_are_found",
+        ("pairs are counted once", "[n - 1, n * (n - 1)], axis", "[n - 1, n * (n - 1) / 2], axis"),
     ),
-    Mutant(
-        "parameters may be negative",
+    *mutants(
         "scaling_fit",
-        "np.minimum(nnls(rows, target)[0], law.largest)",
-        "np.linalg.lstsq(rows, target)[0]",
         "test_scaling_fit.py::test_parameters_stay_within_their_bounds",
+        (
+            "parameters may be negative",
+            "np.minimum(nnls(rows, target)[0], law.largest)",
+            "np.linalg.lstsq(rows, target)[0]",
+        ),
+        ("one law's bound is forgotten", "law.largest", "law.largest if law is AMDAHL else np.inf"),
     ),
-    Mutant(
-        "errors of the points are ignored",
+    *mutants(
         "scaling_fit",
-        "(at if errors is None else errors)",
-        "at",
         "test_scaling_fit.py::test_points_with_smaller_errors_count_more",
+        ("errors of the points are ignored", "(at if errors is None else errors)", "at"),
+        (
+            "errors of speedups are taken for those of the left side",
+            "(slope * (at if errors is None else errors))",
+            "(slope * at if errors is None else errors)",
+        ),
     ),
-    Mutant(
-        "errors of speedups are taken for those of the left side",
-        "scaling_fit",
-        "(slope * (at if errors is None else errors))",
-        "(slope * at if errors is None else errors)",
-        "test_scaling_fit.py::test_points_with_smaller_errors_count_more",
-    ),
-    Mutant(
-        "one law's bound is forgotten",
-        "scaling_fit",
-        "np.minimum(nnls(rows, target)[0], law.largest)",
-        "np.minimum(nnls(rows, target)[0], law.largest if law is AMDAHL else np.inf)",
-        "test_scaling_fit.py::test_parameters_stay_within_their_bounds",
-    ),
-    Mutant(
-        "an infinite speedup is fitted",
-        "scaling_fit",
-        "np.isfinite(speedup).all() and (speedup > 0).all()",
-        "(speedup > 0).all()",
-        "test_scaling_fit.py::test_what_cannot_be_fitted_is_refused",
-    ),
-    Mutant(
-        "checksums are not compared",
+    *mutants(
         "checkpoint_commit",
-        "    if found != (size, crc):\n",
-        "    if False:\n",
         "test_checkpoint_commit.py::test_damage_is_found_in_files_of_the_same_size",
+        ("checksums are not compared", "    if found != (size, crc):\n", "    if False:\n"),
+        (
+            "it gives up at the first damaged one",
+            "        except Damaged:\n            continue\n",
+            "        except Damaged:\n            return None\n",
+        ),
     ),
-    Mutant(
-        "the manifest is not flushed",
+    *mutants(
         "checkpoint_commit",
-        "    flush(partial / MANIFEST)\n",
-        "",
         "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
+        ("the manifest is not flushed", "    flush(partial / MANIFEST)\n", ""),
+        (
+            "a checkpoint is deleted under its name",
+            "    path.rename(old)\n"
+            "    flush(path.parent)  # or files might be gone before the name is\n"
+            "    shutil.rmtree(old, ignore_errors=True)\n    # END",
+            "    shutil.rmtree(path, ignore_errors=True)\n    # END",
+        ),
+        (
+            "a checkpoint is deleted in another folder, and its old one is not flushed",
+            "    path.rename(old)\n"
+            "    flush(path.parent)  # or files might be gone before the name is\n",
+            '    old = path.parent / "removed" / path.name\n'
+            "    old.parent.mkdir(exist_ok=True)\n"
+            "    path.rename(old)\n",
+        ),
+        ("the last rename is not flushed", "    flush(final.parent)\n", ""),
+        (
+            "files go before their folder's name has",
+            "    flush(path.parent)  # or files might be gone before the name is\n",
+            "",
+        ),
     ),
-    Mutant(
-        "a checkpoint is deleted under its name",
+    *mutants(
         "checkpoint_commit",
-        "    path.rename(old)\n"
-        "    flush(path.parent)  # or files might be gone before the name is\n"
-        "    shutil.rmtree(old, ignore_errors=True)\n    # END",
-        "    shutil.rmtree(path, ignore_errors=True)\n    # END",
-        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
-    ),
-    Mutant(
-        "a checkpoint is deleted in another folder, and its old one is not flushed",
-        "checkpoint_commit",
-        "    path.rename(old)\n"
-        "    flush(path.parent)  # or files might be gone before the name is\n",
-        '    old = path.parent / "removed" / path.name\n'
-        "    old.parent.mkdir(exist_ok=True)\n"
-        "    path.rename(old)\n",
-        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
-    ),
-    Mutant(
-        "it gives up at the first damaged one",
-        "checkpoint_commit",
-        "        except Damaged:\n            continue\n",
-        "        except Damaged:\n            return None\n",
-        "test_checkpoint_commit.py::test_damage_is_found_in_files_of_the_same_size",
-    ),
-    Mutant(
-        "the manifest is written under the final name",
-        "checkpoint_commit",
-        '    (partial / MANIFEST).write_text(json.dumps({"crc": '
-        'zlib.crc32(text.encode()), "content": text}))\n'
-        "    flush(partial / MANIFEST)\n    flush(partial)\n"
-        '    final = partial.with_name(f"{FINISHED}{partial.name[len(PARTIAL) :]}")\n'
-        "    if final.exists():\n        remove_checkpoint(final)\n    partial.rename(final)\n",
-        '    final = partial.with_name(f"{FINISHED}{partial.name[len(PARTIAL) :]}")\n'
-        "    if final.exists():\n        remove_checkpoint(final)\n    partial.rename(final)\n"
-        '    (final / MANIFEST).write_text(json.dumps({"crc": zlib.crc32(text.encode()), '
-        '"content": text}))\n'
-        "    flush(final / MANIFEST)\n    flush(final)\n",
         "test_checkpoint_commit.py::test_others_see_only_whole_checkpoints",
+        (
+            "the manifest is written under the final name",
+            '    (partial / MANIFEST).write_text(json.dumps({"crc": '
+            'zlib.crc32(text.encode()), "content": text}))\n'
+            "    flush(partial / MANIFEST)\n    flush(partial)\n"
+            '    final = partial.with_name(f"{FINISHED}{partial.name[len(PARTIAL) :]}")\n'
+            "    if final.exists():\n        remove_checkpoint(final)\n    partial.rename(final)\n",
+            '    final = partial.with_name(f"{FINISHED}{partial.name[len(PARTIAL) :]}")\n'
+            "    if final.exists():\n        remove_checkpoint(final)\n    partial.rename(final)\n"
+            '    (final / MANIFEST).write_text(json.dumps({"crc": zlib.crc32(text.encode()), '
+            '"content": text}))\n'
+            "    flush(final / MANIFEST)\n    flush(final)\n",
+        ),
     ),
-    Mutant(
-        "the last rename is not flushed",
+    *mutants(
         "checkpoint_commit",
-        "    flush(final.parent)\n",
-        "",
-        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
-    ),
-    Mutant(
-        "files go before their folder's name has",
-        "checkpoint_commit",
-        "    flush(path.parent)  # or files might be gone before the name is\n",
-        "",
-        "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
-    ),
-    Mutant(
-        "facts are not given back",
-        "checkpoint_commit",
-        'return content["facts"], files',
-        "return {}, files",
         "test_checkpoint_commit.py::test_what_a_run_says_of_itself_comes_back",
+        ("facts are not given back", 'return content["facts"], files', "return {}, files"),
     ),
-    Mutant(
-        "rank 0 reads everything",
+    *mutants(
         "checkpoint_commit",
-        "for name in sorted(files)[rank::ranks]:",
-        "for name in sorted(files) if rank == 0 else ():",
         "test_checkpoint_commit.py::test_ranks_read_their_part_of_the_files",
+        ("rank 0 reads everything", "(files)[rank::ranks]:", "(files) if rank == 0 else ():"),
+        (
+            "files that do not divide are nobody's",
+            "sorted(files)[rank::ranks]",
+            "sorted(files)[rank : len(files) // ranks * ranks : ranks]",
+        ),
     ),
-    Mutant(
-        "files that do not divide are nobody's",
+    *mutants(
         "checkpoint_commit",
-        "sorted(files)[rank::ranks]",
-        "sorted(files)[rank : len(files) // ranks * ranks : ranks]",
-        "test_checkpoint_commit.py::test_ranks_read_their_part_of_the_files",
-    ),
-    Mutant(
-        "a manifest that is no UTF-8 is not expected",
-        "checkpoint_commit",
-        "except (OSError, ValueError, KeyError",
-        "except (OSError, json.JSONDecodeError, KeyError",
         "test_checkpoint_commit.py::test_damage_is_found_and_the_one_before_is_taken",
+        ("a manifest that is no UTF-8 is not expected", ", ValueError,", ", json.JSONDecodeError,"),
     ),
-    Mutant(
-        "a folder without checkpoints is an error",
+    *mutants(
         "checkpoint_commit",
-        "    for path in finished_checkpoints(folder):\n",
-        "    for path in finished_checkpoints(folder) or sorted(folder.iterdir())[:1]:\n",
         "test_checkpoint_commit.py::test_nothing_is_found_where_nothing_is",
+        (
+            "a folder without checkpoints is an error",
+            "    for path in finished_checkpoints(folder):\n",
+            "    for path in finished_checkpoints(folder) or sorted(folder.iterdir())[:1]:\n",
+        ),
     ),
 )

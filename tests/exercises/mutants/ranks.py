@@ -2,443 +2,383 @@
 
 from __future__ import annotations
 
-from mutants.mutant import Mutant
+from mutants.mutant import mutants
 
 RANKS = (
-    Mutant(
-        "the ring copies where it should add",
+    *mutants(
         "ring_all_reduce",
-        "received += incoming",
-        "received.copy_(incoming)",
         "test_ring_all_reduce.py::test_sums_of_any_size",
+        ("the ring copies where it should add", "received += incoming", "received.copy_(incoming)"),
+        (
+            "the ring passes on the wrong sums",
+            "pass_on(chunks[(rank + 1 - step) % world], chunks[(rank - step) % world], group)",
+            "pass_on(chunks[(rank - step) % world], chunks[(rank - step - 1) % world], group)",
+        ),
+        ("the ring works on a copy", "tensor.contiguous()", "tensor.clone()\n    tensor = work"),
     ),
-    Mutant(
-        "the ring passes on the wrong sums",
+    *mutants(
         "ring_all_reduce",
-        "pass_on(chunks[(rank + 1 - step) % world], chunks[(rank - step) % world], group)",
-        "pass_on(chunks[(rank - step) % world], chunks[(rank - step - 1) % world], group)",
-        "test_ring_all_reduce.py::test_sums_of_any_size",
-    ),
-    Mutant(
-        "the ring sends every chunk to every rank",
-        "ring_all_reduce",
-        "    for step in range(world - 1):  # reduce-scatter\n",
-        "    pass_on(work.view(-1), work.flatten() + 0, group)\n"
-        "    for step in range(world - 1):  # reduce-scatter\n",
         "test_ring_all_reduce.py::test_large_messages_send_what_the_ring_promises",
+        (
+            "the ring sends every chunk to every rank",
+            "    for step in range(world - 1):  # reduce-scatter\n",
+            "    pass_on(work.view(-1), work.flatten() + 0, group)\n"
+            "    for step in range(world - 1):  # reduce-scatter\n",
+        ),
     ),
-    Mutant(
-        "the ring sends and then receives, unbatched",
+    *mutants(
         "ring_all_reduce",
-        "dist.batch_isend_irecv(messages) if messages else ()",
-        "[m.op(m.tensor, group=m.group, group_dst=m.group_peer) if m.op is dist.isend else "
-        "m.op(m.tensor, group=m.group, group_src=m.group_peer) for m in messages]",
         "test_ring_all_reduce.py::test_messages_in_order_do_not_deadlock",
+        (
+            "the ring sends and then receives, unbatched",
+            "dist.batch_isend_irecv(messages) if messages else ()",
+            "[m.op(m.tensor, group=m.group, group_dst=m.group_peer) if m.op is dist.isend else "
+            "m.op(m.tensor, group=m.group, group_src=m.group_peer) for m in messages]",
+        ),
     ),
-    Mutant(
-        "the ring works on a copy",
+    *mutants(
         "ring_all_reduce",
-        "work = tensor.contiguous()",
-        "work = tensor.clone()\n    tensor = work",
-        "test_ring_all_reduce.py::test_sums_of_any_size",
-    ),
-    Mutant(
-        "the ring goes through all ranks, whatever the group",
-        "ring_all_reduce",
-        "    world, rank = dist.get_world_size(group), dist.get_rank(group)\n    if world == 1:",
-        "    group = None\n"
-        "    world, rank = dist.get_world_size(group), dist.get_rank(group)\n    if world == 1:",
         "test_ring_all_reduce.py::test_sums_of_a_group_of_some_ranks",
+        (
+            "the ring goes through all ranks, whatever the group",
+            "    world, rank = dist.get_world_size(group), dist.get_rank(group)\n"
+            "    if world == 1:",
+            "    group = None\n"
+            "    world, rank = dist.get_world_size(group), dist.get_rank(group)\n"
+            "    if world == 1:",
+        ),
     ),
-    Mutant(
-        "a sum for a mean",
+    *mutants(
         "naive_ddp",
-        "            gradient /= dist.get_world_size(self.group)\n",
-        "",
         "test_ddp_wrappers.py::test_naive_ddp_trains_as_its_twin",
+        ("a sum for a mean", "            gradient /= dist.get_world_size(self.group)\n", ""),
+        (
+            "frozen parameters are not handed out",
+            "(*module.parameters(), *module.buffers())",
+            "(*(p for p in module.parameters() if p.requires_grad), *module.buffers())",
+        ),
+        (
+            "buffers are not handed out",
+            "(*module.parameters(), *module.buffers())",
+            "module.parameters()",
+        ),
+        (
+            "buffers that are in no state dict are not handed out",
+            "(*module.parameters(), *module.buffers())",
+            "(*module.parameters(), *module.state_dict(keep_vars=True).values())",
+        ),
+        (
+            "a weight that nobody uses gets no gradient",
+            "            if parameter.grad is None:\n"
+            "                parameter.grad = torch.zeros_like(parameter)\n"
+            "            yield parameter.grad\n",
+            "            unused = parameter.grad is None\n"
+            "            yield torch.zeros_like(parameter) if unused else parameter.grad\n",
+        ),
     ),
-    Mutant(
-        "a sum for a mean, flat",
+    *mutants(
         "naive_ddp",
-        "            flat /= dist.get_world_size(self.group)\n",
-        "",
         "test_ddp_wrappers.py::test_flat_ddp_trains_as_its_twin",
+        ("a sum for a mean, flat", "            flat /= dist.get_world_size(self.group)\n", ""),
     ),
-    Mutant(
-        "frozen parameters are not handed out",
+    *mutants(
         "naive_ddp",
-        "(*module.parameters(), *module.buffers())",
-        "(*(p for p in module.parameters() if p.requires_grad), *module.buffers())",
-        "test_ddp_wrappers.py::test_naive_ddp_trains_as_its_twin",
-    ),
-    Mutant(
-        "buffers are not handed out",
-        "naive_ddp",
-        "(*module.parameters(), *module.buffers())",
-        "module.parameters()",
-        "test_ddp_wrappers.py::test_naive_ddp_trains_as_its_twin",
-    ),
-    Mutant(
-        "buffers that are in no state dict are not handed out",
-        "naive_ddp",
-        "(*module.parameters(), *module.buffers())",
-        "(*module.parameters(), *module.state_dict(keep_vars=True).values())",
-        "test_ddp_wrappers.py::test_naive_ddp_trains_as_its_twin",
-    ),
-    Mutant(
-        "the state is rank 0's, whatever the group",
-        "naive_ddp",
-        "first = 0 if group is None else dist.get_global_rank(group, 0)",
-        "first = 0",
         "test_ddp_wrappers.py::test_a_group_of_some_ranks_trains_by_itself",
+        (
+            "the state is rank 0's, whatever the group",
+            "first = 0 if group is None else dist.get_global_rank(group, 0)",
+            "first = 0",
+        ),
+        (
+            "gradients are those of all ranks, whatever the group",
+            "            dist.all_reduce(gradient, group=self.group)\n",
+            "            dist.all_reduce(gradient)\n",
+        ),
+        (
+            "the mean is over all ranks, whatever the group",
+            "            gradient /= dist.get_world_size(self.group)\n",
+            "            gradient /= dist.get_world_size()\n",
+        ),
     ),
-    Mutant(
-        "gradients are those of all ranks, whatever the group",
+    *mutants(
         "naive_ddp",
-        "            dist.all_reduce(gradient, group=self.group)\n",
-        "            dist.all_reduce(gradient)\n",
-        "test_ddp_wrappers.py::test_a_group_of_some_ranks_trains_by_itself",
-    ),
-    Mutant(
-        "the mean is over all ranks, whatever the group",
-        "naive_ddp",
-        "            gradient /= dist.get_world_size(self.group)\n",
-        "            gradient /= dist.get_world_size()\n",
-        "test_ddp_wrappers.py::test_a_group_of_some_ranks_trains_by_itself",
-    ),
-    Mutant(
-        "a weight that nobody uses gets no gradient",
-        "naive_ddp",
-        "            if parameter.grad is None:\n"
-        "                parameter.grad = torch.zeros_like(parameter)\n"
-        "            yield parameter.grad\n",
-        "            unused = parameter.grad is None\n"
-        "            yield torch.zeros_like(parameter) if unused else parameter.grad\n",
-        "test_ddp_wrappers.py::test_naive_ddp_trains_as_its_twin",
-    ),
-    Mutant(
-        "a tied weight is exchanged twice",
-        "naive_ddp",
-        "for parameter in module.parameters():  # each once, whatever the number of its names",
-        "for _, parameter in module.named_parameters(remove_duplicate=False):",
         "test_ddp_wrappers.py::test_all_reduces_are_one_a_gradient_and_one_a_dtype",
+        (
+            "a tied weight is exchanged twice",
+            "for parameter in module.parameters():  # each once, whatever the number of its names",
+            "for _, parameter in module.named_parameters(remove_duplicate=False):",
+        ),
     ),
-    Mutant(
-        "no_sync exchanges",
+    *mutants(
         "overlapped_ddp",
-        "before, self.exchanging = self.exchanging, False",
-        "before, self.exchanging = self.exchanging, True",
         "test_ddp_wrappers.py::test_overlapped_ddp_accumulates",
+        ("no_sync exchanges", "= self.exchanging, False", "= self.exchanging, True"),
     ),
-    Mutant(
-        "an exception leaves no_sync as it is",
+    *mutants(
         "overlapped_ddp",
-        "        try:\n            yield\n        finally:\n            self.exchanging = before\n",
-        "        yield\n        self.exchanging = before\n",
         "test_ddp_wrappers.py::test_overlapped_ddp_exchanges_after_an_error",
+        (
+            "an exception leaves no_sync as it is",
+            "        try:\n            yield\n"
+            "        finally:\n            self.exchanging = before\n",
+            "        yield\n        self.exchanging = before\n",
+        ),
     ),
-    Mutant(
-        "a second pass adds to gradients that are on their way",
+    *mutants(
         "overlapped_ddp",
-        "            if self.ready[index]:\n",
-        "            if False:\n",
         "test_ddp_wrappers.py::test_overlapped_ddp_refuses_a_second_pass",
+        ("a second pass adds to gradients that are on their way", "self.ready[index]:", "False:"),
     ),
-    Mutant(
-        "gradients are launched for all ranks, whatever the group",
+    *mutants(
         "overlapped_ddp",
-        "dist.all_reduce(parameter.grad, group=self.group, async_op=True)",
-        "dist.all_reduce(parameter.grad, async_op=True)",
         "test_ddp_wrappers.py::test_overlapped_ddp_of_some_ranks_trains_by_itself",
+        (
+            "gradients are launched for all ranks, whatever the group",
+            "dist.all_reduce(parameter.grad, group=self.group, async_op=True)",
+            "dist.all_reduce(parameter.grad, async_op=True)",
+        ),
     ),
-    Mutant(
-        "nothing is launched before the backward pass has ended",
+    *mutants(
         "overlapped_ddp",
-        "        if self.exchanging:\n",
-        "        if False:\n",
         "test_ddp_wrappers.py::test_overlapped_ddp_sends_early",
+        ("nothing is launched before the backward pass has ended", "self.exchanging:", "False:"),
+        (
+            "parameters in the order of registration",
+            "reversed(list(module.parameters()))",
+            "list(module.parameters())",
+        ),
     ),
-    Mutant(
-        "parameters in the order of registration",
+    *mutants(
         "overlapped_ddp",
-        "reversed(list(module.parameters()))",
-        "list(module.parameters())",
-        "test_ddp_wrappers.py::test_overlapped_ddp_sends_early",
-    ),
-    Mutant(
-        "no mean while overlapping",
-        "overlapped_ddp",
-        "            parameter.grad /= dist.get_world_size(self.group)\n",
-        "",
         "test_ddp_wrappers.py::test_overlapped_ddp_trains_as_its_twin",
+        (
+            "no mean while overlapping",
+            "            parameter.grad /= dist.get_world_size(self.group)\n",
+            "",
+        ),
     ),
-    Mutant(
-        "buckets are not copied back",
+    *mutants(
         "bucketed_ddp",
-        "parameter.grad.copy_(part.view_as(parameter))",
-        "pass",
         "test_ddp_wrappers.py::test_bucketed_ddp_trains_as_its_twin",
+        ("buckets are not copied back", "parameter.grad.copy_(part.view_as(parameter))", "pass"),
+        (
+            "counters of buckets are not set back",
+            "        self.final.clear()\n"
+            "        self.missing = [len(bucket) for bucket in self.buckets]\n",
+            "        self.final.clear()\n",
+        ),
     ),
-    Mutant(
-        "an exception leaves no_sync of buckets as it is",
+    *mutants(
         "bucketed_ddp",
-        "        try:\n            yield\n        finally:\n            self.exchanging = before\n",
-        "        yield\n        self.exchanging = before\n",
         "test_ddp_wrappers.py::test_bucketed_ddp_exchanges_after_an_error",
+        (
+            "an exception leaves no_sync of buckets as it is",
+            "        try:\n            yield\n"
+            "        finally:\n            self.exchanging = before\n",
+            "        yield\n        self.exchanging = before\n",
+        ),
     ),
-    Mutant(
-        "what has no gradient is taken for zeros",
+    *mutants(
         "sharded_optimizer",
-        "            self.own.step()\n",
-        "            for p in self.owners:\n"
-        "                p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
-        "            self.own.step()\n",
         "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
+        (
+            "what has no gradient is taken for zeros",
+            "            self.own.step()\n",
+            "            for p in self.owners:\n"
+            "                p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
+            "            self.own.step()\n",
+        ),
+        ("updates stay with their owner", ", owner in self.owners.items()", ", owner in ()"),
+        ("a changed learning rate is not seen", "own_group.update(changed)", "pass"),
+        (
+            "rank 0 has all states",
+            "owner = min(range(len(self.shares_bytes)), key=self.shares_bytes.__getitem__)",
+            "owner = 0",
+        ),
+        (
+            "shares are equal in elements, not in bytes",
+            "self.shares_bytes[owner] += parameter.numel() * parameter.element_size()",
+            "self.shares_bytes[owner] += parameter.numel()",
+        ),
+        (
+            "settings that were saved are dropped",
+            "        super().load_state_dict(state_dict)\n",
+            '        super().load_state_dict(self.state_dict() | {"state": state_dict["state"]})\n',
+        ),
+        (
+            "states of other ranks are kept",
+            "        self.state = self.own.state if self.own is not None else {}\n",
+            "",
+        ),
+        ("the closure's loss is lost", "        return loss\n", "        return None\n"),
+        (
+            "states of other parameters are dropped when a checkpoint is taken up",
+            "self.own.state[parameter] = self.state[parameter]",
+            "pass",
+        ),
     ),
-    Mutant(
-        "parameters are gathered in the compute dtype",
+    *mutants(
         "fsdp",
-        "{name: self.whole(parameter, parameter.detach()) for name, parameter in named}",
-        "{n: self.whole(p, p.detach().to(self.compute_dtype or p.dtype)) for n, p in named}",
         "test_fsdp.py::test_it_gathers_in_16_bits_and_keeps_gradients_in_32",
+        (
+            "parameters are gathered in the compute dtype",
+            "{name: self.whole(parameter, parameter.detach()) for name, parameter in named}",
+            "{n: self.whole(p, p.detach().to(self.compute_dtype or p.dtype)) for n, p in named}",
+        ),
+        (
+            "weights are gathered in 32 bits and then cast",
+            "torch.cat([weight.kept.to(weight.full.dtype) for weight in weights])",
+            "torch.cat([weight.kept for weight in weights])",
+        ),
+        (
+            "gradients are exchanged in 16 bits",
+            "            work = dist.reduce_scatter_tensor(own, all_rows, group=self.group, "
+            "async_op=True)\n",
+            "            work = torch.futures.Future()\n"
+            "            rounded = own.to(weights[0].full.dtype)\n"
+            "            all_rows = all_rows.to(rounded.dtype)\n"
+            "            dist.reduce_scatter_tensor(rounded, all_rows, group=self.group)\n"
+            "            own.copy_(rounded)\n"
+            "            work.set_result(None)\n",
+        ),
+        (
+            "gradients are exchanged in 16 bits by all-reduce",
+            "            work = dist.reduce_scatter_tensor(own, all_rows, group=self.group, "
+            "async_op=True)\n",
+            "            work = torch.futures.Future()\n"
+            "            rounded = all_rows.to(weights[0].full.dtype)\n"
+            "            dist.all_reduce(rounded, group=self.group)\n"
+            "            own.copy_(rounded.view(world, -1)[dist.get_rank(self.group)])\n"
+            "            work.set_result(None)\n",
+        ),
     ),
-    Mutant(
-        "the first bucket is as large as the others",
+    *mutants(
         "bucketed_ddp",
-        "caps = (MIB, 25 * MIB) if",
-        "caps = (25 * MIB,) if",
         "test_ddp_wrappers.py::test_buckets_are_those_of_torch",
+        ("the first bucket is as large as the others", "= (MIB, 25 * MIB) if", "= (25 * MIB,) if"),
     ),
-    Mutant(
-        "a second pass counts for buckets that have been sent",
+    *mutants(
         "bucketed_ddp",
-        "            if parameter in self.final:\n",
-        "            if False:\n",
         "test_ddp_wrappers.py::test_bucketed_ddp_refuses_a_second_pass",
+        (
+            "a second pass counts for buckets that have been sent",
+            "            if parameter in self.final:\n",
+            "            if False:\n",
+        ),
     ),
-    Mutant(
-        "buckets are exchanged by all ranks, whatever the group",
+    *mutants(
         "bucketed_ddp",
-        "dist.all_reduce(flat, group=self.group, async_op=True)",
-        "dist.all_reduce(flat, async_op=True)",
         "test_ddp_wrappers.py::test_bucketed_ddp_of_some_ranks_trains_by_itself",
+        (
+            "buckets are exchanged by all ranks, whatever the group",
+            "dist.all_reduce(flat, group=self.group, async_op=True)",
+            "dist.all_reduce(flat, async_op=True)",
+        ),
     ),
-    Mutant(
-        "buckets in the order of registration",
+    *mutants(
         "bucketed_ddp",
-        "reversed(list(module.parameters()))",
-        "list(module.parameters())",
         "test_ddp_wrappers.py::test_bucketed_ddp_sends_early",
+        (
+            "buckets in the order of registration",
+            "reversed(list(module.parameters()))",
+            "list(module.parameters())",
+        ),
+        ("all is exchanged after the backward pass", "self.launch_until(end)\n", "pass\n"),
     ),
-    Mutant(
-        "a bucket is waited for as soon as it is launched",
+    *mutants(
         "bucketed_ddp",
-        "            self.sent.append((flat, work))",
-        "            work.wait()\n            self.sent.append((flat, work))",
         "test_ddp_wrappers.py::test_steps_are_as_fast_as_the_references",
+        (
+            "a bucket is waited for as soon as it is launched",
+            "            self.sent.append((flat, work))",
+            "            work.wait()\n            self.sent.append((flat, work))",
+        ),
     ),
-    Mutant(
-        "all is exchanged after the backward pass",
+    *mutants(
         "bucketed_ddp",
-        "            self.launch_until(end)\n",
-        "            pass\n",
-        "test_ddp_wrappers.py::test_bucketed_ddp_sends_early",
-    ),
-    Mutant(  # 2.5 times the reference's step: beside other tests it is more than 1.5 times, too
-        "buckets are sent in float64, and waited for at once",
-        "bucketed_ddp",
-        "            work = dist.all_reduce(flat, group=self.group, async_op=True)\n",
-        "            flat = flat.double()\n"
-        "            work = dist.all_reduce(flat, group=self.group, async_op=True)\n"
-        "            work.wait()\n",
         "test_ddp_wrappers.py::test_steps_are_at_most_half_as_long_again_as_the_references",
+        # 2.5 times the reference's step: beside other tests it is more than 1.5 times, too
+        (
+            "buckets are sent in float64, and waited for at once",
+            "            work = dist.all_reduce(flat, group=self.group, async_op=True)\n",
+            "            flat = flat.double()\n"
+            "            work = dist.all_reduce(flat, group=self.group, async_op=True)\n"
+            "            work.wait()\n",
+        ),
     ),
-    Mutant(
-        "counters of buckets are not set back",
-        "bucketed_ddp",
-        "        self.final.clear()\n"
-        "        self.missing = [len(bucket) for bucket in self.buckets]\n",
-        "        self.final.clear()\n",
-        "test_ddp_wrappers.py::test_bucketed_ddp_trains_as_its_twin",
-    ),
-    Mutant(
-        "a bucket closes one gradient too late",
+    *mutants(
         "bucket_assignment",
-        "if total >= caps[min(closed, len(caps) - 1)]:",
-        "if total > caps[min(closed, len(caps) - 1)] and len(members) > 1:",
         "test_ddp_wrappers.py::test_buckets_are_those_of_torch",
+        (
+            "a bucket closes one gradient too late",
+            "if total >= caps[min(closed, len(caps) - 1)]:",
+            "if total > caps[min(closed, len(caps) - 1)] and len(members) > 1:",
+        ),
     ),
-    Mutant(
-        "updates stay with their owner",
+    *mutants(
         "sharded_optimizer",
-        "for parameter, owner in self.owners.items()",
-        "for parameter, owner in ()",
-        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
-    ),
-    Mutant(
-        "a changed learning rate is not seen",
-        "sharded_optimizer",
-        "own_group.update(changed)",
-        "pass",
-        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
-    ),
-    Mutant(
-        "rank 0 has all states",
-        "sharded_optimizer",
-        "owner = min(range(len(self.shares_bytes)), key=self.shares_bytes.__getitem__)",
-        "owner = 0",
-        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
-    ),
-    Mutant(
-        "shares are equal in elements, not in bytes",
-        "sharded_optimizer",
-        "self.shares_bytes[owner] += parameter.numel() * parameter.element_size()",
-        "self.shares_bytes[owner] += parameter.numel()",
-        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
-    ),
-    Mutant(
-        "owners are told by their rank among all",
-        "sharded_optimizer",
-        "if owner == dist.get_rank(self.group):",
-        "if owner == dist.get_rank():",
         "test_sharded_optimizer.py::test_a_group_of_some_ranks_shares_among_itself",
+        ("owners are told by their rank among all", "dist.get_rank(self.group)", "dist.get_rank()"),
     ),
-    Mutant(
-        "settings that were saved are dropped",
+    *mutants(
         "sharded_optimizer",
-        "        super().load_state_dict(state_dict)\n",
-        '        super().load_state_dict(self.state_dict() | {"state": state_dict["state"]})\n',
-        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
-    ),
-    Mutant(
-        "states of other ranks are kept",
-        "sharded_optimizer",
-        "        self.state = self.own.state if self.own is not None else {}\n",
-        "",
-        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
-    ),
-    Mutant(
-        "every rank has all states, and sends its share",
-        "sharded_optimizer",
-        "if owner == dist.get_rank(self.group):",
-        "if True:",
         "test_sharded_optimizer.py::test_states_are_divided_in_memory",
+        (
+            "every rank has all states, and sends its share",
+            "if owner == dist.get_rank(self.group):",
+            "if True:",
+        ),
     ),
-    Mutant(
-        "the closure's loss is lost",
-        "sharded_optimizer",
-        "        return loss\n",
-        "        return None\n",
-        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
-    ),
-    Mutant(
-        "a sum for a mean, sharded",
+    *mutants(
         "fsdp",
-        "            own /= dist.get_world_size(self.group)\n",
-        "",
         "test_fsdp.py::test_it_trains_as_its_twin",
+        ("a sum for a mean, sharded", "            own /= dist.get_world_size(self.group)\n", ""),
+        (
+            "gradients replace those of the pass before",
+            "mean.clone() if before is None else before + mean",
+            "mean.clone()",
+        ),
+        (
+            "gradients of replicated weights are not exchanged",
+            "by_dtype(weight for weight in self.trained if not weight.is_sharded)",
+            "by_dtype([])",
+        ),
+        (
+            "a norm of this rank's part only",
+            "        dist.all_reduce(squares[True], group=self.group)\n",
+            "",
+        ),
+        ("replicated weights count on every rank", "squares[weight.is_sharded]", "squares[True]"),
     ),
-    Mutant(
-        "a block is gathered twice for its backward pass",
+    *mutants(
         "fsdp",
-        "        self.blocks[index].gather()\n        for ahead in self.blocks[max",
-        "        self.blocks[index].gather()\n        self.blocks[index].is_whole = False\n"
-        "        self.blocks[index].gather()\n        for ahead in self.blocks[max",
         "test_fsdp.py::test_it_sends_no_more_than_it_has_to",
+        (
+            "a block is gathered twice for its backward pass",
+            "        self.blocks[index].gather()\n        for ahead in self.blocks[max",
+            "        self.blocks[index].gather()\n        self.blocks[index].is_whole = False\n"
+            "        self.blocks[index].gather()\n        for ahead in self.blocks[max",
+        ),
     ),
-    Mutant(
-        "parts are those of all ranks, whatever the group",
+    *mutants(
         "fsdp",
-        "        weights = weights_of(module, dist.get_rank(group), dist.get_world_size(group))\n",
-        "        weights = weights_of(module, dist.get_rank(), dist.get_world_size())\n",
         "test_fsdp.py::test_a_group_of_some_ranks_shares_among_itself",
+        (
+            "parts are those of all ranks, whatever the group",
+            "        weights = weights_of(module, dist.get_rank(group), "
+            "dist.get_world_size(group))\n",
+            "        weights = weights_of(module, dist.get_rank(), dist.get_world_size())\n",
+        ),
     ),
-    Mutant(
-        "weights are gathered in 32 bits and then cast",
+    *mutants(
         "fsdp",
-        "torch.cat([weight.kept.to(weight.full.dtype) for weight in weights])",
-        "torch.cat([weight.kept for weight in weights])",
-        "test_fsdp.py::test_it_gathers_in_16_bits_and_keeps_gradients_in_32",
-    ),
-    Mutant(
-        "gradients are exchanged in 16 bits",
-        "fsdp",
-        "            work = dist.reduce_scatter_tensor(own, all_rows, group=self.group, "
-        "async_op=True)\n",
-        "            work = torch.futures.Future()\n"
-        "            rounded = own.to(weights[0].full.dtype)\n"
-        "            all_rows = all_rows.to(rounded.dtype)\n"
-        "            dist.reduce_scatter_tensor(rounded, all_rows, group=self.group)\n"
-        "            own.copy_(rounded)\n"
-        "            work.set_result(None)\n",
-        "test_fsdp.py::test_it_gathers_in_16_bits_and_keeps_gradients_in_32",
-    ),
-    Mutant(
-        "gradients are exchanged in 16 bits by all-reduce",
-        "fsdp",
-        "            work = dist.reduce_scatter_tensor(own, all_rows, group=self.group, "
-        "async_op=True)\n",
-        "            work = torch.futures.Future()\n"
-        "            rounded = all_rows.to(weights[0].full.dtype)\n"
-        "            dist.all_reduce(rounded, group=self.group)\n"
-        "            own.copy_(rounded.view(world, -1)[dist.get_rank(self.group)])\n"
-        "            work.set_result(None)\n",
-        "test_fsdp.py::test_it_gathers_in_16_bits_and_keeps_gradients_in_32",
-    ),
-    Mutant(
-        "gathered weights are never freed",
-        "fsdp",
-        "        self.blocks[index].free()\n        for tensor",
-        "        for tensor",
         "test_fsdp.py::test_it_frees_what_it_gathered_and_gathers_a_little_ahead",
-    ),
-    Mutant(
-        "nothing is gathered ahead",
-        "fsdp",
-        "GATHERED_AHEAD = 2",
-        "GATHERED_AHEAD = 0",
-        "test_fsdp.py::test_it_frees_what_it_gathered_and_gathers_a_little_ahead",
-    ),
-    Mutant(
-        "too much is gathered ahead",
-        "fsdp",
-        "GATHERED_AHEAD = 2",
-        "GATHERED_AHEAD = 5",
-        "test_fsdp.py::test_it_frees_what_it_gathered_and_gathers_a_little_ahead",
-    ),
-    Mutant(
-        "gradients replace those of the pass before",
-        "fsdp",
-        "mean.clone() if before is None else before + mean",
-        "mean.clone()",
-        "test_fsdp.py::test_it_trains_as_its_twin",
-    ),
-    Mutant(
-        "gradients of replicated weights are not exchanged",
-        "fsdp",
-        "by_dtype(weight for weight in self.trained if not weight.is_sharded)",
-        "by_dtype([])",
-        "test_fsdp.py::test_it_trains_as_its_twin",
-    ),
-    Mutant(
-        "states of other parameters are dropped when a checkpoint is taken up",
-        "sharded_optimizer",
-        "self.own.state[parameter] = self.state[parameter]",
-        "pass",
-        "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
-    ),
-    Mutant(
-        "a norm of this rank's part only",
-        "fsdp",
-        "        dist.all_reduce(squares[True], group=self.group)\n",
-        "",
-        "test_fsdp.py::test_it_trains_as_its_twin",
-    ),
-    Mutant(
-        "replicated weights count on every rank",
-        "fsdp",
-        "squares[weight.is_sharded] += parameter.grad",
-        "squares[True] += parameter.grad",
-        "test_fsdp.py::test_it_trains_as_its_twin",
+        (
+            "gathered weights are never freed",
+            "        self.blocks[index].free()\n        for tensor",
+            "        for tensor",
+        ),
+        ("nothing is gathered ahead", "GATHERED_AHEAD = 2", "GATHERED_AHEAD = 0"),
+        ("too much is gathered ahead", "GATHERED_AHEAD = 2", "GATHERED_AHEAD = 5"),
     ),
 )

@@ -161,48 +161,91 @@ def identified(hand_in: HandIn, what: tuple[int, int], roster: Roster | None) ->
     return replace(hand_in, person=person)
 
 
-def are_same(first: Person, other: Person) -> bool:
-    """Returns True if two are one person: by id, else by e-mail, else by name."""
-    if first.id and other.id:
-        return first.id.casefold() == other.id.casefold()
-    if first.email and other.email:
-        return first.email.casefold() == other.email.casefold()
-    return sorted(words_of(first.name)) == sorted(words_of(other.name))
+@dataclass(frozen=True)
+class Claim:
+    """What a hand-in says of whose it is, in small letters; what it does not say is empty."""
+
+    number: str
+    address: str
+    name: str
+    addresses: frozenset[str]
+
+    @classmethod
+    def of(cls, person: Person) -> Claim:
+        """Returns what is compared of a person."""
+        addresses = frozenset(a.casefold() for a in (person.email, *person.addresses) if a)
+        name = " ".join(sorted(words_of(person.name)))
+        return cls(person.id.casefold(), person.email.casefold(), name, addresses)
 
 
-def told_apart(hand_ins: Iterable[HandIn], graded: Iterable[Person]) -> list[HandIn]:
-    """Returns hand-ins, of which those count for nobody that may be of several people.
+def people_of(persons: Iterable[Person]) -> list[tuple[str, str] | None]:
+    """Returns whose each hand-in is; their order changes nothing.
+
+    People are told apart by their ids, else by e-mail, else by name. Whoever has an id has all
+    addresses that came with it. An address that came with no id belongs to the namesake who has an
+    id and no address. It is of a person without an id where there is no such namesake, or where
+    another address may be the namesake's, too.
 
     Args:
-        hand_ins: with their persons.
-        graded: people of whom there are results.
+        persons: what each hand-in says.
+
+    Returns:
+        the id, e-mail or name of each one's person, with its kind; None for what may be of several.
     """
-    hand_ins = list(hand_ins)
-    people = [*graded, *(hand_in.person for hand_in in hand_ins if not hand_in.problem)]
-    with_more = [person for person in people if person.id or person.email]
-    result = []
-    for hand_in in hand_ins:
-        person = hand_in.person
-        same = [p for p in with_more if are_same(p, person)]
-        is_plain = not (hand_in.problem or person.id or person.email)
-        if is_plain and any(not are_same(same[0], p) for p in same):
-            problem = f"several are called {person.name}; {BY_MORE}"
-            result.append(replace(hand_in, problem=problem))
+    claims = [Claim.of(person) for person in persons]
+    numbered = [claim for claim in claims if claim.number]
+    reached = {claim.number for claim in numbered if claim.addresses}
+
+    def ids_of(address: str) -> set[str]:
+        """Returns the ids that came with an address; for none, those of namesakes without one."""
+        names = {c.name for c in claims if c.address == address}
+        with_address = {c.number for c in numbered if address in c.addresses}
+        return with_address or {c.number for c in numbered if c.name in names} - reached
+
+    ids = {address: ids_of(address) for address in {c.address for c in claims if c.address}}
+    rivals = Counter(number for numbers in ids.values() for number in numbers - reached)
+
+    def person_of(claim: Claim) -> tuple[str, str] | None:
+        if claim.number:
+            return ("id", claim.number)
+        if claim.address:
+            may_be = [("id", number) for number in ids[claim.address]]
+            if len(may_be) == 1 and rivals[may_be[0][1]] > 1:
+                may_be = []
+            may_be = may_be or [("email", claim.address)]
         else:
-            result.append(hand_in)
-    return result
+            same = (c for c in claims if c.name == claim.name and (c.number or c.address))
+            may_be = [*{*map(person_of, same)}] or [("name", claim.name)]
+        return may_be[0] if len(may_be) == 1 else None
+
+    return [person_of(claim) for claim in claims]
 
 
-def completed(hand_ins: Iterable[HandIn], graded: Iterable[Person]) -> list[HandIn]:
-    """Returns a student's hand-ins with the e-mail and id that some of them, or results, have."""
-    hand_ins = list(hand_ins)
-    people = [*(hand_in.person for hand_in in hand_ins), *graded]
+def why_unclear(person: Person) -> str:
+    """Returns why a hand-in counts for nobody that may be of several people."""
+    return f"several are called {person.name}; {BY_MORE}"
+
+
+def completed(hand_ins: Sequence[HandIn], graded: Iterable[Person]) -> list[HandIn]:
+    """Returns a student's hand-ins with the id and addresses that some of them, or results, have.
+
+    One without an e-mail gets that of the newest.
+    """
+    newest_first = sorted(hand_ins, key=place_in_time, reverse=True)
+    people = [*(hand_in.person for hand_in in newest_first), *graded]
+    addresses = [a for person in people for a in (person.email, *person.addresses) if a]
     email = next((person.email for person in people if person.email), "")
     number = next((person.id for person in people if person.id), "")
-    return [
-        replace(h, person=replace(p, email=p.email or email, id=p.id or number))
-        for h, p in zip(hand_ins, people, strict=False)
-    ]
+    result = []
+    for hand_in in hand_ins:
+        person = replace(
+            hand_in.person,
+            email=hand_in.person.email or email,
+            id=hand_in.person.id or number,
+            addresses=tuple(dict.fromkeys(addresses)),
+        )
+        result.append(replace(hand_in, person=person))
+    return result
 
 
 def slug_of(person: Person, roster: Roster | None, taken: Collection[str]) -> str:
@@ -216,12 +259,14 @@ def slug_of(person: Person, roster: Roster | None, taken: Collection[str]) -> st
     return next(name for name in names if name not in set(taken))
 
 
+def place_in_time(hand_in: HandIn) -> tuple[datetime, str]:
+    """Returns what a student's hand-ins are in order by."""
+    return (hand_in.stamp or datetime.min.replace(tzinfo=UTC), hand_in.path.name)
+
+
 def newest(hand_ins: Sequence[HandIn], say: Callable[[str], None]) -> tuple[HandIn, list[HandIn]]:
     """Returns a person's hand-in that counts, and those before it."""
-    earliest = datetime.min.replace(tzinfo=UTC)
-    *earlier, last = sorted(
-        hand_ins, key=lambda hand_in: (hand_in.stamp or earliest, hand_in.path.name)
-    )
+    *earlier, last = sorted(hand_ins, key=place_in_time)
     earlier = [hand_in for hand_in in earlier if hand_in.sha256 != last.sha256]
     if not earlier:
         return last, []

@@ -43,6 +43,7 @@ class Person:
         extension_days: days after the deadline that this student's hand-in is still in time.
         handed_in: time of the hand-in by the learning platform; None where the roster has none.
         row: all cells of the roster's row.
+        addresses: all e-mail addresses that the person has handed in with.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Person:
     extension_days: float = 0.0
     handed_in: datetime | None = None
     row: Mapping[str, str] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
 
     def is_called(self, name: str) -> bool:
         """Returns True if the words of this name are the person's, in any order."""

@@ -72,8 +72,7 @@ def slow_collectives(job: LeftBehind) -> Verdict | None:
     return Verdict(
         cause="slow-collectives",
         title=f"collectives are slow: {' or '.join(faults) or 'it is not known why'}",
-        evidence=tuple(sentences),
-        lost_share=0.0,
+        evidence=sentences,
         confidence="medium" if len(faults) == 1 else "low",
         reason=f"the best row of healthy hardware takes at most {margin:g} times what the model of "
         "NCCL gives; a fault is told by NCCL's log where it shows one, else by what is left",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from common.diagnose.causes.settings import SLOWED, Signal, of_signals
+from common.diagnose.causes.settings import SEAT_IT, SLOWED, Signal, of_signals
 from common.diagnose.evidence.case import Verdict
 from common.diagnose.evidence.evidence import NotJudged
 from common.diagnose.evidence.left_behind import LeftBehind
 from common.runtime.wording import counted
 from common.traces.logs.nvidia_smi import GpuState
 
+COOL = "look at temperature, fans and supply: nvidia-smi -q -d TEMPERATURE,POWER"
 CLOCK_SHARE = 0.9
 """GPUs of one model boost to clocks a few percent apart; a tenth below the others is a fault."""
 BUSY_PERCENT = 50
@@ -77,7 +78,7 @@ def _of_state(state: GpuState) -> Iterator[Signal]:
         if "Reasons" in section and value == "Active" and entry.replace(" ", "") in SLOWING_REASONS:
             yield Signal(
                 f"{name}: clocks are lowered by {entry} {where}.",
-                "look at temperature, fans and supply: nvidia-smi -q -d TEMPERATURE,POWER",
+                COOL,
                 "medium",
             )
         if "ncorrectable" in entry and "Volatile" in section and value not in ("0", "N/A"):
@@ -96,31 +97,31 @@ def _of_state(state: GpuState) -> Iterator[Signal]:
     yield from _lowered_power(state, name)
 
 
-def _number(text: str) -> float | None:
+def _first(state: GpuState, *entries: str) -> tuple[float, str]:
+    """Returns the first number of these entries, with its path; 0 where there is none."""
+    path, text = next(iter(state.find(*entries).items()), ("", ""))
     match = re.match(r"\d+(?:\.\d+)?", text)
-    return float(match[0]) if match else None
+    return float(match[0]) if match else 0.0, path
 
 
 def _narrow_link(state: GpuState, name: str) -> Iterator[Signal]:
-    now, most = (_number(next(iter(state.find(f"Link Width/{e}").values()), "")) for e in
-                 ("Current", "Max"))  # fmt: skip
+    now, path = _first(state, "Link Width/Current")
+    most, _ = _first(state, "Link Width/Max")
     if now and most and now < most:
-        [path] = [*state.find("Link Width/Current")][:1]
         yield Signal(
             f"{name}: its PCIe link has {now:.0f} of {most:.0f} lanes {state.where[path]}.",
-            "seat the card (or its riser) anew, or look at the slot's setting in the firmware",
+            SEAT_IT,
             "medium",
         )
 
 
 def _lowered_power(state: GpuState, name: str) -> Iterator[Signal]:
-    paths = state.find("Current Power Limit", "Readings/Power Limit")
-    usual = _number(next(iter(state.find("Default Power Limit").values()), ""))
-    now = _number(next(iter(paths.values()), ""))
+    now, path = _first(state, "Current Power Limit", "Readings/Power Limit")
+    usual, _ = _first(state, "Default Power Limit")
     if now and usual and now < usual:
         yield Signal(
             f"{name}: power is limited to {now:.0f} W, below the {usual:.0f} W of this GPU "
-            f"{state.where[next(iter(paths))]}.",
+            f"{state.where[path]}.",
             f"nvidia-smi -pl {usual:.0f} (an administrator's)",
             "medium",
         )
@@ -138,7 +139,7 @@ def _of_samples(job: LeftBehind) -> Iterator[Signal]:
                     yield Signal(
                         f"GPU {gpu:.0f}: clocks are lowered for want of {why} headroom in more "
                         f"than half of the samples ({column}) {where[gpu]}.",
-                        "look at temperature, fans and supply: nvidia-smi -q -d TEMPERATURE,POWER",
+                        COOL,
                         "medium",
                     )
     busy = table[table["sm"] >= BUSY_PERCENT] if "sm" in table else table.iloc[:0]

@@ -23,6 +23,10 @@ FOLLOWED = re.compile(
     r"|Timed out waiting|Application timeout caused|KeyboardInterrupt"
 )
 """Errors of ranks whose peers left, or never came."""
+USE_ALL = (
+    "Use every parameter in the loss of each step, freeze those that have no part "
+    "(requires_grad_(False)), or pass find_unused_parameters=True."
+)
 REMEDIES: tuple[tuple[str, str], ...] = (
     (
         r"OutOfMemory|CUDA out of memory|HIP out of memory",
@@ -34,11 +38,7 @@ REMEDIES: tuple[tuple[str, str], ...] = (
         "A larger /dev/shm (docker run --shm-size=8g, an emptyDir of medium Memory), or fewer "
         "loader workers.",
     ),
-    (
-        r"finished reduction in the prior iteration",
-        "Use every parameter in the loss of each step, freeze those that have no part "
-        "(requires_grad_(False)), or pass find_unused_parameters=True.",
-    ),
+    (r"finished reduction in the prior iteration", USE_ALL),
     (
         r"address already in use|EADDRINUSE",
         "Another port (--master-port, or --standalone), or end the job that still holds it.",
@@ -80,14 +80,15 @@ def failed_rank(job: LeftBehind) -> Verdict | None:
     ended = [failure for failure in output.failures if _ended_by_itself(failure, output)]
     if not (raised or ended or output.out_of_memory):
         return None
-    sentences: list[str] = []
     ranks = dict.fromkeys([*(f.rank for f in ended), *(e.rank for e in raised)])
     named = [rank for rank in ranks if rank is not None]
-    for where in output.out_of_memory[:1]:
-        sentences.append(f"Slurm says that a task ran out of host memory {where}.")
+    sentences = [
+        f"Slurm says that a task ran out of host memory {where}."
+        for where in output.out_of_memory[:1]
+    ]
     sentences += [_failure_sentence(failure) for failure in ended]
     sentences += [_raised_sentence(error) for error in _without_repeats(raised)]
-    first = next((failure for failure in ended if failure.is_root), None)
+    roots = [failure for failure in ended if failure.is_root]
     is_one = len(named) == 1
     followed = len(ended) < len(output.failures) or len(raised) < len(output.raised)
     reason = "the other ranks only lost their peer" if followed else "no other rank tells of one"
@@ -95,11 +96,11 @@ def failed_rank(job: LeftBehind) -> Verdict | None:
     return Verdict(
         cause="failed-rank",
         title=f"{who[0].lower()}{who[1:]} failed by {'itself' if len(named) < 2 else 'themselves'}",
-        evidence=tuple(sentences),
+        evidence=sentences,
         lost_share=None,
         confidence="high" if is_one else "medium",
         reason=reason if is_one else "which was first is not sure",
-        change=_remedy(output, raised, first or (ended[0] if ended else None)),
+        change=_remedy(output, raised, next(iter([*roots, *ended]), None)),
         group=VALIDITY,
     )
 

@@ -37,15 +37,12 @@ def hang(job: LeftBehind) -> Verdict | None:
     hangs = stops(job.dumps) or [*_stops_of_output(output, job.world_size)]
     if not hangs:
         return None
-    stop = min(
-        hangs,
-        key=lambda candidate: not (candidate.behind or candidate.mismatched or candidate.silent),
-    )
-    late = sorted({*stop.behind, *stop.mismatched, *stop.silent})
-    title, change = (
-        "all ranks that are heard of hang in one collective",
+    stop = next((stop for stop in hangs if _late_in(stop)), hangs[0])
+    late = _late_in(stop)
+    title = "all ranks that are heard of hang in one collective"
+    change = (
         "Look for ranks that say nothing, then at the network and the devices; py-spy dump --pid "
-        "shows where a process is.",
+        "shows where a process is."
     )
     is_sure = bool(stop.behind or stop.mismatched)
     if late and {call.number for call in stop.mismatched.values()} - {stop.number}:
@@ -68,6 +65,11 @@ def hang(job: LeftBehind) -> Verdict | None:
         change=change,
         group=VALIDITY,
     )
+
+
+def _late_in(stop: Stop) -> list[int]:
+    """Returns the ranks that did not come to the collective in which the others wait."""
+    return sorted({*stop.behind, *stop.mismatched, *stop.silent})
 
 
 def _stops_of_output(output: JobOutput, world_size: int) -> Iterator[Stop]:
@@ -132,10 +134,9 @@ def _call_of(timeout: Timeout) -> Call:
 def _stop_sentences(stop: Stop) -> Iterator[str]:
     """Yields sentences on who waits in which collective, and where the others are."""
     if stop.waiting:
-        call = next(iter(stop.waiting.values()))
         yield (
             f"{named_ranks(list(stop.waiting))}: in collective {stop.number} of group "
-            f"{stop.group}, {_called(call)}."
+            f"{stop.group}, {_called(next(iter(stop.waiting.values())))}."
         )
     for rank, call in stop.behind.items():
         if call is None and stop.waiting:
@@ -205,13 +206,10 @@ def stuck_stacks(job: LeftBehind) -> Verdict | None:
     stacks = _with_ranks(job)
     if not stacks:
         raise NotJudged("no dump of py-spy (py-spy dump --pid, for each rank)")
-    inside = [stack for stack in stacks if stack.activity != "code" and stack.activity != "loader"]
-    outside = [stack for stack in stacks if stack not in inside]
-    sentences = tuple(_stack_sentence(stack) for stack in [*outside, *inside])
-    title, change = (
-        "all ranks that were looked at wait in the exchange",
-        ("Look at ranks that have no dump, then at the network and the devices."),
-    )
+    outside = [stack for stack in stacks if stack.activity in ("code", "loader")]
+    inside = [stack for stack in stacks if stack not in outside]
+    title = "all ranks that were looked at wait in the exchange"
+    change = "Look at ranks that have no dump, then at the network and the devices."
     if outside and inside:
         names = ", ".join(stack.name for stack in outside)
         title = f"{names} {'are' if len(outside) > 1 else 'is'} not where the others wait"
@@ -221,7 +219,7 @@ def stuck_stacks(job: LeftBehind) -> Verdict | None:
     return Verdict(
         cause="stuck-stacks",
         title=title,
-        evidence=sentences,
+        evidence=map(_stack_sentence, [*outside, *inside]),
         lost_share=None,
         confidence="medium" if outside and inside else "low",
         reason="a look at one moment; a second dump, some seconds later, shows whether they move",

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from statistics import median
 
-from common.diagnose.causes.communication import EXPOSED_SHARE
-from common.diagnose.causes.job.traces import IDLE_SHARE
+from common.diagnose.causes.job.failures import NO_OUTPUT, USE_ALL
+from common.diagnose.causes.job.traces import exposed, idle, keeps_waiting
 from common.diagnose.evidence.case import VALIDITY, Verdict, percent
 from common.diagnose.evidence.evidence import NotJudged
 from common.diagnose.evidence.left_behind import LeftBehind
 from common.diagnose.evidence.measured_surroundings import named_ranks
 from common.traces.logs.ddp_log import DdpRecord
-from common.traces.logs.profile_tables import (
-    BREAKDOWN,
-    COLLECTIVES,
-    STRAGGLERS,
-    TIMELINE,
-    Row,
-)
+from common.traces.logs.profile_tables import BREAKDOWN, COLLECTIVES, STRAGGLERS, TIMELINE, Row
 
 AVERAGES = "averages, whose spread is not known"
 SLOW_RATIO = 1.1
@@ -40,19 +34,15 @@ def exposed_by_ddp(job: LeftBehind) -> Verdict | None:
     records = _timed(job)
     times = {rank: record.times_ms for rank, record in records.items()}
     rank = min(times, key=lambda rank: times[rank][2])  # it waits for nobody
-    forward, backward, exposed = times[rank]
-    share = exposed / (forward + backward + exposed)
-    if share < EXPOSED_SHARE:
-        return None
-    return Verdict(
-        cause="exposed-communication",
-        title="communication that nothing hides takes much of a step",
+    forward, backward, later = times[rank]
+    share = later / (forward + backward + later)
+    return exposed(
+        share,
         evidence=(
-            f"On rank {rank}, which waits least, DDP's exchange goes on for {exposed:.3g} ms after "
+            f"On rank {rank}, which waits least, DDP's exchange goes on for {later:.3g} ms after "
             f"a backward pass of {backward:.3g} ms (forward pass {forward:.3g} ms): "
             f"{percent(share)} of the three {records[rank].where}.",
         ),
-        lost_share=share,
         confidence="medium",
         reason=f"{AVERAGES}; without the optimizer and the loader",
         change=MORE_OVERLAP,
@@ -78,15 +68,14 @@ def slow_rank_by_ddp(job: LeftBehind) -> Verdict | None:
 
 
 def _slow(rank: int, sentence: str, share: float) -> Verdict:
-    return Verdict(
-        cause="slow-rank",
-        title=f"rank {rank} keeps the others waiting",
+    return keeps_waiting(
+        rank,
+        "the device (clocks, temperature, other jobs), more work for this rank, its loader, or "
+        "Python of its own.",
         evidence=(sentence,),
         lost_share=share,
         confidence="medium",
         reason=AVERAGES,
-        change="Look at: the device (clocks, temperature, other jobs), more work for this rank, "
-        "its loader, or Python of its own.",
     )
 
 
@@ -126,17 +115,13 @@ def exposed_by_tables(job: LeftBehind) -> Verdict | None:
     """Judges by a table whether communication that nothing hides takes much of the time."""
     shares = _shares(job, "non_compute_time_pctg", ("exposed_comm_time",))
     share, row = min(shares, key=lambda pair: pair[0])
-    if share < EXPOSED_SHARE:
-        return None
     also = ", with copies" if "non_compute_time_pctg" in row.cells else ""
-    return Verdict(
-        cause="exposed-communication",
-        title="communication that nothing hides takes much of a step",
+    return exposed(
+        share,
         evidence=(
             f"At least {percent(share)} of the time of each of {len(shares)} ranks goes into "
             f"communication{also} while nothing is computed {row.where}.",
         ),
-        lost_share=share,
         confidence="medium" if len(shares) > 1 else "low",
         reason=AVERAGES
         if len(shares) > 1
@@ -149,18 +134,8 @@ def idle_by_tables(job: LeftBehind) -> Verdict | None:
     """Judges by a table whether GPUs wait for their hosts."""
     shares = _shares(job, "idle_time_pctg", ("idle_time", "idle"))
     share, row = min(shares, key=lambda pair: pair[0])
-    if share < IDLE_SHARE:
-        return None
-    return Verdict(
-        cause="idle-device",
-        title="the GPU waits for its host",
-        evidence=(f"On every rank the device is idle for at least {percent(share)} {row.where}.",),
-        lost_share=share,
-        confidence="medium",
-        reason=f"{AVERAGES}; the profiler itself slows the host",
-        change="Look for a slow loader, .item() and other waits for the device, and many small "
-        "kernels (torch.compile, larger batches).",
-    )
+    sentence = f"On every rank the device is idle for at least {percent(share)} {row.where}."
+    return idle(share, sentence, "medium", AVERAGES)
 
 
 def late_arrivals(job: LeftBehind) -> Verdict | None:
@@ -183,7 +158,6 @@ def late_arrivals(job: LeftBehind) -> Verdict | None:
             f"{row.cells['Collective name']}: the last rank comes {skew / 1e3:.3g} ms after the "
             f"first, the exchange itself takes {latency / 1e3:.3g} ms {row.where}.",
         ),
-        lost_share=0.0,
         confidence="medium",
         reason=AVERAGES,
         change="Give all ranks equal work (lengths, batches), and look for one that is slow: "
@@ -203,14 +177,13 @@ def needless_search(job: LeftBehind) -> Verdict | None:
         and record.number("unused_parameter_size") == 0
         and (record.number("iteration") or 0) > 0
     }
-    places = [record.where for record in searching.values()] or output.needless_search
-    if not places:
+    where = [record.where for record in searching.values()] or output.needless_search
+    if not where:
         return None
     return Verdict(
         cause="needless-search",
         title="unused parameters are looked for in each step, and there are none",
-        evidence=(f"DDP looks for them and says that all are used {places[0]}.",),
-        lost_share=0.0,
+        evidence=(f"DDP looks for them and says that all are used {where[0]}.",),
         confidence="medium",
         reason="of the steps until then; what it costs is not said",
         change="Leave out find_unused_parameters=True.",
@@ -221,7 +194,7 @@ def unused_parameters(job: LeftBehind) -> Verdict | None:
     """Judges whether parameters got no gradient, so that DDP refused the next step."""
     output = job.printed.output
     if not output.says_anything:
-        raise NotJudged("no output of ranks or torchrun that tells of a failure")
+        raise NotJudged(NO_OUTPUT)
     if not output.unused:
         return None
     by_names: dict[str, list[int]] = {}
@@ -237,12 +210,8 @@ def unused_parameters(job: LeftBehind) -> Verdict | None:
         lost_share=None,
         confidence="high",
         reason="DDP names them",
-        change="Use every parameter in the loss of each step, freeze those that have no part "
-        "(requires_grad_(False)), or pass find_unused_parameters=True."
-        + (
-            " The ranks differ in theirs: some data take another branch."
-            if len(by_names) > 1
-            else ""
-        ),
+        change=f"{USE_ALL} The ranks differ in theirs: some data take another branch."
+        if len(by_names) > 1
+        else USE_ALL,
         group=VALIDITY,
     )

@@ -7,14 +7,14 @@ not suffice (``by_profile``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
 
-from common.diagnose.causes.communication import EXPOSED_SHARE
+from common.diagnose.causes.communication import EXPOSED_SHARE, LIMITS
 from common.diagnose.causes.ranks import Slowest
-from common.diagnose.evidence.case import Case, Verdict, confidence, percent
+from common.diagnose.evidence.case import MOST_LOST, Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
     TRACE_OPERATIONS,
     TRACE_STEPS,
@@ -23,11 +23,44 @@ from common.diagnose.evidence.evidence import (
 )
 from common.diagnose.evidence.left_behind import LeftBehind
 from common.runtime.wording import counted
-from common.tables import TRACE_OPERATION_COLUMNS
 from common.traces.step_operations import GATHER, SCATTER
 
 IDLE_SHARE = 0.2
 """With a fifth of the step idle, no kernel can make it more than a fifth faster."""
+
+
+def keeps_waiting(rank: int, look_at: str, **fields: object) -> Verdict:
+    """Returns the verdict on a rank that the others wait for, whatever shows it."""
+    title, change = f"rank {rank} keeps the others waiting", f"Look at: {look_at}"
+    return Verdict(cause="slow-rank", title=title, change=change, **fields)
+
+
+def exposed(share: float, **fields: object) -> Verdict | None:
+    """Returns the verdict on communication that nothing hides; None for a small share of a step."""
+    if share < EXPOSED_SHARE:
+        return None
+    return Verdict(
+        cause="exposed-communication",
+        title="communication that nothing hides takes much of a step",
+        lost_share=share,
+        **fields,
+    )
+
+
+def idle(share: float, sentence: str, level: str, reason: str) -> Verdict | None:
+    """Returns the verdict on a GPU that waits for its host; None for a small share of a step."""
+    if share < IDLE_SHARE:
+        return None
+    return Verdict(
+        cause="idle-device",
+        title="the GPU waits for its host",
+        evidence=(sentence,),
+        lost_share=share,
+        confidence=level,
+        reason=f"{reason}; the profiler itself slows the host",
+        change="Look for a slow loader, .item() and other waits for the device, and many small "
+        "kernels (torch.compile, larger batches).",
+    )
 
 
 def slow_rank(job: LeftBehind) -> Verdict | None:
@@ -48,25 +81,21 @@ def slow_rank(job: LeftBehind) -> Verdict | None:
         medians = job.by_step(column).median()
         over[name] = float(medians[slow.rank] - medians.drop(slow.rank).median())
     part = max(over, key=over.get)
-    level, reason = slow.sureness()
-    look = (
-        "The device (clocks, temperature, other jobs), or more work for this rank."
+    level, reason = slow.sure
+    return keeps_waiting(
+        slow.rank,
+        "the device (clocks, temperature, other jobs), or more work for this rank."
         if part == "computation"
-        else "Its loader, its Python between launches, logging or checkpoints on this rank alone."
-    )
-    return Verdict(
-        cause="slow-rank",
-        title=f"rank {slow.rank} keeps the others waiting",
+        else "its loader, its Python between launches, logging or checkpoints on this rank alone.",
         evidence=(
             f"Rank {slow.rank} takes {slow.times.median():.3g} ms of a step for itself, the others "
             f"{slow.other_times.median():.3g} ms: {slow.ratio:.2f} times as long, and the longest "
             f"in {percent(slow.often)} of {len(slow.ratios)} steps.",
             f"It is {part}: {over[part]:.3g} ms more than the others'.",
         ),
-        lost_share=min(0.99, float((slow.times - slow.other_times).median()) / step_ms),
+        lost_share=min(MOST_LOST, float((slow.times - slow.other_times).median()) / step_ms),
         confidence=level,
         reason=reason,
-        change=f"Look at: {look[0].lower()}{look[1:]}",
     )
 
 
@@ -76,30 +105,24 @@ def exposed_communication(job: LeftBehind) -> Verdict | None:
     The rank that comes last waits for nobody: the shortest exposed communication of a step is what
     the exchange itself takes.
     """
-    exposed = job.by_step("exposed_communication_ms")
-    shares = exposed.min(axis=1) / job.slowest_ms
-    share, communication_ms = (
-        float(shares.median()),
-        job.by_step("communication_ms").min(axis=1).median(),
-    )
-    if exposed.shape[1] < 2 and not share:
+    exposed_ms = job.by_step("exposed_communication_ms")
+    shares = exposed_ms.min(axis=1) / job.slowest_ms
+    share = float(shares.median())
+    communication_ms = job.by_step("communication_ms").min(axis=1).median()
+    if exposed_ms.shape[1] < 2 and not share:
         raise NotJudged("a trace of one rank that exchanges nothing")
-    if share < EXPOSED_SHARE:
-        return None
     level, reason = confidence(share, EXPOSED_SHARE, standard_error(shares), len(shares))
-    operations = _operations(job, rank=int(exposed.median().idxmin()))
-    return Verdict(
-        cause="exposed-communication",
-        title="communication that nothing hides takes much of a step",
+    operations = _operations(job, rank=int(exposed_ms.median().idxmin()))
+    return exposed(
+        share,
         evidence=(
             f"Collectives take {communication_ms:.3g} ms of a step on the rank that communicates "
-            f"least, {exposed.min(axis=1).median():.3g} ms of it while nothing is computed: "
+            f"least, {exposed_ms.min(axis=1).median():.3g} ms of it while nothing is computed: "
             f"{percent(share)} of the step.",
-            *_operation_sentences(operations),
+            _operations_sentence(operations),
         ),
-        lost_share=share,
         confidence=level,
-        reason=f"share of the step: {reason}",
+        reason=reason,
         change=_less_exposed(operations),
     )
 
@@ -134,15 +157,13 @@ def _operations(job: LeftBehind, rank: int) -> pd.DataFrame:
     return pd.DataFrame(medians, index=columns).T.sort_values("exposed_ms", ascending=False)
 
 
-def _operation_sentences(operations: pd.DataFrame) -> Iterator[str]:
-    """Yields a sentence on what the communication consists of."""
+def _operations_sentence(operations: pd.DataFrame) -> str:
     parts = [
         f"{counted(row['calls'], name)} {row['communication_ms']:.3g}"
         f" ms ({row['exposed_ms']:.3g} exposed)"
         for name, row in operations.iterrows()
     ]
-    if parts:
-        yield f"In a step there: {', '.join(parts)}."
+    return f"In a step there: {', '.join(parts)}." if parts else ""
 
 
 def _less_exposed(operations: pd.DataFrame) -> str:
@@ -169,49 +190,37 @@ def _less_exposed(operations: pd.DataFrame) -> str:
 
 def idle_device(job: LeftBehind) -> Verdict | None:
     """Judges whether a GPU waits for its host for much of a step."""
-    idle = job.by_step("idle_ms")
+    idle_ms = job.by_step("idle_ms")
     if not job.on_device:
         raise NotJudged("on a CPU, idle time holds Python and the profiler itself")
-    shares = idle.min(axis=1) / job.slowest_ms
+    shares = idle_ms.min(axis=1) / job.slowest_ms
     share = float(shares.median())
-    if share < IDLE_SHARE:
-        return None
-    level, reason = confidence(share, IDLE_SHARE, standard_error(shares), len(shares))
-    return Verdict(
-        cause="idle-device",
-        title="the GPU waits for its host",
-        evidence=(
-            f"On every rank the device neither computes nor communicates for at least "
-            f"{percent(share)} of a step.",
-        ),
-        lost_share=share,
-        confidence=level,
-        reason=f"share of the step: {reason}; the profiler itself slows the host",
-        change="Look for a slow loader, .item() and other waits for the device, and many small "
-        "kernels (torch.compile, larger batches).",
+    sentence = (
+        f"On every rank the device neither computes nor communicates for at least "
+        f"{percent(share)} of a step."
     )
+    sure = confidence(share, IDLE_SHARE, standard_error(shares), len(shares))
+    return idle(share, sentence, *sure)
 
 
 def profiled(case: Case) -> LeftBehind | None:
     """Returns the steps that were profiled; None where none were."""
-    steps = case.run.tables.get(TRACE_STEPS)
-    if steps is None or steps.empty:
-        return None
-    none = pd.DataFrame(columns=list(TRACE_OPERATION_COLUMNS))
-    return LeftBehind(steps, case.run.tables.get(TRACE_OPERATIONS, none))
+    steps = case.run.rows(TRACE_STEPS)
+    return None if steps.empty else LeftBehind(steps, case.run.rows(TRACE_OPERATIONS))
+
+
+BY_PROFILE = {"slow-rank": slow_rank, ", ".join(LIMITS): exposed_communication}
+"""Causes that a profile tells of, by their names in a diagnosis of steps as they were."""
 
 
 def by_profile(
-    case: Case,
-    not_judged: Sequence[tuple[str, str]],
-    instead: Mapping[str, Callable[[LeftBehind], Verdict | None]],
+    case: Case, not_judged: Sequence[tuple[str, str]]
 ) -> tuple[list[Verdict], list[tuple[str, str]]]:
     """Judges by the profile what could not be judged by the steps as they were.
 
     Args:
         case: the run.
         not_judged: (cause, why) for the steps as they were.
-        instead: cause → function that judges it by a profile.
 
     Returns:
         verdicts, and what is still not judged.
@@ -221,20 +230,19 @@ def by_profile(
         return [], list(not_judged)
     verdicts, still = [], []
     for cause, why in not_judged:
-        if cause not in instead:
+        if cause not in BY_PROFILE:
             still.append((cause, why))
             continue
         try:
-            verdicts.append(instead[cause](profile))
+            verdicts.append(BY_PROFILE[cause](profile))
         except NotJudged:
             still.append((cause, why))
     if profile.on_device:
         verdicts.append(idle_device(profile))
-    file = case.file(TRACE_STEPS)
-    return [_with_file(verdict, file) for verdict in verdicts if verdict], still
+    return [_with_file(verdict) for verdict in verdicts if verdict], still
 
 
-def _with_file(verdict: Verdict, file: str) -> Verdict:
+def _with_file(verdict: Verdict) -> Verdict:
     """Returns a verdict on traces that names the table of theirs in a bundle's run directory."""
     first, *further = verdict.evidence
-    return replace(verdict, evidence=(f"{first.removesuffix('.')} {file}.", *further))
+    return replace(verdict, evidence=(f"{first.removesuffix('.')} [{TRACE_STEPS}].", *further))

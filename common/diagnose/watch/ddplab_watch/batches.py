@@ -131,8 +131,7 @@ def content_hashes(batch: Any) -> list[int] | None:
 def halved(value: Any, samples: int, factor: float) -> Any:
     """Returns arguments for ``factor`` (½, 1 or 2) times the samples: part of each, or each twice.
 
-    Raises:
-        TypeError: a batch whose parts this function does not know.
+    Raises TypeError: a batch whose parts this function does not know.
     """
     if isinstance(value, Tensor):
         if value.dim() == 0 or value.shape[0] != samples or factor == 1:

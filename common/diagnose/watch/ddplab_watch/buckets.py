@@ -47,6 +47,7 @@ class WatchedGroup(dist.ProcessGroup):
         """
         if not tensors[0].is_floating_point():
             return self.inner.allreduce(tensors, *options)
+        # Not ``nbytes``: sparse gradients of embeddings have none, and it raises.
         bucket = Bucket(sum(t.numel() * t.element_size() for t in tensors), self.clock.mark())
         with self._lock:
             self.buckets.append(bucket)

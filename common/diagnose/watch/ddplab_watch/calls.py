@@ -37,8 +37,6 @@ class Calls:
     """Tells a loop of the calls of its model.
 
     Args:
-        loop: loop that is told of calls.
-        device: device of the model.
         feed: knows the batches as they were loaded.
         is_near_end: says whether the pass that begins is among the last, whose arguments may be
             kept.

@@ -29,6 +29,10 @@ class Throttling:
         """Returns the share of throttled periods; None where none has gone by."""
         return self.throttled / self.periods if self.periods > 0 else None
 
+    def since(self, earlier: Throttling) -> Throttling:
+        """Returns the periods after an earlier count."""
+        return Throttling(self.periods - earlier.periods, self.throttled - earlier.throttled)
+
 
 def own_groups(controller: str, root: Path = ROOT) -> list[Path]:
     """Returns the folders of this process's cgroup and of those above it that are visible.
@@ -81,8 +85,12 @@ def throttling(root: Path = ROOT) -> dict[str, Throttling]:
 
 def throttled_share(root: Path = ROOT) -> float | None:
     """Returns the share of periods in which the cgroup that was stopped most was stopped."""
-    shares = [group.share for group in throttling(root).values() if group.share is not None]
-    return max(shares, default=None)
+    return largest_share(throttling(root).values())
+
+
+def largest_share(groups: Iterable[Throttling]) -> float | None:
+    """Returns the share of the cgroup that was stopped most; None where no period went by."""
+    return max((group.share for group in groups if group.share is not None), default=None)
 
 
 def memory_limit_bytes(root: Path = ROOT) -> int | None:

@@ -298,7 +298,7 @@ def _median_of_others(ordered: Sequence[float], value: float) -> float:
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Returns the correlation of two sequences; 0 where one of them does not vary."""
-    means = [sum(values) / len(values) for values in (first, second)]
-    pairs = [(a - means[0], b - means[1]) for a, b in zip(first, second, strict=True)]
-    spread = math.sqrt(sum(a * a for a, _ in pairs) * sum(b * b for _, b in pairs))
-    return sum(a * b for a, b in pairs) / spread if spread > 0 else 0.0
+    try:
+        return statistics.correlation(first, second)
+    except statistics.StatisticsError:
+        return 0.0

@@ -162,10 +162,7 @@ def _of_the_process(ranks: Sequence[dict]) -> list[Change]:
 def worker_changes(now: int, most_now: int, ranks: Sequence[dict]) -> list[Change]:
     """Returns the numbers of loader workers to try, as changes; the first is the script as it is.
 
-    Args:
-        now: workers of this rank.
-        most_now: most workers of any rank now.
-        ranks: facts of each rank, as for ``changes``.
+    ``now`` are this rank's workers, ``most_now`` the most of any; ``ranks`` as for ``changes``.
     """
     candidates = [Change("workers", AS_IT_LOADS, workers=now)]
     cores = min(len(rank["cores"]) // len(_beside(rank, ranks)) for rank in ranks)
@@ -178,10 +175,7 @@ def worker_changes(now: int, most_now: int, ranks: Sequence[dict]) -> list[Chang
 def worker_counts(now: int, cores: int) -> list[int]:
     """Returns the numbers of workers to try: twice as many as now, and twice as many again.
 
-    Args:
-        now: workers of a rank.
-        cores: cores that a rank has for itself. Workers may wait rather than compute, so
-            that a few more than the cores are tried.
+    Workers may wait rather than compute, so a few more than a rank's own cores are tried.
     """
     counts = [max(1, 2 * now) * 2**doubled for doubled in range(MOST_COUNTS)]
     return [count for count in counts if count <= max(FEWEST_WORKERS, 2 * cores)] or counts[:1]
@@ -198,7 +192,6 @@ def exchange_of(ddp: DistributedDataParallel, passes: int, sent_bytes: int) -> A
     Where no bucket was seen, ``sent_bytes`` is 0, and one exchange a step is taken for granted.
     """
     facts = private.ddp_facts(ddp)
-    trained = [p for p in ddp.parameters() if p.requires_grad]
-    gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
+    gradient_bytes = sum(p.nbytes for p in ddp.parameters() if p.requires_grad)
     last_only = passes > 1 and sent_bytes < 1.5 * gradient_bytes
     return AsItIs(facts, passes, last_only)

@@ -26,8 +26,7 @@ class Exchange:
         group: the ranks.
         send: sends a bucket by all-reduce, without waiting; by default through ``group``.
 
-    Raises:
-        RuntimeError: the buckets are not those of these parameters, or of several types.
+    Raises RuntimeError: the buckets are not those of these parameters, or of several types.
     """
 
     def __init__(

@@ -46,40 +46,30 @@ class Feed:
             self._epoch_of[iterator] = self._epochs[data] = self._epochs.get(data, -1) + 1
 
     def fetch(self, iterator: Any, ids: Any, batch: Any) -> Fetch:
-        """Returns a batch's fetch, whose moments the loop adds.
+        """Returns a batch's fetch, whose moments the loop adds; its epoch has been counted.
 
-        Args:
-            iterator: the loader's, whose epoch has been counted.
-            ids: indices of the batch's samples; None where the data set has none.
-            batch: batch that the loop gets.
+        ``ids`` are the indices of the batch's samples; None where the data set has none.
         """
         self._remember(iterator, ids)
         if self._is_first:
             devices = {tensor.device.type for _, tensor in tensors_in(batch)}
             self.on_host = "cpu" in devices if devices else None
             self._is_first = False
+        loader, epoch = private.loader_of(iterator), self._epoch_of[iterator]
+        fetch = Fetch(loader=loader, began=None, began_s=0.0, ended_s=0.0, epoch=epoch)
         if self.brief:
-            loader, epoch = private.loader_of(iterator), self._epoch_of[iterator]
-            return Fetch(loader=loader, began=None, began_s=0.0, ended_s=0.0, epoch=epoch)
+            return fetch
         if self.counts_tokens:
             counted = counts(batch)
             self._tokens[counted["samples"], counted["longest"]] = counted["tokens"]
-        identities = content_hashes(batch) if ids is None else _indices(ids)
-        return Fetch(
-            loader=private.loader_of(iterator),
-            began=None,
-            began_s=0.0,
-            ended_s=0.0,
-            epoch=self._epoch_of[iterator],
-            identities=identities,
-            is_hashed=ids is None,
-        )
+        fetch.identities = content_hashes(batch) if ids is None else _indices(ids)
+        fetch.is_hashed = ids is None
+        return fetch
 
     def tokens_of(self, counted: dict[str, int]) -> int:
         """Returns the real tokens of a model's batch: of the newest of its shape that was loaded.
 
-        Args:
-            counted: counts of the model's batch (``batches.counts``).
+        ``counted`` are its counts (``batches.counts``).
         """
         return self._tokens.get((counted["samples"], counted["longest"]), counted["tokens"])
 

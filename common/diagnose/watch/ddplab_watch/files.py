@@ -24,6 +24,17 @@ def read_integer(path: Path, base: int = 10) -> int | None:
 
 
 def read_fields(path: Path) -> dict[str, int]:
-    """Returns a file of lines ``name number``, as cgroups write their statistics."""
-    pairs = (line.split() for line in (read_text(path) or "").splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    """Returns a file of lines ``name number`` (cgroups) or ``name: number unit`` (meminfo)."""
+    lines = (line.split() for line in (read_text(path) or "").splitlines())
+    return {
+        words[0].removesuffix(":"): int(words[1])
+        for words in lines
+        if len(words) > 1 and words[1].isdigit()
+    }
+
+
+def read_memory_bytes(root: Path = ROOT) -> tuple[int | None, int | None]:
+    """Returns the bytes of the host's memory that are available, and all there are."""
+    kib = read_fields(root / "proc/meminfo")
+    available, total = (kib.get(name) for name in ("MemAvailable", "MemTotal"))
+    return available and available * 1024, total and total * 1024

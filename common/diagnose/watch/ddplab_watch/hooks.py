@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,12 +27,11 @@ class Hooks:
     """Keeps what has been hooked, so that all of it can be taken off."""
 
     def __init__(self) -> None:
-        self._handles: list[Any] = []
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._undo = ExitStack()
 
     def keep(self, handle: Any) -> None:
         """Keeps a handle, whose ``remove`` is called at the end."""
-        self._handles.append(handle)
+        self._undo.callback(handle.remove)
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Callable]) -> None:
         """Replaces an attribute by what ``make`` makes of it."""
@@ -40,20 +39,20 @@ class Hooks:
         plain = getattr(owner, name)
         new = functools.wraps(plain)(make(plain))
         setattr(owner, name, new)
-        self._replaced.append((owner, name, stored, new))
 
-    def remove(self) -> None:
-        """Takes everything off. What somebody has replaced since stays as it is."""
-        for handle in self._handles:
-            handle.remove()
-        for owner, name, stored, new in reversed(self._replaced):
+        def put_back() -> None:
             if vars(owner).get(name) is not new:
-                continue
+                return  # somebody has replaced it since
             if stored is _MISSING:
                 delattr(owner, name)
             else:
                 setattr(owner, name, stored)
-        self._handles, self._replaced = [], []
+
+        self._undo.callback(put_back)
+
+    def remove(self) -> None:
+        """Takes everything off. What somebody has replaced since stays as it is."""
+        self._undo.close()
 
 
 def watch_updates(hooks: Hooks, ended: Callable[[Any, bool], None]) -> None:

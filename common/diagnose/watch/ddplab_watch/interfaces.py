@@ -88,13 +88,8 @@ def interface_in_use(
     """Returns the interface that gloo or NCCL (over sockets) takes, and how that is known.
 
     gloo takes the one that has the address of the host's name, NCCL one that begins with ``ib``, or
-    else any but loopback and Docker's; of those, the one towards the master is taken to be it.
-
-    Args:
-        backend: ``gloo`` or ``nccl``; anything else is treated as gloo.
-        host: this host's name.
-        env: the environment's variables.
-        root: the root of the file system.
+    else any but loopback and Docker's; of those, the one towards the master is taken to be it. Any
+    other backend is treated as gloo.
     """
     candidates = interfaces(root)
     backend = backend if backend in SOCKET_VARIABLES else "gloo"

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from ddplab_watch import private
 from ddplab_watch.batches import halved, tensors_in
+from ddplab_watch.files import read_memory_bytes
 
 
 @dataclass
@@ -51,8 +51,7 @@ class Kept:
     @property
     def gradient_bytes(self) -> int:
         """Returns the bytes of all gradients."""
-        trained = [p for p in self.inner.parameters() if p.requires_grad]
-        return sum(p.numel() * p.element_size() for p in trained)
+        return sum(p.nbytes for p in self.inner.parameters() if p.requires_grad)
 
     @property
     def is_compiled(self) -> bool:
@@ -123,14 +122,13 @@ def left_as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
         module: without DDP around it.
         device: device of the module, whose random numbers are put back.
 
-    Raises:
-        RuntimeError: a copy of it may not fit into the host's memory.
+    Raises RuntimeError: a copy of it may not fit into the host's memory.
     """
     held = list(_held(module))
     tensors = {id(value): value for _, _, value in held if isinstance(value, Tensor)}
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    memory = free_host_bytes()
-    if memory is not None and needed > memory[0] / 2:
+    free, _ = read_memory_bytes()
+    if free is not None and needed > free / 2:
         raise RuntimeError(f"a copy of {needed / 2**30:.1f} GiB may not fit into the host's memory")
     # With each tensor the storage that it has now: ``tensor.data = other`` gives it another one.
     before = [
@@ -171,8 +169,7 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    memory = free_host_bytes()
-    return memory[0] if memory else None
+    return read_memory_bytes()[0]
 
 
 def has_room(device: torch.device) -> bool:
@@ -181,16 +178,16 @@ def has_room(device: torch.device) -> bool:
         free, _ = torch.cuda.mem_get_info(device)
         peak = torch.cuda.max_memory_allocated(device)
         return free + torch.cuda.memory_reserved(device) > 2.2 * peak
-    memory = free_host_bytes()
-    return memory is not None and memory[0] > memory[1] / 2
+    free, total = read_memory_bytes()
+    return free is not None and total is not None and free > total / 2
 
 
-def free_host_bytes() -> tuple[int, int] | None:
-    """Returns the bytes of host memory that are free, and all there are; None if unknown."""
+@contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """Computes with so many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":") for line in lines)
-        free_kib, all_kib = (int(fields[n].split()[0]) for n in ("MemAvailable", "MemTotal"))
-    except (OSError, KeyError, ValueError):
-        return None
-    return free_kib * 1024, all_kib * 1024
+        yield
+    finally:
+        torch.set_num_threads(before)

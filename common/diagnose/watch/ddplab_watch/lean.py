@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from ddplab_watch import private
 from ddplab_watch.exchanging import Exchange
-from ddplab_watch.kept import Kept, free_bytes
+from ddplab_watch.kept import Kept, free_bytes, with_threads
 from ddplab_watch.machine_cores import own_cores
 from ddplab_watch.record import Record
-from ddplab_watch.team import Team
+from ddplab_watch.team import Team, telling
 
 ANOMALY, DETERMINISTIC = "anomaly detection", "deterministic algorithms"
 PROFILER, HOOKS = "a profiler", "hooks"
@@ -71,17 +71,6 @@ def _any_algorithms() -> Iterator[None]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Computes with so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def _without_hooks(model: nn.Module) -> Iterator[None]:
     """Takes a script's hooks off a model and its parameters, and puts them back in their order."""
     kept = [(table, dict(table)) for table in private.hook_tables(model)]
@@ -116,11 +105,8 @@ class LeanPasses:
     """Times passes with and without, in turns, with all ranks computing at once.
 
     Args:
-        team: the ranks.
-        record: record of the rows.
         one_pass: runs a pass, for the gradients of the parameters ``only``, with an ``exchange``,
             and returns its times and the rows of its gradients.
-        kept: the pass.
         unused: parameters that no optimizer has updated, by name, with their gradients' bytes.
         exchange: exchange in the script's own buckets; None where there is none.
         may_go_on: says whether there is time for so many more passes.
@@ -154,93 +140,93 @@ class LeanPasses:
             (UNUSED, self.unused_gradients),
             (SPARSE, self.untouched_embeddings),
         ):
-            yielded: list[Lean] = []
-            worked, why = self.team.agreed(lambda find=find, into=yielded: into.extend(find()))
-            if not worked:
-                self.record.unseen(f"passes without {name}", why)
-            elif yielded:
-                leans[name] = yielded[0]
+            with telling(self.record, f"passes without {name}"):
+                if (lean := self.team.on_all(find)) is not None:
+                    leans[name] = lean
         for name in COMPARED:
             if self.team.all_agree(name in leans and self.may_go_on(LEAN_TRIED)):
                 self.compare(name, leans[name])
 
-    def recomputed(self) -> Iterator[Lean]:
-        """Yields passes that keep the activations of ``torch.utils.checkpoint``."""
+    def recomputed(self) -> Lean | None:
+        """Returns passes that keep the activations of ``torch.utils.checkpoint``."""
         calls: list[None] = []
         with private.no_recomputation(calls), _saved_bytes() as without:
             self.one_pass()
-        if calls:
-            with _saved_bytes() as now:
-                self.one_pass()
-            needed = sum(without.values()) - sum(now.values())
-            noted = {"needed_bytes": needed, "free_bytes": free_bytes(self.team.device)}
-            yield Lean(partial(private.no_recomputation, calls), noted=noted)
+        if not calls:
+            return None
+        with _saved_bytes() as now:
+            self.one_pass()
+        needed = sum(without.values()) - sum(now.values())
+        noted = {"needed_bytes": needed, "free_bytes": free_bytes(self.team.device)}
+        return Lean(partial(private.no_recomputation, calls), noted=noted)
 
-    def threads(self) -> Iterator[Lean]:
-        """Yields passes with no more threads on this machine than it has cores."""
+    def threads(self) -> Lean | None:
+        """Returns passes with no more threads on this machine than it has cores."""
         threads = torch.get_num_threads()
         on_host = [rank for rank in self.computing if rank[0] == socket.gethostname()]
         all_cores = set().union(*(rank[1] for rank in on_host))
         fair = max(1, len(all_cores) // len(on_host))
         crowded = sum(rank[2] for rank in on_host) > max(len(all_cores), len(on_host))
-        if self.team.device.type == "cpu" and crowded and threads > fair:
-            noted = {"threads": threads, "fair_threads": fair, "cores": len(all_cores)}
-            yield Lean(partial(_threads, fair), noted=noted)
+        if self.team.device.type != "cpu" or not crowded or threads <= fair:
+            return None
+        noted = {"threads": threads, "fair_threads": fair, "cores": len(all_cores)}
+        return Lean(partial(with_threads, fair), noted=noted)
 
-    def unchecked(self) -> Iterator[Lean]:
-        """Yields passes whose exchange no rank compares with that of the others before it."""
+    def unchecked(self) -> Lean | None:
+        """Returns passes whose exchange no rank compares with that of the others before it."""
         send = private.send_unchecked(self.team.group, self.team.device)
-        if self.exchange is not None and send is not None:
-            yield Lean(exchanges=(self.exchange, self.like(self.exchange.sizes_bytes, send)))
+        if self.exchange is None or send is None:
+            return None
+        return Lean(exchanges=(self.exchange, self.like(self.exchange.sizes_bytes, send)))
 
     def like(self, sizes_bytes: list[int], send: Callable | None = None) -> Exchange:
         """Returns an exchange of the same gradients in other buckets, or sent in another way."""
         parameters = [p for p in self.kept.inner.parameters() if p.requires_grad]
         return Exchange(sizes_bytes, parameters, self.team.group, send)
 
-    def small_buckets(self) -> Iterator[Lean]:
-        """Yields passes with the exchange in buckets as DDP makes them by itself."""
+    def small_buckets(self) -> Lean | None:
+        """Returns passes with the exchange in buckets as DDP makes them by itself."""
         if self.exchange is None:
-            return
+            return None
         ends, width = self.exchange.ends, self.exchange.sent.element_size()
         sizes, limit, start = [], FIRST_BYTES, 0
         for end in ends:
             if (end - start) * width >= limit or end == ends[-1]:
                 sizes.append((end - start) * width)
                 start, limit = end, BUCKET_BYTES
-        if len(ends) >= MANY_BUCKETS * len(sizes):
-            noted = {"buckets": len(ends), "usual_buckets": len(sizes)}
-            yield Lean(exchanges=(self.exchange, self.like(sizes)), noted=noted)
+        if len(ends) < MANY_BUCKETS * len(sizes):
+            return None
+        noted = {"buckets": len(ends), "usual_buckets": len(sizes)}
+        return Lean(exchanges=(self.exchange, self.like(sizes)), noted=noted)
 
-    def unused_gradients(self) -> Iterator[Lean]:
-        """Yields passes for those gradients alone that an optimizer uses."""
-        if self.unused:
-            names = {row["parameter"] for row in self.one_pass(watched=True)[1]}
-            unused = names & set(self.unused)
-            if unused and unused != names:
-                noted = {"unused_bytes": sum(self.unused[name] for name in unused)}
-                yield Lean(only=names - unused, noted=noted)
+    def unused_gradients(self) -> Lean | None:
+        """Returns passes for those gradients alone that an optimizer uses."""
+        if not self.unused:
+            return None
+        names = {row["parameter"] for row in self.one_pass(watched=True)[1]}
+        unused = names & set(self.unused)
+        if unused in (set(), names):
+            return None
+        noted = {"unused_bytes": sum(self.unused[name] for name in unused)}
+        return Lean(only=names - unused, noted=noted)
 
-    def untouched_embeddings(self) -> Iterator[Lean]:
-        """Yields passes without the gradients of large embeddings of which few rows are touched."""
+    def untouched_embeddings(self) -> Lean | None:
+        """Returns passes without gradients of large embeddings of which few rows are touched."""
         tables = {
-            f"{name}.weight" if name else "weight": module.weight
+            f"{name}.weight".removeprefix("."): module.weight
             for name, module in self.kept.inner.named_modules()
-            if isinstance(module, nn.Embedding) and not module.sparse
+            if isinstance(module, nn.Embedding)
+            and not module.sparse
+            and module.weight.requires_grad
+            and module.weight.nbytes > LARGE * self.kept.gradient_bytes
         }
-        tables = {
-            name: weight
-            for name, weight in tables.items()
-            if weight.requires_grad
-            and weight.numel() * weight.element_size() > LARGE * self.kept.gradient_bytes
-        }
+        if not tables:
+            return None
         touched: dict[str, int] = {}
 
         def count(gradient: Tensor, name: str) -> None:
             touched[name] = int((gradient != 0).any(dim=1).sum())
 
-        if not tables:
-            return
         handles = [w.register_hook(partial(count, name=name)) for name, w in tables.items()]
         try:
             self.one_pass()
@@ -249,10 +235,14 @@ class LeanPasses:
                 handle.remove()
         few = {n for n in touched if touched[n] < FEW_ROWS * len(tables[n])}
         names = {n for n, p in self.kept.inner.named_parameters() if p.requires_grad}
-        if few and few != names:
-            bytes_ = sum(tables[n].numel() * tables[n].element_size() for n in few)
-            noted = {"unused_bytes": bytes_, "touched_rows": sum(touched[n] for n in few)}
-            yield Lean(only=names - few, noted=noted | {"rows": sum(len(tables[n]) for n in few)})
+        if few in (set(), names):
+            return None
+        noted = {
+            "unused_bytes": sum(tables[name].nbytes for name in few),
+            "touched_rows": sum(touched[name] for name in few),
+            "rows": sum(len(tables[name]) for name in few),
+        }
+        return Lean(only=names - few, noted=noted)
 
     def compare(self, without: str, lean: Lean) -> None:
         """Writes the times of passes as they are and of lean ones, in turns."""
@@ -269,13 +259,10 @@ class LeanPasses:
                 row = {"without": without, "unused_bytes": 0, "lean": is_lean, "repeat": repeat}
                 self.record.add("lean-passes", **row | lean.noted, **times)
 
-        with ThreadPoolExecutor(1) as thread:
+        with ThreadPoolExecutor(1) as thread, telling(self.record, f"passes without {without}"):
             for repeat in range(-1, REPEATS):
                 for is_lean in (False, True) if repeat % 2 else (True, False):
-                    worked, why = self.team.agreed(partial(timed, repeat, is_lean))
-                    if not worked:
-                        self.record.unseen(f"passes without {without}", why)
-                        return
+                    self.team.on_all(partial(timed, repeat, is_lean))
 
     def without_profiler(self) -> None:
         """Compares passes under the script's own profiler with such as it does not see.

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddplab_watch import private
-from ddplab_watch.kept import free_host_bytes
+from ddplab_watch.files import read_memory_bytes
 
 SEEN = 64
 """Batches whose indices are kept."""
@@ -101,8 +101,7 @@ def copied(value: Any) -> Any:
         RuntimeError: the copy may not fit into memory.
         Exception: whatever pickling raises, as of an open file or of a lambda.
     """
-    memory = free_host_bytes()
-    room = memory[0] // SHARE_OF_FREE if memory else 0
+    room = (read_memory_bytes()[0] or 0) // SHARE_OF_FREE
     sink = _Sink(min(MOST_COPIED_BYTES, room))
     _Pickler(sink, protocol=5).dump(value)
     return pickle.loads(sink.getvalue())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddplab_watch.cgroups import Throttling, throttling
+from ddplab_watch.cgroups import Throttling, largest_share, throttling
 from ddplab_watch.files import ROOT, read_integer, read_text
 
 CPUS = "sys/devices/system/cpu"
@@ -180,31 +180,21 @@ def used_between(before: CpuTimes, after: CpuTimes) -> dict[str, float | None]:
     seconds = after.at_s - before.at_s
     if seconds <= 0:
         return {}
+    groups = (
+        group.since(before.throttling[name])
+        for name, group in after.throttling.items()
+        if name in before.throttling
+    )
+    heat = (before.heat_stops, after.heat_stops)
     return {
         "interval_s": round(seconds, 3),
         "interval_own_cores": _rate(before.own_s, after.own_s, seconds),
         "interval_busy_cores": _rate(before.busy_s, after.busy_s, seconds),
         "interval_stolen_cores": _rate(before.stolen_s, after.stolen_s, seconds),
-        "interval_throttled_share": _throttled_between(before.throttling, after.throttling),
-        "interval_heat_stops": None
-        if None in (before.heat_stops, after.heat_stops)
-        else after.heat_stops - before.heat_stops,
+        "interval_throttled_share": largest_share(groups),
+        "interval_heat_stops": None if None in heat else heat[1] - heat[0],
     }
 
 
 def _rate(before: float | None, after: float | None, seconds: float) -> float | None:
     return None if before is None or after is None else round((after - before) / seconds, 3)
-
-
-def _throttled_between(
-    before: Mapping[str, Throttling], after: Mapping[str, Throttling]
-) -> float | None:
-    """Returns the share of the cgroup that was stopped most; None where no period went by."""
-    shares = [
-        Throttling(
-            group.periods - before[name].periods, group.throttled - before[name].throttled
-        ).share
-        for name, group in after.items()
-        if name in before
-    ]
-    return max((share for share in shares if share is not None), default=None)

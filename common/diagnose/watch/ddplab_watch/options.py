@@ -75,8 +75,7 @@ class Options:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options:
         """Reads the settings from the environment.
 
-        Raises:
-            ValueError: an unknown setting, or one that is no whole number.
+        Raises ValueError: an unknown setting, or one that is no whole number.
         """
         kinds = {field.name: type(field.default) for field in fields(cls)}
         settings: dict[str, int | bool] = {}
@@ -118,8 +117,7 @@ def requeued_folder(folder: Path, record: str, environment: Mapping[str, str] = 
         record: name of the file that this rank, or any other, wrote there at the first start.
         environment: variables of the job.
 
-    Raises:
-        FileExistsError: another job wrote it.
+    Raises FileExistsError: another job wrote it.
     """
     count = environment.get("SLURM_RESTART_COUNT", "")
     if count in ("", "0"):

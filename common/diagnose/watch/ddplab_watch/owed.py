@@ -54,12 +54,9 @@ class OwedPasses:
         self._has_begun = True
 
     def run(self, kept: Kept, silent: bool, load: Callable[[], object]) -> None:
-        """Runs a pass, in zeros after one that failed.
+        """Fetches a batch by ``load`` and runs a pass, in zeros after one that failed.
 
-        Args:
-            kept: the pass.
-            silent: exchange no gradients.
-            load: fetches the batch before it.
+        A ``silent`` one exchanges no gradients.
         """
         with self.ddp.no_sync() if silent else contextlib.nullcontext(), torch.enable_grad():
             if self.error:

@@ -22,7 +22,7 @@ class Pauses:
         self.device = device
         self.collecting_s = 0.0
         self._began: float | None = None
-        self._before = _counted(device)
+        self._before = self._counted()
 
     def install(self) -> None:
         """Begins to listen to the garbage collector."""
@@ -42,18 +42,13 @@ class Pauses:
 
     def taken(self) -> dict[str, float]:
         """Returns collecting_time_ms, recompilations and allocator_retries since the last call."""
-        now, before = _counted(self.device), self._before
-        self._before = now
+        before, self._before = self._before, self._counted()
         collecting_s, self.collecting_s = self.collecting_s, 0.0
-        return {
-            "collecting_time_ms": collecting_s * 1e3,
-            "recompilations": now["recompilations"] - before["recompilations"],
-            "allocator_retries": now["allocator_retries"] - before["allocator_retries"],
-        }
+        counts = {name: count - before[name] for name, count in self._before.items()}
+        return {"collecting_time_ms": collecting_s * 1e3, **counts}
 
-
-def _counted(device: torch.device) -> dict[str, int]:
-    return {"recompilations": _compiled_frames(), "allocator_retries": _retries(device)}
+    def _counted(self) -> dict[str, int]:
+        return {"recompilations": _compiled_frames(), "allocator_retries": _retries(self.device)}
 
 
 def _compiled_frames() -> int:

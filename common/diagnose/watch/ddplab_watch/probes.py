@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from ddplab_watch.kept import Kept, free_bytes, has_room, left_as_it_was
 from ddplab_watch.lean import LeanPasses
 from ddplab_watch.marks import LAUNCH_S
 from ddplab_watch.record import Record
-from ddplab_watch.team import Team
+from ddplab_watch.team import Failed, Team, telling
 
 REPEATS = 5
 ALONE = 3
@@ -45,7 +45,7 @@ WIRES = {
 """Tables, and what gradients are sent as in each."""
 ROUNDS = 3
 PROFILED = "RuntimeError: the script profiles itself"
-"""Reason for which passes are not probed, as ``Team.agreed`` tells it."""
+"""Reason for which passes are not probed, as ``Team.on_all`` tells it."""
 COPY_BYTES = 2**26
 TOGETHER, IN_TURN, EXCHANGING = "together", "in turn", "exchanging"
 """Ways in which ranks run a pass: all at once, some of them one after another, or all at once with
@@ -58,9 +58,6 @@ class Probes:
     """The probes of one rank; all ranks of the team run them together.
 
     Args:
-        kept: pass with a batch of usual size.
-        team: the ranks.
-        record: record of the rows.
         step_s: usual time of a step, which says how much may be repeated.
         buckets_bytes: bytes of the buckets that a step was seen to send; empty where none were.
         updated: identities of the parameters that optimizers were seen to update.
@@ -80,9 +77,9 @@ class Probes:
         self.clock, self.device = team.clock, team.device
         self.parameters = {name: p for name, p in kept.inner.named_parameters() if p.requires_grad}
         self.unused = {
-            name: p.numel() * p.element_size()
-            for name, p in self.parameters.items()
-            if updated and id(p) not in updated
+            name: parameter.nbytes
+            for name, parameter in self.parameters.items()
+            if updated and id(parameter) not in updated
         }
         self.exchange: Exchange | None = None
 
@@ -92,23 +89,20 @@ class Probes:
         with ExitStack() as stack:
             stack.enter_context(private.no_reentrance())
             putting_back = left_as_it_was(self.kept.inner, self.device)
-            worked, why = self.team.agreed(lambda: stack.enter_context(putting_back))
-            if worked:
-                worked, why = self.team.agreed(self.try_out)
-            if worked:
+            try:
+                self.team.on_all(lambda: stack.enter_context(putting_back))
+                self.team.on_all(self.try_out)
                 self.find_sizes()
                 self.make_exchange()
-                worked, why = self.passes()
-            if worked:
+                self.passes()
                 self.lean_passes(began).run()
-            elif self.team.all_agree(why == PROFILED):
-                self.lean_passes(began).without_profiler()
-            if not worked:
-                self.record.unseen("passes without exchange", why)
+            except Failed as failed:
+                if self.team.all_agree(str(failed) == PROFILED):
+                    self.lean_passes(began).without_profiler()
+                self.record.unseen("passes without exchange", str(failed))
         gradient_bytes = self.kept.gradient_bytes
-        worked, why = self.team.agreed(lambda: self.copies(gradient_bytes))
-        if not worked:
-            self.record.unseen("copies of gradients", why)
+        with telling(self.record, "copies of gradients"):
+            self.team.on_all(partial(self.copies, gradient_bytes))
         for table, dtype in WIRES.items():
             if self.team.ranks == 1:
                 break
@@ -165,7 +159,8 @@ class Probes:
         """
         self.sizes = [1.0]
         for size in () if self.kept.is_compiled else (0.5, 2.0):
-            if self.team.agreed(lambda size=size: self.try_size(size))[0]:
+            with suppress(Failed):
+                self.team.on_all(partial(self.try_size, size))
                 self.sizes.append(size)
 
     def try_size(self, size: float) -> None:
@@ -180,25 +175,21 @@ class Probes:
             return
         sizes = self.team.gather(list(self.buckets_bytes))[0]
 
-        def make() -> None:
+        def make() -> Exchange:
             free = free_bytes(self.device)
             if free is None or free < 3 * self.kept.gradient_bytes:
                 raise RuntimeError("memory is short")
-            parameters = list(self.parameters.values())
-            self.exchange = Exchange(sizes, parameters, self.team.group)
+            return Exchange(sizes, list(self.parameters.values()), self.team.group)
 
-        worked, why = self.team.agreed(make)
-        if worked:
-            worked, why = self.team.agreed(partial(self.one_pass, 1.0, exchange=self.exchange))
-        if not worked:
-            self.exchange = None
-            self.record.unseen("passes with their exchange", why)
+        with telling(self.record, "passes with their exchange"):
+            exchange = self.team.on_all(make)
+            self.team.on_all(partial(self.one_pass, 1.0, exchange=exchange))
+            self.exchange = exchange
 
-    def passes(self) -> tuple[bool, str]:
+    def passes(self) -> None:
         """Times passes in rotated order: all ranks at once, also with an exchange, and some alone.
 
-        Returns:
-            whether all of them worked on all ranks, and why not here.
+        Raises Failed where one of them fails on a rank.
         """
         arms: list[tuple[float, str]] = [(size, TOGETHER) for size in self.sizes]
         if self.team.ranks > 1:
@@ -217,10 +208,7 @@ class Probes:
                     together = how == TOGETHER
                     attempts.append(partial(self.timed_pass, size, together, repeat, is_turn))
                 for attempt in attempts:
-                    worked, why = self.team.agreed(attempt)
-                    if not worked:
-                        return False, why
-        return True, ""
+                    self.team.on_all(attempt)
 
     @property
     def in_turn(self) -> list[int]:
@@ -307,7 +295,7 @@ class Probes:
                 "registration_index": names.index(name),
                 "ready_index": order.index(name),
                 "dtype": str(self.parameters[name].dtype).removeprefix("torch."),
-                "size_bytes": self.parameters[name].numel() * self.parameters[name].element_size(),
+                "size_bytes": self.parameters[name].nbytes,
                 "ready_time_ms": clock.elapsed_s(marks[1], mark) * 1e3,
             }
             for name, mark in ready.items()
@@ -339,19 +327,14 @@ class Probes:
     def all_reduces(self, most: int, dtype: torch.dtype, table: str) -> None:
         """Times all-reduces of one element up to ``most``, one after another."""
         sizes = sorted({1, *(max(1, int(most * share)) for share in SHARES)})
-        buffers: list[torch.Tensor] = []
-
-        def prepare() -> None:
-            buffers.append(torch.zeros(sizes[-1], device=self.device, dtype=dtype))
-
-        worked, why = self.team.agreed(prepare)
-        if not worked:
-            self.record.unseen(f"all-reduces of {dtype}", why)
-            return
-        try:
-            self.time_all_reduces(buffers[0], sizes, table)
-        except (RuntimeError, TypeError) as error:  # a backend that does not add these, on no rank
-            self.record.unseen(f"all-reduces of {dtype}", str(error).splitlines()[0])
+        what = f"all-reduces of {dtype}"
+        make = partial(torch.zeros, sizes[-1], device=self.device, dtype=dtype)
+        with telling(self.record, what):
+            buffer = self.team.on_all(make)
+            try:
+                self.time_all_reduces(buffer, sizes, table)
+            except (RuntimeError, TypeError) as error:  # a backend that adds these on no rank
+                self.record.unseen(what, str(error).splitlines()[0])
 
     def time_all_reduces(self, buffer: torch.Tensor, sizes: list[int], table: str) -> None:
         """Writes the times of all-reduces of the first elements of ``buffer``, by size.

@@ -97,7 +97,7 @@ def facts(
         samples = None
     row = {
         "parameters": sum(p.numel() for p in trained),
-        "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
+        "gradient_bytes": sum(p.nbytes for p in trained),
         "gradient_dtype": " ".join(sorted({str(p.dtype)[6:] for p in trained})),
         "compute_dtype": str(narrowed or compute_dtype).removeprefix("torch."),
         "float32_matmul_precision": private.matmul_precision(),
@@ -164,12 +164,11 @@ def of_step(step: Step, clock: Clock, epoch: int) -> dict[str, Any]:
     when DDP has sent its buffers: until then a rank may have waited for a late one.
     """
     elapsed = clock.elapsed_s
-    sending_s = sum(elapsed(*marks) for p in step.passes for marks in p.sending)
-    forward_s = sum(elapsed(p.forward, p.backward) for p in step.passes)
-    backward_s = sum(elapsed(p.backward, p.ended) for p in step.passes)
-    exchange_s = None
+    parts_ms = _parts_ms(step, clock)
+    backward_ms, exchange_ms = parts_ms["backward"], None
     if step.watched:
-        exchange_s = sum(elapsed(p.ready, p.ended) for p in step.passes if p.ready)
+        exchange_ms = sum(elapsed(p.ready, p.ended) for p in step.passes if p.ready) * 1e3
+        backward_ms -= exchange_ms
     row = {
         "kind": "timed" if step.watched else "plain",
         "epoch": epoch,
@@ -180,13 +179,13 @@ def of_step(step: Step, clock: Clock, epoch: int) -> dict[str, Any]:
         "elements": sum(p.elements for p in step.passes),
         "micro_batches": len(step.passes),
         "step_time_ms": elapsed(step.began, step.ended) * 1e3,
-        "data_time_ms": sum(elapsed(p.fetched, p.forward) for p in step.passes) * 1e3,
+        "data_time_ms": parts_ms["data"],
         "fetch_time_ms": sum(f.ended_s - f.began_s for f in step.fetches) * 1e3,
-        "buffers_time_ms": sending_s * 1e3,
-        "forward_time_ms": (forward_s - sending_s) * 1e3,
-        "backward_time_ms": (backward_s - (exchange_s or 0.0)) * 1e3,
-        "exchange_time_ms": None if exchange_s is None else exchange_s * 1e3,
-        "optimizer_time_ms": sum(elapsed(a, b) for a, b in step.updates) * 1e3,
+        "buffers_time_ms": parts_ms["buffers"],
+        "forward_time_ms": parts_ms["forward"],
+        "backward_time_ms": backward_ms,
+        "exchange_time_ms": exchange_ms,
+        "optimizer_time_ms": parts_ms["update"],
         "began_s": step.began_s,
         "ended_s": step.ended_s,
         "evaluation_time_ms": step.evaluation_s * 1e3,
@@ -200,28 +199,34 @@ def of_step(step: Step, clock: Clock, epoch: int) -> dict[str, Any]:
 def phases(step: Step, clock: Clock, before: Mark | None) -> dict[str, float]:
     """Returns ms of a step's phases as ``change_points`` has them, and the elements of its batch.
 
-    Args:
-        step: a step that has ended.
-        clock: clock of its marks.
-        before: end of the step before.
+    ``before`` is the end of the step before.
     """
-    elapsed = clock.elapsed_s
     since = step.began if before is None else before
-    data_s = forward_s = backward_s = 0.0
-    for part in step.passes:
-        sending_s = sum(elapsed(*marks) for marks in part.sending)
-        data_s += elapsed(part.fetched, part.forward)
-        forward_s += elapsed(part.forward, part.backward) - sending_s
-        backward_s += elapsed(part.backward, part.ended) + sending_s
-    return {
-        "data": data_s * 1e3,
-        "forward": forward_s * 1e3,
-        "backward": backward_s * 1e3,
-        "update": sum(elapsed(*marks) for marks in step.updates) * 1e3,
-        "between": elapsed(since, step.began) * 1e3,
-        "step": elapsed(since, step.ended) * 1e3,
+    parts_ms = _parts_ms(step, clock)
+    parts_ms["backward"] += parts_ms.pop("buffers")
+    return parts_ms | {
+        "between": clock.elapsed_s(since, step.began) * 1e3,
+        "step": clock.elapsed_s(since, step.ended) * 1e3,
         "elements": sum(part.elements for part in step.passes),
     }
+
+
+def _parts_ms(step: Step, clock: Clock) -> dict[str, float]:
+    """Returns ms of a step's data, buffers, forward and backward passes, and updates."""
+    passes = step.passes
+    marks = {
+        "data": [(p.fetched, p.forward) for p in passes],
+        "buffers": [sent for p in passes for sent in p.sending],
+        "forward": [(p.forward, p.backward) for p in passes],
+        "backward": [(p.backward, p.ended) for p in passes],
+        "update": step.updates,
+    }
+    parts_ms = {
+        name: sum(clock.elapsed_s(start, end) for start, end in pairs) * 1e3
+        for name, pairs in marks.items()
+    }
+    parts_ms["forward"] -= parts_ms["buffers"]
+    return parts_ms
 
 
 def of_buckets(step: Step, clock: Clock) -> Iterator[dict[str, Any]]:
@@ -241,8 +246,6 @@ class EndedSteps:
     """Takes a loop's steps as they end, and writes their rows.
 
     Args:
-        loop: loop that the steps end in.
-        record: record of the rows.
         feed: keeps the samples of the steps after warm-up.
         warmup: steps that are recorded as warm-up.
         facts: returns the row on what is trained; called when the first step is written.

@@ -37,11 +37,9 @@ class Session:
 
     Args:
         optimizer: optimizer whose parameters are trained.
-        options: settings of the watch.
         feed: batches, which were counted from the start on.
 
-    Raises:
-        FileExistsError: an earlier run has used the bundle.
+    Raises FileExistsError: an earlier run has used the bundle.
     """
 
     def __init__(self, optimizer: Optimizer, options: Options, feed: Feed) -> None:
@@ -78,8 +76,7 @@ class Session:
     def path(self, in_group: bool) -> Path:
         """Returns the path of this rank's record, in the folder that all ranks share.
 
-        Raises:
-            FileExistsError: an earlier run, or another job, has used it.
+        Raises FileExistsError: an earlier run, or another job, has used it.
         """
         first, name = Path(self.options.folder).absolute(), f"rank{self.rank}.jsonl"
         folder = requeued_folder(first, name)

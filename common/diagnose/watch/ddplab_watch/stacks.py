@@ -41,7 +41,6 @@ class Stacks:
     """Samples of one thread's stack, counted by phase and place.
 
     Args:
-        record: record of the counts.
         phase: says which phase the loop is in.
         progress: returns the number of steps so far, and a step's usual seconds (0: not known).
     """

@@ -1,77 +1,7 @@
 """The surroundings of a rank: cores, limits, memory, network and GPU, in one flat row.
 
 ``surroundings`` reads; it changes nothing, starts nothing and waits for nothing. What the system
-does not tell is None, never 0. ``COLUMNS`` are its keys:
-
-==========================  ====================================================================
-this process and its cores
-------------------------------------------------------------------------------------------------
-machine                     equal for two ranks whose hosts run on one kernel (containers, emulated
-                            hosts), else different; a checksum, from which nothing can be read
-backend                     of torch's default process group: ``gloo``, ``nccl``; None without one
-cores                       number of cores that the process may run on (its affinity)
-core_list                   those cores, as Linux writes them: ``0-3,8``
-own_physical_cores          physical cores that they are hyper-threads of
-core_numa_nodes             NUMA nodes that they belong to: ``0-1``
-machine_cores               cores of the machine that are online
-physical_cores              physical cores of the machine
-threads                     threads that torch computes an operator with
-omp_num_threads             OMP_NUM_THREADS (of a list, the first number)
-load_1min                   mean number of the machine's tasks that ran or wanted to, last minute
-cpu_mhz                     clock of the core that the process is on, now
-cpu_max_mhz                 and at most
-==========================  ====================================================================
-limits
-------------------------------------------------------------------------------------------------
-cgroup_cpu_quota            smallest quota of its cgroups, in cores; None for none
-cgroup_throttled_share      share of the kernel's periods (100 ms) in which a cgroup with a quota
-                            was stopped, since it was made
-dev_shm_bytes               size of /dev/shm, through which loader workers and NCCL hand over data
-dev_shm_free_bytes          what of it is free
-memory_bytes                memory of the machine
-memory_available_bytes      what of it new processes can have
-memory_limit_bytes          smallest limit of the cgroups; None for none
-==========================  ====================================================================
-since an earlier reading (``machine_cores.read_cpu_times``); None without one
-------------------------------------------------------------------------------------------------
-interval_s                  the time between the two, in s
-interval_own_cores          cores that this process and those that it started computed on
-interval_busy_cores         cores of the machine that computed for anybody; less the own ones of
-                            all ranks, these are other jobs'
-interval_stolen_cores       cores that a hypervisor gave to other machines
-interval_throttled_share    as cgroup_throttled_share, of the periods in between
-interval_heat_stops         times that heat has lowered the clocks of the process's cores
-==========================  ====================================================================
-network
-------------------------------------------------------------------------------------------------
-interface                   the one that gloo or NCCL (over sockets) takes
-interface_source            the variable that names it, or what it was taken from
-interface_mbit              its speed in Mbit/s; None for virtual ones, and where nobody tells
-fastest_interface           the fastest one that is up
-fastest_interface_mbit      its speed in Mbit/s
-infiniband                  active ports and their rates, joined by ``; ``
-nccl_settings               variables of NCCL and torch that change how ranks exchange, where set:
-                            ``NAME=value`` with blanks between, quoted for a shell
-==========================  ====================================================================
-GPU (``nvml``)
-------------------------------------------------------------------------------------------------
-gpu_uuid, gpu_name          of the GPU, or of its MIG slice
-gpu_bus_id                  on the PCI bus, as NVML writes it
-gpu_numa_node               the NUMA node that it hangs on
-gpu_pcie_width              lanes of its PCIe link, now
-gpu_pcie_width_max          and at most, in this machine
-gpu_pcie_generation         generation of the link, now (an idle link is slower)
-gpu_pcie_generation_max     and at most
-gpu_sm_clock_mhz            clock of its multiprocessors, now
-gpu_sm_clock_max_mhz        and at most
-gpu_throttle_reasons        why it is not higher, names of NVML with blanks between; or ``none``
-gpu_power_limit_w           the limit that is set, in W
-gpu_power_default_w         the limit that it came with, in W
-gpu_utilisation_share       share of the last second or so in which it computed
-gpu_mig                     True if it is split into slices, or is one
-gpu_compute_mode            ``DEFAULT`` lets several processes use it
-gpu_other_processes         number of other processes that compute on it, other ranks included
-==========================  ====================================================================
+does not tell is None, never 0.
 """
 
 from __future__ import annotations
@@ -84,60 +14,78 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddplab_watch import cgroups, interfaces, machine_cores, nvml
-from ddplab_watch.files import ROOT, read_text
+from ddplab_watch.files import ROOT, read_memory_bytes, read_text
 
-COLUMNS: tuple[str, ...] = (
-    "machine",
-    "backend",
-    "cores",
-    "core_list",
-    "own_physical_cores",
-    "core_numa_nodes",
-    "machine_cores",
-    "physical_cores",
-    "threads",
-    "omp_num_threads",
-    "load_1min",
-    "cpu_mhz",
-    "cpu_max_mhz",
-    "cgroup_cpu_quota",
-    "cgroup_throttled_share",
-    "dev_shm_bytes",
-    "dev_shm_free_bytes",
-    "memory_bytes",
-    "memory_available_bytes",
-    "memory_limit_bytes",
-    "interval_s",
-    "interval_own_cores",
-    "interval_busy_cores",
-    "interval_stolen_cores",
-    "interval_throttled_share",
-    "interval_heat_stops",
-    "interface",
-    "interface_source",
-    "interface_mbit",
-    "fastest_interface",
-    "fastest_interface_mbit",
-    "infiniband",
-    "nccl_settings",
-    "gpu_uuid",
-    "gpu_name",
-    "gpu_bus_id",
-    "gpu_numa_node",
-    "gpu_pcie_width",
-    "gpu_pcie_width_max",
-    "gpu_pcie_generation",
-    "gpu_pcie_generation_max",
-    "gpu_sm_clock_mhz",
-    "gpu_sm_clock_max_mhz",
-    "gpu_throttle_reasons",
-    "gpu_power_limit_w",
-    "gpu_power_default_w",
-    "gpu_utilisation_share",
-    "gpu_mig",
-    "gpu_compute_mode",
-    "gpu_other_processes",
-)
+COLUMNS = {
+    # This process and its cores.
+    "machine": (
+        "equal for two ranks whose hosts run on one kernel (containers, emulated hosts), else "
+        "different; a checksum, from which nothing can be read"
+    ),
+    "backend": "of torch's default process group: ``gloo``, ``nccl``; None without one",
+    "cores": "number of cores that the process may run on (its affinity)",
+    "core_list": "those cores, as Linux writes them: ``0-3,8``",
+    "own_physical_cores": "physical cores that they are hyper-threads of",
+    "core_numa_nodes": "NUMA nodes that they belong to: ``0-1``",
+    "machine_cores": "cores of the machine that are online",
+    "physical_cores": "physical cores of the machine",
+    "threads": "threads that torch computes an operator with",
+    "omp_num_threads": "OMP_NUM_THREADS (of a list, the first number)",
+    "load_1min": "mean number of the machine's tasks that ran or wanted to, last minute",
+    "cpu_mhz": "clock of the core that the process is on, now",
+    "cpu_max_mhz": "its largest clock",
+    # Limits.
+    "cgroup_cpu_quota": "smallest quota of its cgroups, in cores; None for none",
+    "cgroup_throttled_share": (
+        "share of the kernel's periods (100 ms) in which a cgroup with a quota was stopped, "
+        "since it was made"
+    ),
+    "dev_shm_bytes": "size of /dev/shm, through which loader workers and NCCL hand over data",
+    "dev_shm_free_bytes": "free bytes of /dev/shm",
+    "memory_bytes": "memory of the machine",
+    "memory_available_bytes": "memory that new processes can have",
+    "memory_limit_bytes": "smallest limit of the cgroups; None for none",
+    # Since an earlier reading (``machine_cores.read_cpu_times``); None without one.
+    "interval_s": "the time between the two, in s",
+    "interval_own_cores": "cores that this process and those that it started computed on",
+    "interval_busy_cores": (
+        "cores of the machine that computed for anybody; less the own ones of all ranks, these "
+        "are other jobs'"
+    ),
+    "interval_stolen_cores": "cores that a hypervisor gave to other machines",
+    "interval_throttled_share": "as cgroup_throttled_share, of the periods in between",
+    "interval_heat_stops": "times that heat has lowered the clocks of the process's cores",
+    # Network.
+    "interface": "the one that gloo or NCCL (over sockets) takes",
+    "interface_source": "the variable that names the interface, or what it was taken from",
+    "interface_mbit": "its speed in Mbit/s; None for virtual ones, and where nobody tells",
+    "fastest_interface": "the fastest one that is up",
+    "fastest_interface_mbit": "its speed in Mbit/s",
+    "infiniband": "active ports and their rates, joined by ``; ``",
+    "nccl_settings": (
+        "variables of NCCL and torch that change how ranks exchange, where set: ``NAME=value`` "
+        "with blanks between, quoted for a shell"
+    ),
+    # GPU (``nvml``).
+    "gpu_uuid": "of the GPU, or of its MIG slice",
+    "gpu_name": "of the GPU, or of its MIG slice",
+    "gpu_bus_id": "on the PCI bus, as NVML writes it",
+    "gpu_numa_node": "the NUMA node that it hangs on",
+    "gpu_pcie_width": "lanes of its PCIe link, now",
+    "gpu_pcie_width_max": "most lanes, in this machine",
+    "gpu_pcie_generation": "generation of the link, now (an idle link is slower)",
+    "gpu_pcie_generation_max": "latest generation of the link, in this machine",
+    "gpu_sm_clock_mhz": "clock of its multiprocessors, now",
+    "gpu_sm_clock_max_mhz": "largest clock of its multiprocessors",
+    "gpu_throttle_reasons": "why it is not higher, names of NVML with blanks between; or ``none``",
+    "gpu_power_limit_w": "the limit that is set, in W",
+    "gpu_power_default_w": "the limit that it came with, in W",
+    "gpu_utilisation_share": "share of the last second or so in which it computed",
+    "gpu_mig": "True if it is split into slices, or is one",
+    "gpu_compute_mode": "``DEFAULT`` lets several processes use it",
+    "gpu_other_processes": "number of other processes that compute on it, other ranks included",
+}
+"""Column → its meaning."""
 SETTINGS = (
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_LEVEL",
@@ -259,13 +207,12 @@ def limit_facts(root: Path = ROOT) -> dict[str, object]:
 
 def memory_facts(root: Path = ROOT) -> dict[str, object]:
     """Reads the columns on memory."""
-    lines = (line.split() for line in (read_text(root / "proc/meminfo") or "").splitlines())
-    kib = {words[0]: int(words[1]) for words in lines if len(words) > 1}
+    available, total = read_memory_bytes(root)
     shared = root / "dev/shm"
     space = os.statvfs(shared) if shared.is_dir() else None
     return {
-        "memory_bytes": kib["MemTotal:"] * 1024 if "MemTotal:" in kib else None,
-        "memory_available_bytes": kib["MemAvailable:"] * 1024 if "MemAvailable:" in kib else None,
+        "memory_bytes": total,
+        "memory_available_bytes": available,
         "dev_shm_bytes": space.f_blocks * space.f_frsize if space else None,
         "dev_shm_free_bytes": space.f_bavail * space.f_frsize if space else None,
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab_watch.marks import Clock
+from ddplab_watch.record import Record
 
 HERE = timedelta(seconds=20)
 """Rank 0 waits so long for the other ranks' watches, which come after the same update."""
@@ -21,14 +22,21 @@ FOLDER = "ddplab-watch/folder"
 """Where rank 0 names the bundle in the job's store, for each start of the ranks."""
 
 
-class Team:
-    """The ranks of a group.
+class Failed(Exception):
+    """Something has failed on a rank, and all ranks know."""
 
-    Args:
-        group: the ranks; None for a process by itself.
-        device: device of this rank's model.
-        clock: clock of that device.
-    """
+
+@contextmanager
+def telling(record: Record, what: str) -> Iterator[None]:
+    """Ends the block where something fails on a rank, and records that ``what`` is not seen."""
+    try:
+        yield
+    except Failed as failed:
+        record.unseen(what, str(failed))
+
+
+class Team:
+    """The ranks of a group, or a process by itself, and the device of this rank's model."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device, clock: Clock) -> None:
         self.group, self.device, self.clock = group, device, clock
@@ -42,27 +50,26 @@ class Team:
             dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
             self.clock.wait()
 
-    def agreed(self, attempt: Callable[[], object]) -> tuple[bool, str]:
-        """Tries something on all ranks; returns whether it worked on each, and why not here."""
-        why = ""
+    def on_all(self, attempt: Callable[[], Any]) -> Any:
+        """Tries something on all ranks; returns what it gives here.
+
+        Raises Failed: on all ranks, with the reason here, where it has failed on any.
+        """
+        value, why = None, ""
         try:
-            attempt()
+            value = attempt()
         except Exception as error:  # whatever a script's model raises
             why = f"{type(error).__name__}: {error}"
-        failed = torch.tensor([float(bool(why))], device=self.device)
-        if self.ranks > 1:
-            dist.all_reduce(failed, group=self.group)
-        worked = not failed.item()
-        return worked, why or ("" if worked else "it failed on another rank")
+        if not self.all_agree(not why):
+            raise Failed(why or "it failed on another rank")
+        return value
 
     def all_agree(self, vote: bool) -> bool:
         """Returns True if every rank votes so: a rank by itself would wait for the others."""
-
-        def attempt() -> None:
-            if not vote:
-                raise RuntimeError
-
-        return self.agreed(attempt)[0]
+        against = torch.tensor([float(not vote)], device=self.device)
+        if self.ranks > 1:
+            dist.all_reduce(against, group=self.group)
+        return not against.item()
 
     def gather(self, value: Any) -> list[Any]:
         """Returns what each rank gives, by rank."""
@@ -88,7 +95,6 @@ def all_are_here(store: dist.Store | None, job: str, rank: int, ranks: int, sees
     Args:
         store: store of the job.
         job: text that no other watch of this job uses.
-        rank, ranks: rank of this process, and number of ranks.
         sees: what the collectives depend on: all ranks go on only if it is the same on all.
     """
     if store is None:
@@ -117,7 +123,6 @@ def same_folder(
     Args:
         folder: folder that this rank would choose; rank 0 takes another one where it has been used.
         store: store of the job; None leaves each rank its own.
-        rank: rank of this process.
         record: name of this rank's file in it.
         again: how often the launcher has started the ranks anew; torchrun's store outlives them.
     """

@@ -30,12 +30,12 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 
 from ddplab_watch.batches import tensors_in
 from ddplab_watch.changes import COMPRESSIONS, AsItIs, Change, changes, worker_changes
-from ddplab_watch.kept import Kept, free_bytes, has_room, left_as_it_was
+from ddplab_watch.kept import Kept, free_bytes, has_room, left_as_it_was, with_threads
 from ddplab_watch.loading import Loading
 from ddplab_watch.machine_cores import online_cores, own_cores
 from ddplab_watch.owed import OwedPasses
 from ddplab_watch.record import Record
-from ddplab_watch.team import Team
+from ddplab_watch.team import Failed, Team, telling
 
 ROUNDS = 6
 """Rounds of trials; with six the interval is one of 95 %."""
@@ -53,9 +53,6 @@ class Trials:
     """The trials of one rank; all ranks of the team make them together.
 
     Args:
-        kept: the last pass.
-        team: the ranks.
-        record: record of the rows.
         now: exchange of the script.
         step_s: usual time of a step, which says how many rounds there can be.
         waits: the share of it in which this rank waits for its data.
@@ -85,15 +82,11 @@ class Trials:
         with ExitStack() as stack:
             stack.enter_context(_quick_collection())
             putting_back = left_as_it_was(self.kept.inner, self.team.device)
-            worked, why = self.team.agreed(lambda: stack.enter_context(putting_back))
-            if worked:
-                worked, why = self.team.agreed(self.prepare)
-            if worked:
-                worked, why = self.team.agreed(self.look_for_unused)
-            if worked:
+            with telling(self.record, "changes that were to be tried"):
+                self.team.on_all(lambda: stack.enter_context(putting_back))
+                self.team.on_all(self.prepare)
+                self.team.on_all(self.look_for_unused)
                 self.rounds(began)
-            else:
-                self.record.unseen("changes that were to be tried", why)
             self.model = self.loading = None
         self.record.add("tried", seconds=time.monotonic() - began)
 
@@ -117,7 +110,7 @@ class Trials:
         """Returns True if a second model, its gradients and buckets surely fit into memory."""
         if self.team.device.type == "cuda":
             return has_room(self.team.device)
-        needed = 4 * sum(p.numel() * p.element_size() for p in self.kept.inner.parameters())
+        needed = 4 * sum(parameter.nbytes for parameter in self.kept.inner.parameters())
         free = free_bytes(self.team.device)
         return free is not None and free > needed
 
@@ -154,16 +147,10 @@ class Trials:
 
     def other_workers(self, ranks: Sequence[dict], began: float) -> None:
         """Tries other numbers of loader workers, the same ones on all ranks."""
-
-        def read() -> None:
-            self.loading = self.read_loading()
-
-        worked, why = self.team.agreed(read)
-        if not worked:
-            self.record.unseen("loader workers that were to be tried", why)
-            return
-        now = self.loading.workers
-        self.visits(worker_changes(now, max(self.team.gather(now)), ranks), began)
+        with telling(self.record, "loader workers that were to be tried"):
+            self.loading = self.team.on_all(self.read_loading)
+            now = self.loading.workers
+            self.visits(worker_changes(now, max(self.team.gather(now)), ranks), began)
 
     def visits(self, remaining: list[Change], began: float) -> None:
         """Visits changes in rotated rounds; the first is the script as it is."""
@@ -190,7 +177,7 @@ class Trials:
             for order, change in enumerate([*remaining[turn:], *remaining[:turn]]):
                 try:
                     rows = self.visit(change)
-                except _Failed as failed:
+                except Failed as failed:
                     self.record.unseen(f"the change {change.name}", str(failed))
                     remaining = [other for other in remaining if other is not change]
                     continue
@@ -211,19 +198,19 @@ class Trials:
         Steps that load batches make one row, of their mean: several come at once from workers.
         What may fail on one rank alone is agreed on before the others wait for it.
 
-        Raises:
-            _Failed: on all ranks, if a part of it has failed on any.
+        Raises Failed: on all ranks, if a part of it has failed on any.
         """
         steps = change.steps[0] + change.steps[1]
         times_s: list[float] = []
         with ExitStack() as stack:
             stack.callback(gc.collect)  # DDP's hooks and buckets
-            fetches = self.on_all(lambda: self.prepared(change, steps, stack))
+            fetches = self.team.on_all(lambda: self.prepared(change, steps, stack))
             stack.callback(self.model.zero_grad, set_to_none=True)
-            passes = self.on_all(lambda: OwedPasses(self.wrapped(change), self.used))
+            passes = self.team.on_all(lambda: OwedPasses(self.wrapped(change), self.used))
             stack.callback(passes.remove)
             for _ in range(steps):
-                times_s.append(self.on_all(lambda: self.step_s_of(passes, change, fetches)))
+                taken_s = self.team.on_all(lambda: self.step_s_of(passes, change, fetches))
+                times_s.append(taken_s)
             if change.workers is not None:
                 next(fetches, None)  # there is none, and workers end
         times_s = times_s[change.steps[0] :]
@@ -235,21 +222,14 @@ class Trials:
             for iteration, taken_s in enumerate(times_s)
         ]
 
-    def on_all(self, attempt: Callable[[], Any]) -> Any:
-        """Returns what an attempt gives here; raises _Failed where it failed on any rank."""
-        values: list[Any] = []
-        worked, why = self.team.agreed(lambda: values.append(attempt()))
-        if not worked:
-            raise _Failed(why)
-        return values[0]
-
     def prepared(self, change: Change, steps: int, stack: ExitStack) -> Iterator[Any]:
         """Changes threads and cores until ``stack`` ends.
 
         Returns:
             what is fetched before each pass of so many steps: batches, or nothing.
         """
-        stack.enter_context(_threads(change.threads))
+        if change.threads is not None:
+            stack.enter_context(with_threads(change.threads))
         stack.enter_context(_cores(change.cores))
         if change.workers is None:
             return itertools.repeat(None)
@@ -285,10 +265,6 @@ class Trials:
         return self.clock.elapsed_s(start, end)
 
 
-class _Failed(Exception):
-    """Something has failed on a rank, and all ranks know."""
-
-
 @contextmanager
 def _quick_collection() -> Iterator[None]:
     """Hides all objects that exist from Python's collector, so that collecting DDP is quick."""
@@ -301,18 +277,6 @@ def _quick_collection() -> Iterator[None]:
     finally:
         if ours:
             gc.unfreeze()
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        if count is not None:
-            torch.set_num_threads(before)
 
 
 @contextmanager

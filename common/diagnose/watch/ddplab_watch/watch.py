@@ -38,8 +38,7 @@ def start(folder: str | None = None, **settings: Any) -> None:
         folder: folder of the bundle; by default as the environment says.
         settings: fields of ``Options``, such as ``window=50``.
 
-    Raises:
-        ValueError: a setting that is not legal.
+    Raises ValueError: a setting that is not legal.
     """
     global _active
     if _active is not None:

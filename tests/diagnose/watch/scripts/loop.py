@@ -20,47 +20,31 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+DEFAULTS = {
+    "steps": 20,
+    "samples": 480,
+    "accumulation": 1,
+    "no_sync": 1,
+    "batch_size": 8,
+    "slow_data_s": 0.0,
+    "slow_rank_s": 0.0,
+    "slow_update_s": 0.0,
+    "unwatched_rank": -1,
+    "set_epoch": 1,
+}
+"""Flags that are a number of their own if they are not given."""
+SWITCHES = (
+    "workers shrinking_memory short_trials own_noise slow_after evaluate find_unused hook "
+    "autocast_inside sharded compiled profiles_itself host_waits synchronised_norm gathers "
+    "averages checkpointed two_losses loads_ahead loads_in_thread new_loaders hides_objects "
+    "compiled_inside passes_of_rank_1 copies_of_rank_1_fail failing_pass local_steps "
+    "own_exchange"
+)
+"""Flags that are 0 if they are not given."""
 parser = argparse.ArgumentParser()
 parser.add_argument("out")
-parser.add_argument("--steps", type=int, default=20)
-parser.add_argument("--samples", type=int, default=480)
-parser.add_argument("--accumulation", type=int, default=1)
-parser.add_argument("--no_sync", type=int, default=1)
-parser.add_argument("--batch_size", type=int, default=8)
-parser.add_argument("--workers", type=int, default=0)
-parser.add_argument("--slow_data_s", type=float, default=0.0)
-parser.add_argument("--shrinking_memory", type=int, default=0)
-parser.add_argument("--short_trials", type=int, default=0)
-parser.add_argument("--own_noise", type=int, default=0)
-parser.add_argument("--slow_rank_s", type=float, default=0.0)
-parser.add_argument("--slow_after", type=int, default=0)
-parser.add_argument("--slow_update_s", type=float, default=0.0)
-parser.add_argument("--evaluate", type=int, default=0)
-parser.add_argument("--sampler", type=int, default=1)
-parser.add_argument("--find_unused", type=int, default=0)
-parser.add_argument("--unwatched_rank", type=int, default=-1)
-parser.add_argument("--hook", type=int, default=0)
-parser.add_argument("--autocast_inside", type=int, default=0)
-parser.add_argument("--sharded", type=int, default=0)
-parser.add_argument("--compiled", type=int, default=0)
-parser.add_argument("--profiles_itself", type=int, default=0)
-parser.add_argument("--host_waits", type=int, default=0)
-parser.add_argument("--synchronised_norm", type=int, default=0)
-parser.add_argument("--gathers", type=int, default=0)
-parser.add_argument("--averages", type=int, default=0)
-parser.add_argument("--checkpointed", type=int, default=0)
-parser.add_argument("--two_losses", type=int, default=0)
-parser.add_argument("--loads_ahead", type=int, default=0)
-parser.add_argument("--loads_in_thread", type=int, default=0)
-parser.add_argument("--new_loaders", type=int, default=0)
-parser.add_argument("--set_epoch", type=int, default=1)
-parser.add_argument("--hides_objects", type=int, default=0)
-parser.add_argument("--compiled_inside", type=int, default=0)
-parser.add_argument("--passes_of_rank_1", type=int, default=0)
-parser.add_argument("--copies_of_rank_1_fail", type=int, default=0)
-parser.add_argument("--failing_pass", type=int, default=0)
-parser.add_argument("--local_steps", type=int, default=0)
-parser.add_argument("--own_exchange", type=int, default=0)
+for name, default in (DEFAULTS | dict.fromkeys(SWITCHES.split(), 0)).items():
+    parser.add_argument(f"--{name}", type=type(default), default=default)
 arguments = parser.parse_args()
 
 if "RANK" in __import__("os").environ:
@@ -211,7 +195,7 @@ torch.manual_seed(7 + rank)
 if arguments.own_noise:
     data.noise = random.Random(rank)
 sampler = None
-if dist.is_initialized() and arguments.sampler:
+if dist.is_initialized():
     sampler = DistributedSampler(data, ranks, rank, shuffle=True, seed=5)
 loader = DataLoader(
     data, arguments.batch_size, sampler=sampler, shuffle=False, num_workers=arguments.workers

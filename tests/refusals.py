@@ -1,4 +1,4 @@
-"""What a user reads of a mistake."""
+"""The line that a user reads of a mistake."""
 
 from __future__ import annotations
 
