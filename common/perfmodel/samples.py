@@ -293,7 +293,8 @@ class OverlapSamples:
 
         def contention(passes: Mapping[float, BesideMessages]) -> tuple[SecondsBySize, ...]:
             pairs = [each.contention(self.local_s, taken, most) for each in passes.values()]
-            sizes, (lost_s, delay_s) = tuple(map(float, passes)), zip(*pairs, strict=True)
+            lost_s, delay_s = zip(*pairs, strict=True)
+            sizes = tuple(map(float, passes))
             return (sizes, lost_s), (sizes, delay_s)
 
         lost, delays = contention(self.beside)

@@ -99,7 +99,8 @@ def largest_micro_batch(
         upper_bound: never exceeded.
         agree: a collective that gives an item of every rank to every rank, as ``Worker.gather``.
 
-    Raises RunFailed where ``try_step`` failed on another rank for another reason; there, the error.
+    Raises RunFailed where ``try_step`` failed on another rank for another reason than memory; that
+    rank raises the error itself.
     """
     largest, too_large = 0, upper_bound + 1
     failure = None

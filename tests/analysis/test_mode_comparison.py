@@ -32,6 +32,7 @@ from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.micro_batches.mode_comparison import (
     DATA_SETS,
     ModeComparison,
+    by_step,
     read_comparison,
 )
 from common.analysis.micro_batches.mode_figures import mode_ratios, per_sample
@@ -46,6 +47,7 @@ from common.analysis.micro_batches.waiting import (
 )
 from common.analysis.show import show
 from common.errors import UserError
+from common.samples import mean_ratio
 from common.scheduling.cost import CalibratedCost, TokensCost
 from common.scheduling.partition import min_max_contiguous
 
@@ -188,6 +190,16 @@ def test_waiting_is_a_share_of_all_ranks_time_and_differences_are_those_of_the_s
         assert above == pytest.approx(100 * (share[mode] - share["static"]))
     cells = ["equal lengths (control)", f"{share['control']:.1%}", "–", "–"]
     assert show(table, WAITING).cells[-1] == cells
+
+
+def test_steps_of_a_ratio_of_sums_have_its_mean_and_its_interval() -> None:
+    draw = np.random.default_rng(5)
+    sizes = pd.Series(draw.uniform(1, 9, 20))
+    values = sizes * draw.uniform(0.1, 0.9, 20)
+    steps, ratio = by_step(values, sizes), mean_ratio(values, sizes)
+    assert steps.mean() == pytest.approx(ratio.estimate)
+    off = stats.t.ppf(0.975, 19) * stats.sem(steps) / ratio.estimate
+    assert off == pytest.approx(np.log(ratio.high / ratio.estimate))
 
 
 def test_equal_steps_have_the_intervals_of_their_shares(tmp_path: Path) -> None:

@@ -96,8 +96,10 @@ def test_a_sweep_has_both_regimes_in_samples_per_second(tmp_path: Path) -> None:
     ]
     times = {0: [20.0] * 4, 1: [25.0] * 4, 2: [30.0] * 4, 3: [25.0] * 4, 4: [25.0] * 4}
     sweep(tmp_path / "sweep", arms, times)
-    by_regime = {row.regime: row for row in find_speedups([tmp_path])}
+    speedups = find_speedups([tmp_path])
+    by_regime = {row.regime: row for row in speedups}
     weak, strong = by_regime[SAME_BATCH_PER_RANK], by_regime[SAME_GLOBAL_BATCH]
+    assert len(speedups) == 2
     # Twice the samples in 25 ms against 20: 1.6 times; the same samples in 25 against 30: 1.2.
     assert weak.speedup.estimate == pytest.approx(1.6)
     assert strong.speedup.estimate == pytest.approx(1.2)

@@ -20,6 +20,7 @@ from common.analysis.scaling.text_tables import (
     times_to_accuracy,
 )
 from common.analysis.show import Table, show, told_of
+from common.analysis.step_parts import PARTS
 
 
 def by_title(table: Table) -> list[dict[str, str]]:
@@ -131,7 +132,10 @@ def test_the_readers_runs_say_first_whether_they_are_comparable(tmp_path: Path) 
 def test_the_part_that_grows_most_is_named(tmp_path: Path) -> None:
     write_text_run(tmp_path / "one", 1)
     write_text_run(tmp_path / "two", 2)
-    [row] = growth(open_text_study(tmp_path)).to_dict("records")
+    study = open_text_study(tmp_path)
+    assert [*study.parts] == ["data set", "run", "step (ms)", *PARTS]
+    assert study.parts["step (ms)"].tolist() == pytest.approx([15, 18])
+    [row] = growth(study).to_dict("records")
     # Made-up steps of 15 ms on one rank, to which two ranks add 3 ms of communication.
     assert (row["from"], row["to"], row["largest"]) == ("1 rank", "2 ranks", "communication")
     assert row["step_ms"] == pytest.approx(3)

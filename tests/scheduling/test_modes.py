@@ -56,6 +56,12 @@ def global_batches(count: int, global_batch: int, seed: int) -> Iterator[NDArray
         epoch += 1
 
 
+def test_each_epoch_is_a_permutation_of_its_own() -> None:
+    first, second = (epoch_order(100, 3, epoch).tolist() for epoch in range(2))
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != second
+
+
 @pytest.mark.parametrize("mode", SAME_BATCH)
 def test_modes_that_keep_the_global_batch_have_the_same_samples_in_each_step(mode: str) -> None:
     lengths = lengths_of(300)

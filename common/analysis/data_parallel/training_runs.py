@@ -231,9 +231,10 @@ def split_learning(trained: Sequence[TrainingRun]) -> tuple[TrainingRun | None, 
 
 
 def compare(trained: Iterable[TrainingRun]) -> tuple[TrainingRun, ...]:
-    """Returns the newest run of each strategy and number of ranks, in order; the newest come first.
+    """Returns the newest run of each strategy and number of ranks, in order.
 
-    Raises UserError naming a setting, the device or the network, in which two of them differ.
+    ``trained`` has the newest first. Raises UserError naming a setting, the device or the network,
+    in which two of them differ.
     """
     newest: dict[tuple[str, int], TrainingRun] = {}
     for run in trained:

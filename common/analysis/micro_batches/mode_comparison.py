@@ -340,6 +340,7 @@ def _rate_ratio(steps: pd.DataFrame, base: pd.DataFrame, claims: int) -> Interva
     logs = []
     for rows in (steps, base):
         rates = by_step(rows["step_time_ms"], rows["global_batch"])
+        # The logarithm to first order, so that the mean is that of the rate.
         logs.append(np.log(rates.mean()) + rates / rates.mean() - 1)
     return welch(*logs, claims=claims).map(np.exp)
 

@@ -56,7 +56,8 @@ def waiting_points(comparison: ModeComparison) -> pd.DataFrame:
     """Returns by mode ``waiting``, and in percentage points above_control (of other batches) and
     above_static (on the same ones), each as it may be said.
 
-    The control is the last row. A difference that was not measured is None.
+    Differences are those of the shares in ``waiting``, with intervals over steps (``by_step``). The
+    control is the last row. A difference that was not measured is None.
     """
     columns = ["waiting_time_ms", "step_time_ms"]
     sums = comparison.times.groupby(["mode", "step"])[columns].sum()

@@ -60,8 +60,8 @@ def throughput(run: SweepRun) -> Figure:
 def _throughput_line(axes: Axes, series: Series, index: int) -> None:
     table = series.table
     ranks, rate = table["world_size"], table["throughput_samples_per_s"]
-    alone = rate.iloc[0]
-    for share, dashes, name in ((1.0, "--", "ideal"), (GOOD_EFFICIENCY, ":", "80% of it")):
+    alone, good = rate.iloc[0], f"{GOOD_EFFICIENCY:.0%} of it"
+    for share, dashes, name in ((1.0, "--", "ideal"), (GOOD_EFFICIENCY, ":", good)):
         label = name if index == 0 else None
         axes.plot(ranks, share * alone * ranks, dashes, color=GREY, linewidth=1, label=label)
     axes.errorbar(

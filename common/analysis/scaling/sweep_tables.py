@@ -229,9 +229,9 @@ def limits_table(series: Sequence[Series]) -> pd.DataFrame:
         for fitted in arms.laws[0]:
             described = describes_points(arms, fitted)
             row = {"law": fitted.law.name, "describes the points": described}
-            row |= {"intervals from": fitted.method} | (
-                _limit(fitted) if described == "yes" else {}
-            )
+            row["intervals from"] = fitted.method
+            if described == "yes":
+                row |= _limit(fitted)
             rows.append(of_series | row)
         for name, reason in arms.laws[1]:
             row = {"law": name, "describes the points": f"not fitted: {reason}"}

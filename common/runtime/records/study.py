@@ -161,5 +161,7 @@ def say_tables(
     na_rep: str = "NaN",
 ) -> None:
     """Prints tables of a study's results."""
+    # As a function: pandas fails on a text where a column has numbers and other things.
+    written = float_format.__mod__ if float_format else None
     for table in tables:
-        progress.say(table.to_string(index=False, float_format=float_format, na_rep=na_rep))
+        progress.say(table.to_string(index=False, float_format=written, na_rep=na_rep))

@@ -27,12 +27,15 @@ def loop_run(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) 
     """
 
     @functools.cache
+    def run_once(flags: tuple, count: int, watch: frozenset | None) -> tuple[Path, list[dict]]:
+        folder = tmp_path_factory.mktemp("loop")
+        settings = None if watch is None else dict(watch)
+        return folder, run_loop(rank_server.run, folder, *flags, count=count, watch=settings)
+
     def run(
         *flags: object, count: int = 2, watched: bool = True, **settings: int
     ) -> tuple[Path, list[dict]]:
-        folder = tmp_path_factory.mktemp("loop")
-        watch = settings if watched else None
-        return folder, run_loop(rank_server.run, folder, *flags, count=count, watch=watch)
+        return run_once(flags, count, frozenset(settings.items()) if watched else None)
 
     return run
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from ddplab_watch import hooks
+from ddplab_watch.buckets import WatchedGroup
 from ddplab_watch.calls import Calls
 from ddplab_watch.feed import Feed
 from ddplab_watch.marks import HostClock
@@ -187,6 +189,17 @@ def test_the_batch_that_is_kept_is_the_one_that_ddp_has_moved() -> None:
         calls.ended(model, evaluated)
     kept = calls.take()
     assert kept.args[0] is moved
+
+
+def test_sparse_gradients_of_an_embedding_are_a_bucket_like_dense_ones() -> None:
+    sent: torch.futures.Future = torch.futures.Future()
+    sent.set_result(None)
+    work = SimpleNamespace(get_future=lambda: sent)
+    inner = SimpleNamespace(rank=lambda: 0, size=lambda: 1, allreduce=lambda tensors: work)
+    group = WatchedGroup(inner, HostClock())
+    assert group.allreduce([torch.eye(4).to_sparse()]) is work
+    [bucket] = group.taken()
+    assert (bucket.size_bytes, bucket.done is not None) == (64, True)
 
 
 def test_a_pass_that_checkpointing_computes_anew_is_none() -> None:
