@@ -192,7 +192,7 @@ def choose(question: Question, timed: Sequence[TimedPlan]) -> TimedPlan | None:
 
 
 def simplest(question: Question, plans: Iterable[TimedPlan]) -> TimedPlan:
-    """Returns the simplest plan of those with room, where also what CUDA may hold fits.
+    """Returns the simplest plan; those with room, where also what CUDA may hold fits, come first.
 
     Larger micro-batches are simpler, and cost fewer launches, which no cluster's time counts.
     """

@@ -96,7 +96,7 @@ def test_time_that_nothing_accounts_for_is_said_and_is_not_healthy(tmp_path: Pat
     assert diagnosis.unexplained.low <= diagnosis.unexplained.share <= diagnosis.unexplained.high
     told = " ".join(" ".join(lines_of(diagnosis)).split())
     assert f"Not explained: {left * 100:.3g} % of the step" in told
-    assert "No limiting cause diagnosis" not in told
+    assert "No limiting cause found" not in told
 
 
 def test_what_causes_account_for_is_not_unexplained(tmp_path: Path) -> None:

@@ -282,6 +282,16 @@ def test_a_rank_is_not_slow_if_all_are_as_slow_once_nobody_waits(tmp_path: Path)
     assert slow_rank(opened(slow_bundle(tmp_path, waits_ms=0.0, sending_ms=27.5))) is None
 
 
+def test_passes_that_only_the_slow_rank_has_written_tell_nothing(tmp_path: Path) -> None:
+    folder = slow_bundle(tmp_path, waits_ms=0.0, sending_ms=None)
+    sent = {"forward_time_ms": 3.0, "backward_time_ms": 5.0, "exchange_time_ms": 19.5}
+    row = {"table": "passes-exchanging", "repeat": 0, "iteration": 0} | sent
+    add_rows(folder, row, ranks=(1,))
+    found = slow_rank(opened(folder))
+    assert found.lost_share == pytest.approx(20.0 / 40.0)
+    assert "Once no rank is late" not in str(found.evidence)
+
+
 @pytest.mark.parametrize(("plain_ms", "is_slow"), [(40.0, True), (20.0, False)])
 def test_what_slows_the_watched_steps_alone_is_no_slow_rank(
     tmp_path: Path, plain_ms: float, is_slow: bool

@@ -167,6 +167,10 @@ def test_waits_that_are_needed_or_rare_are_no_cause(waits, a_step, tmp_path):
     assert judge("host-waits", folder) is None
 
 
+def test_on_a_cpu_no_waits_have_to_be_counted(tmp_path):
+    assert judge("host-waits", write(tmp_path, MadeUp())) is None
+
+
 # Copies of batches.
 
 COPY = (0, "copy", "train.py:12 main", "", 2.0)
@@ -211,7 +215,6 @@ NORMS, COPIES = {"synchronised_norms": 20}, {"pin_memory": False, "batches_on_ho
         # Passes are less than half of the step.
         ("no-mixed-precision", replace(ON_GPU, data_ms=60.0), WIDE),
         ("no-mixed-precision", MadeUp(), WIDE),
-        ("host-waits", MadeUp(), {}),
         ("unpinned-copies", ON_GPU, COPIES | {"pin_memory": True}),
         ("unpinned-copies", ON_GPU, COPIES | {"batches_on_host": False}),
         ("unpinned-copies", MadeUp(), COPIES),

@@ -167,10 +167,10 @@ def test_broken_and_other_tables_are_named_and_the_rest_is_read(tmp_path: Path) 
     coloured = "".join(f"\x1b[32m[1,0]<stdout>:{line}\x1b[0m\n" for line in whole.splitlines())
     (tmp_path / "coloured.log").write_text(coloured)
     postmortem = open_postmortem(tmp_path)
-    read = {table.table.where.partition(":")[0] for table in judged_tables(postmortem.job)}
-    assert read == {"[coloured.log", "[cut.log", "[utf16.log"}
-    noted = {note.partition(":")[0] for note in postmortem.job.notes}
-    assert noted == {"other.log", "units.log"}
+    read = sorted(table.table.where.partition(":")[0] for table in judged_tables(postmortem.job))
+    assert read == ["[coloured.log", "[cut.log", "[utf16.log"]
+    noted = sorted(note.partition(":")[0] for note in postmortem.job.notes)
+    assert noted == ["other.log", "units.log"]
     assert not postmortem.diagnosis.verdicts
 
 

@@ -90,10 +90,10 @@ def test_noise_alone_is_no_cause(seed, tmp_path):
     diagnosis = diagnose_folder(run.write(tmp_path / "run"))
     assert not diagnosis.verdicts, [verdict.cause for verdict in diagnosis.verdicts]
     assert "efficiency" in diagnosis.summary
-    # Two ranks are 1.34 times as fast as one: then nothing diagnosis does not mean nothing wrong.
+    # Two ranks are 1.34 times as fast as one: then nothing found does not mean nothing wrong.
     assert not diagnosis.healthy
     told = "\n".join(diagnosis_lines(tmp_path / "run"))
-    assert "No limiting cause diagnosis" not in told
+    assert "No limiting cause found" not in told
     assert "spends most on communication" in told
 
 

@@ -278,7 +278,7 @@ def run_visits(
         request: asks for the micro-batch of a visit.
         prepare: is called inside the step, before anything else.
 
-    Yields the visit, this rank's columns, its micro-batch, and whether its step has no other visit.
+    Yields the visit, this rank's columns, its micro-batch, and whether it is the last of its step.
     """
     with AheadLoader(task.train, worker.rank, pin=worker.device.type == "cuda") as loader:
         request(loader, visits[0])

@@ -160,6 +160,7 @@ def recompiling(case: Case) -> Verdict | None:
             f"take {slow.median():.3g} ms, the others {usual:.3g} ms [{STEPS}].",
         ),
         lost=lost,
+        lost_share=lost,  # compiling may take nearly all of a window
         sure=("high" if lost > COLLECTING_SHARE else "medium", "compilations are counted"),
         change=(
             "torch.compile(model, dynamic=True), or batches of a few fixed shapes; "

@@ -195,7 +195,7 @@ def hindered(case: Case, rank: int, longer_ms: float = 0.0) -> tuple[float, str]
         return 0.0, ""
     now_ms = case.run.by_step("forward_time_ms") + case.run.by_step("whole_backward_time_ms")
     more_ms = then_ms - (float(now_ms[rank].median()) - longer_ms)
-    if more_ms <= 0:
+    if not more_ms > 0:  # not a number where the other ranks' passes were not measured
         return 0.0, ""
     return more_ms, (
         f"Once no rank is late, passes and their exchange take {then_ms:.3g} ms of a step, "

@@ -123,12 +123,13 @@ def _sampler_verdict(case: Case, samples: _Samples) -> Verdict:
     if table.get("is_hashed", pd.Series([False])).any():
         level = "medium" if level == "high" else level
         reason += "; told apart by their content, which may be the same in different samples"
-    return case.verdict(
+    return Verdict(
         cause="wrong-sampler",
         title=title,
         evidence=evidence,
-        lost=wasted,
-        sure=(level, reason),
+        lost_share=wasted,
+        confidence=level,
+        reason=reason,
         change=(
             "Give the DataLoader DistributedSampler(dataset, num_replicas=world_size, rank=rank) "
             "and no shuffle of its own, and call sampler.set_epoch(epoch)."

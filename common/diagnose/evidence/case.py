@@ -203,7 +203,7 @@ class Case:
 
     @property
     def is_measured(self) -> bool:
-        """Returns True if the baseline is of the same as the run."""
+        """Returns True if one rank was measured: a baseline of the same model and data."""
         return self.baseline is not None and not differing_facts(self.run, self.baseline)
 
     @cached_property
