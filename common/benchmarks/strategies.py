@@ -17,7 +17,6 @@ from typing import Annotated
 
 import pandas as pd
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -33,7 +32,7 @@ from common.perfmodel.fsdp.communication import (
     step_collectives,
 )
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.group.collective_timing import time_one_by_one
+from common.runtime.group.collective_timing import collective_call, time_repeated
 from common.runtime.group.gradient_marks import (
     READY_COLUMNS,
     ready_marks,
@@ -236,27 +235,18 @@ def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
     config, ranks = settings.workload(1).config, worker.world_size
     calls: dict[tuple[str, int], Callable[[], object]] = {}
     for (operation, size_bytes), dtype in sharded_messages(settings, ranks).items():
-        gathered = torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=worker.device)
-        part = torch.zeros(gathered.numel() // ranks, dtype=dtype, device=worker.device)
-        if operation == "all_gather":
-            call = functools.partial(dist.all_gather_into_tensor, gathered, part)
-        else:
-            call = functools.partial(dist.reduce_scatter_tensor, part, gathered)
+        call = collective_call(operation, size_bytes, ranks, worker, dtype=dtype)
         calls[operation, size_bytes] = call
     if "MY_ZERO1" in settings.strategies:
         sent = all_broadcasts(step_collectives(config, "MY_ZERO1", ranks))
         model = build_model(settings.workload(1), worker.device)
         updated = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.0)
         calls[sent.operation, sent.size_bytes] = updated.send_parameters
-    rows = []
-    for (operation, size_bytes), call in calls.items():
-        times_s = time_one_by_one([call] * (1 + settings.num_steps), worker)[1:]
-        rows += [
-            {"operation": operation, "size_bytes": size_bytes, "iteration": iteration}
-            | {"time_ms": time_s * 1e3}
-            for iteration, time_s in enumerate(times_s)
-        ]
-    return rows
+    return [
+        {"operation": operation, "size_bytes": size_bytes} | row
+        for (operation, size_bytes), call in calls.items()
+        for row in time_repeated(call, settings.num_steps, worker)
+    ]
 
 
 def sharded_messages(settings: StrategyBenchmark, ranks: int) -> dict[tuple[str, int], torch.dtype]:

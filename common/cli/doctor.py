@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from common.cli import gpu_checks as checks
 from common.cli.gpu_checks import OVERLAP, Check, gpu_rows, overlap, reachable_peers
+from common.cli.printed import print_lines
 from common.errors import RunFailed, UserError
 from common.runtime.machine.device import granted_gpus, hides_gpus
 from common.runtime.wording import counted
@@ -131,9 +132,7 @@ def show_placement() -> None:
             )
         console = Console(width=110)
         console.print(table)
-        for rank, why in enumerate(hidden):
-            if why:
-                console.print(f"rank {rank}: {why}", highlight=False, soft_wrap=True)
+        print_lines(console, (f"rank {rank}: {why}" for rank, why in enumerate(hidden) if why))
     _refuse(placement_problems(placements))
 
 

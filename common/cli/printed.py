@@ -1,14 +1,29 @@
-"""Prints a table of the analysis on a terminal."""
+"""Prints tables of the analysis and lines of text on a terminal."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
     from common.analysis.show import Table
 
 GAP = 2
 """Columns of a terminal between two of a table."""
+
+
+def print_lines(console: Console, lines: Iterable[str], before: str = "") -> None:
+    """Prints lines as they are, each after ``before``; the terminal breaks those that are long."""
+    for line in lines:
+        console.print(f"{before}{line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def print_notes(console: Console, notes: Iterable[str]) -> None:
+    """Prints what has to be known of the numbers above, as a list."""
+    print_lines(console, notes, before="- ")
 
 
 def print_grid(table: Table, least: int = 0) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.cli.printed import print_lines, print_notes
 from common.errors import UserError, naming_os_errors
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class ClusterQuestion:
         console = Console(width=max(console.width, WIDTH))
         print_prediction(predicted, console)
         if self.csv is not None:
-            console.print(f"- all columns: {self.csv}", highlight=False)
+            print_notes(console, [f"all columns: {self.csv}"])
 
     def print_memory(self) -> None:
         """Prints the memory of a step of the model, on one GPU or on --gpus. Raises UserError."""
@@ -235,13 +236,12 @@ def print_prediction(predicted: ScaleOut, console: Console) -> None:
     """Prints tables of DDP and FSDP, weak and strong, and everything they assume."""
     from common.perfmodel.cluster.scale_out import stated_assumptions
 
-    console.print(
+    about = (
         f"{predicted.job.architecture.name} on {predicted.cluster.name}, predicted, not measured. "
         "Brackets: 5 % to 95 % of the draws; within 1 %: caps (MiB) whose step is; default: DDP's "
-        "own caps against b*",
-        highlight=False,
-        soft_wrap=True,
+        "own caps against b*"
     )
+    print_lines(console, [about])
     rate = "tokens/s" if predicted.job.tokens_per_sample > 1 else "samples/s"
     for strategies, table in (
         (("DDP", "ZERO1"), _ddp_table),
@@ -251,8 +251,8 @@ def print_prediction(predicted: ScaleOut, console: Console) -> None:
             for strategy in strategies:
                 if len(rows := predicted.rows(scaling, strategy)):
                     console.print(table(rows, strategy, scaling, rate))
-    for line in (*_notes(predicted), *(f"assumed: {s}" for s in stated_assumptions(predicted))):
-        console.print(f"- {line}", highlight=False, soft_wrap=True)
+    assumed = (f"assumed: {text}" for text in stated_assumptions(predicted))
+    print_notes(console, (*_notes(predicted), *assumed))
 
 
 def _ddp_table(rows: pd.DataFrame, strategy: str, scaling: str, rate: str) -> Table:

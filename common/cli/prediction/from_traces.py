@@ -19,6 +19,7 @@ from common.analysis.replay.caps import (
 from common.analysis.replay.job import Job, read_job
 from common.analysis.replay.page import page, timelines
 from common.analysis.replay.system import TraceSystem
+from common.cli.printed import print_lines, print_notes
 from common.errors import UserError, naming
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.perfmodel.perfetto_trace import lanes_json
@@ -62,20 +63,17 @@ def print_from_traces(
     gate = gate_of(replayed)
     gate.check()
     lines = (*_read_lines(job), _gate_line(gate))
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+    print_lines(console, lines)
     console.print(_tabulated_waits(job, replayed, gate))
     answers = [predicted(name, change, replayed) for name, change in CHANGES.items()]
     changes = _changes(answers)
     console.print(as_rich(changes))
     few = [a.step_s for a in answers if a.step_s is not None and not a.step_s.is_told]
-    for interval in few[:1]:
-        _note(console, f"95 %: {interval.text(unit='step')}")
+    print_notes(console, [f"95 %: {interval.text(unit='step')}" for interval in few[:1]])
     for answer in answers:
-        for text in answer.assumed:
-            _note(console, f"{answer.name}: assumed: {text}")
+        print_notes(console, (f"{answer.name}: assumed: {text}" for text in answer.assumed))
         if answer.not_judged:
-            _note(console, f"{answer.name}: not judged: {answer.not_judged}")
+            print_notes(console, [f"{answer.name}: not judged: {answer.not_judged}"])
     _print_caps(console, job, gate, wanted)
     if timeline is not None:
         title = f"What a step of {Path(folder).name} takes"
@@ -89,7 +87,7 @@ def print_from_traces(
         except OSError as error:
             raise UserError(f"--timeline {timeline}: {error.strerror}") from None
         where = "" if timeline.endswith(PAGES) else "; open it in https://ui.perfetto.dev"
-        console.print(f"Timelines written to {timeline}{where}.", highlight=False, soft_wrap=True)
+        print_lines(console, [f"Timelines written to {timeline}{where}."])
 
 
 def check_timeline(path: str) -> None:
@@ -117,12 +115,7 @@ def _print_slowdown(path: Path, console: Console) -> None:
             f"Stage {stage} costs most: as it is, beside stages that are alike, it makes the step "
             f"{result.by_stage[stage]:.3f} times as long."
         )
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
-
-
-def _note(console: Console, text: str) -> None:
-    console.print(f"- {text}", highlight=False, soft_wrap=True)
+    print_lines(console, lines)
 
 
 def _read_lines(job: Job) -> list[str]:
@@ -186,7 +179,7 @@ def _print_caps(console: Console, job: Job, gate: Gate, caps: Sequence[float | N
     try:
         system = checked_system(job)
     except UserError as reason:
-        _note(console, f"another bucket cap: not judged: {reason}")
+        print_notes(console, [f"another bucket cap: not judged: {reason}"])
         return
     console.print(_tabulated_caps(system, gate, caps or default_caps(system)))
     best, gain = best_cap(system)
@@ -195,14 +188,13 @@ def _print_caps(console: Console, job: Job, gate: Gate, caps: Sequence[float | N
     if gain.is_told and not gain.low <= 0 <= gain.high:
         words = "faster" if gain.low > 0 else "slower"
         compared = f"{abs(gain.estimate):.1f} ms {words} than DDP's default"
-    for line in (
+    lines = (
         f"b* = {best.cap_mib:.3g} MiB: {compared}; within 1 %: {near_text(best)}.",
         f"The trace's own {counted(len(system.buckets), 'bucket')}: "
         f"{system.measured_s.mean() * 1e3:.1f} ms measured, {own_error(system):+.1%} predicted.",
-    ):
-        console.print(line, highlight=False, soft_wrap=True)
-    for text in system.assumed:
-        _note(console, f"another bucket cap: assumed: {text}")
+    )
+    print_lines(console, lines)
+    print_notes(console, (f"another bucket cap: assumed: {text}" for text in system.assumed))
 
 
 def _tabulated_caps(system: TraceSystem, gate: Gate, caps: Sequence[float | None]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.cli.prediction.cluster import check_output, write_csv
-from common.cli.printed import print_grid
+from common.cli.printed import print_grid, print_lines, print_notes
 from common.errors import UserError
 
 
@@ -47,12 +47,11 @@ def print_gains(
     matrix = gain_matrix(gains)
     networks = {name: (name, "{:+.1%}") for name in gains["network"].unique()}
     console = Console()
-    console.print(
+    about = (
         "What the best bucket cap takes off the backward pass with DDP's default (1 MiB, then 25), "
-        "predicted, not measured; buckets: the default's",
-        highlight=False,
-        soft_wrap=True,
+        "predicted, not measured; buckets: the default's"
     )
+    print_lines(console, [about])
     print_grid(show(matrix, GRADIENTS | networks))
     lines = [
         f"clusters: {numbers[0]:,} GPUs, {WORKLOAD.batch_size} sequences of {WORKLOAD.seq_len:,} "
@@ -68,5 +67,4 @@ def print_gains(
     if csv is not None:
         write_csv(gains, csv)
         lines.append(f"all columns, the best caps among them: {csv}")
-    for line in lines:
-        console.print(f"- {line}", highlight=False, soft_wrap=True)
+    print_notes(console, lines)

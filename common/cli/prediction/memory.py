@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from common.cli.printed import print_lines, print_notes
 from common.errors import UserError
 from common.runtime.wording import digits
 
@@ -53,19 +54,17 @@ def print_memory(
             name = f"{strategy} on {number:,}" if strategy else "one GPU"
             cases[name] = sharding_on(strategy, number, GPUS_PER_NODE)
     predicted = {name: predict_training_memory(job.passes, case) for name, case in cases.items()}
-    console.print(
+    about = (
         f"{job.architecture.name}: memory of a training step a GPU, predicted, not measured. "
         f"Micro-batch of {job.micro_batch_words}, {job.precision}, checkpointing "
-        f"{job.checkpointing}; GB are 10⁹ bytes",
-        highlight=False,
-        soft_wrap=True,
+        f"{job.checkpointing}; GB are 10⁹ bytes"
     )
+    print_lines(console, [about])
     _print_parts(predicted, console)
     cards = {f"card of {gib} GiB": gib * 2**30 for gib in CARDS_GIB}
     capacities = {f"{capacity:g} GB": capacity * GB for capacity in capacities_gb} or cards
     _print_largest(job, cases, capacities, console)
-    for line in _notes(job, predicted):
-        console.print(f"- {line}", highlight=False, soft_wrap=True)
+    print_notes(console, _notes(job, predicted))
 
 
 def _print_parts(predicted: dict[str, MemoryPrediction], console: Console) -> None:

@@ -13,6 +13,7 @@ from common.analysis.buckets.measurements import WRITTEN_BY, added_latency_s, ch
 from common.analysis.buckets.sweep import Accuracy, BucketSweep, read_sweep
 from common.cli.prediction.question import TableQuestion
 from common.cli.prediction.trace import TraceRequest, trace_request
+from common.cli.printed import print_lines, print_notes
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.perfmodel.calibration import calibrated_model, read_calibration
@@ -107,12 +108,10 @@ class Report:
         if accuracy:
             self._print_accuracy(console, accuracy)
         chance = self._chance(best)
-        for line in (self._expected(best, chance), chance and chance.text()):
-            if line:
-                console.print(line, highlight=False, soft_wrap=True)
+        about = (self._expected(best, chance), chance and chance.text())
+        print_lines(console, filter(None, about))
         assumed = (f"assumed: {text}" for text in self.model.profile.assumptions)
-        for line in (*self.notes, *assumed):
-            console.print(f"- {line}", highlight=False, soft_wrap=True)
+        print_notes(console, (*self.notes, *assumed))
 
     def _expected(self, best: BestCap, chance: Chance | None) -> str | None:
         """Returns a line with the expected error of the prediction; None without a backend."""
@@ -196,7 +195,7 @@ class Report:
 
     def _print_best(self, console: Console, best: BestCap) -> None:
         measured_alpha = float(self.curve.times_s[0])
-        console.print(_best_line("b*", best), highlight=False, soft_wrap=True)
+        print_lines(console, [_best_line("b*", best)])
         alpha = self.question.alpha_us / 1e6 if self.question.alpha_us is not None else None
         if self.without_latency:
             self.notes.append(self.without_latency)
@@ -216,29 +215,23 @@ class Report:
                 network=with_latency(self.curve, alpha),
                 crowded_network=crowded and scaled(crowded, latency=alpha / measured_alpha),
             ).best_cap()
-            console.print(
-                _best_line(f"b* with α = {alpha * 1e6:.0f} µs", other),
-                highlight=False,
-                soft_wrap=True,
-            )
+            print_lines(console, [_best_line(f"b* with α = {alpha * 1e6:.0f} µs", other)])
 
     def _print_accuracy(self, console: Console, accuracy: Accuracy) -> None:
-        console.print(
+        lines = [
             f"Error of the prediction: median {accuracy.median_error:.1%}, worst "
             f"{accuracy.worst_error:.1%}; noise floor {accuracy.noise_floor:.1%} (two halves of "
             f"the rounds); median error told from noise: {accuracy.error.said}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        console.print(
-            "Caps that gave the same buckets are one case.\n"
-            + ("" if self.sweep.default() is None else "None is DDP's default, and no case.\n")
-            + f"Measured best: {cap_or_ties(accuracy.best)}. Regret of the predicted best, "
+            "Caps that gave the same buckets are one case.",
+        ]
+        if self.sweep.default() is not None:
+            lines.append("None is DDP's default, and no case.")
+        lines.append(
+            f"Measured best: {cap_or_ties(accuracy.best)}. Regret of the predicted best, "
             f"{accuracy.predicted_best_mib:g} MiB: {accuracy.regret.estimate:.1%}; told from "
-            f"noise: {accuracy.regret.said}",
-            highlight=False,
-            soft_wrap=True,
+            f"noise: {accuracy.regret.said}"
         )
+        print_lines(console, lines)
 
 
 def contention_notes(overlap: OverlapSamples | None) -> list[str]:

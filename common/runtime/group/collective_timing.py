@@ -77,6 +77,40 @@ def time_sequence(
     return time_one_by_one(calls, worker, launch_included=launch_included)
 
 
+def collective_call(
+    operation: str,
+    size_bytes: int,
+    ranks: int,
+    worker: Worker,
+    *,
+    dtype: torch.dtype = torch.float32,
+    group: dist.ProcessGroup | None = None,
+) -> Callable[[], object]:
+    """Returns the call of a collective on buffers of its own.
+
+    Args:
+        operation: all_gather, reduce_scatter or all_reduce.
+        size_bytes: bytes of the whole message, of which a rank's part is one of ``ranks``.
+        ranks: ranks of the group.
+        group: the ranks that exchange; by default all.
+    """
+    part_numel = max(1, size_bytes // dtype.itemsize // ranks)
+    part = torch.zeros(part_numel, dtype=dtype, device=worker.device)
+    whole = torch.zeros(part_numel * ranks, dtype=dtype, device=worker.device)
+    calls = {
+        "all_gather": functools.partial(dist.all_gather_into_tensor, whole, part, group=group),
+        "reduce_scatter": functools.partial(dist.reduce_scatter_tensor, part, whole, group=group),
+        "all_reduce": functools.partial(dist.all_reduce, whole, group=group),
+    }
+    return calls[operation]
+
+
+def time_repeated(call: Callable[[], object], times: int, worker: Worker) -> list[dict]:
+    """Returns ``iteration`` and ``time_ms`` of each call; one more, before them, is not timed."""
+    times_s = time_one_by_one([call] * (1 + times), worker)[1:]
+    return [{"iteration": i, "time_ms": time_s * 1e3} for i, time_s in enumerate(times_s)]
+
+
 def time_in_flight(
     buffers: Sequence[Tensor], worker: Worker, *, launch_included: bool = False
 ) -> float:

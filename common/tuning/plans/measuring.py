@@ -14,7 +14,6 @@ from itertools import accumulate
 from statistics import median
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -25,7 +24,7 @@ from common.perfmodel.ddp.profile import NO_COSTS
 from common.perfmodel.one_device.training_memory import predict_training_memory
 from common.planning.measured_times import Inputs, collectives_of
 from common.planning.space import SINGLE, Plan, Question, numerics_of, passes_of, sharding_of
-from common.runtime.group.collective_timing import time_one_by_one
+from common.runtime.group.collective_timing import collective_call, time_repeated
 from common.runtime.group.gradient_marks import ready_rows
 from common.runtime.group.one_rank_group import own_group
 from common.runtime.group.process_group import Worker
@@ -293,16 +292,9 @@ class _Messages:
         rows = []
         for operation, ranks, size_bytes in self.sizes:
             group = self.groups.get((operation, ranks))
-            part = torch.zeros(max(1, size_bytes // 4 // ranks), device=self.worker.device)
-            message = torch.zeros(part.numel() * ranks, device=self.worker.device)
-            call = {
-                "all_gather": partial(dist.all_gather_into_tensor, message, part, group=group),
-                "reduce_scatter": partial(dist.reduce_scatter_tensor, part, message, group=group),
-                "all_reduce": partial(dist.all_reduce, message, group=group),
-            }[operation]
-            times_s = time_one_by_one([call] * (1 + CALLS), self.worker)[1:]
+            call = collective_call(operation, size_bytes, ranks, self.worker, group=group)
             keys = {"operation": operation, "group_size": ranks, "size_bytes": size_bytes}
-            rows += [keys | {"iteration": i, "time_ms": s * 1e3} for i, s in enumerate(times_s)]
+            rows += [keys | row for row in time_repeated(call, CALLS, self.worker)]
         return rows
 
 
