@@ -40,8 +40,11 @@ MISTAKES = (
 """Causes that lengthen an exchange: they come before the limit of what is left of it."""
 COUNTED = (NEEDLESS, "recompilation", "cpu-quota", "shared-device")
 """Causes that cost time and are counted or seen, not timed: other work does not look like them."""
+NAMELESS = "beside-the-model"
+"""Cause that is seen by what it takes: of its reason it says only where it is."""
 LARGE_PART = 0.5
-"""Share of a limit's cost from which a mistake other than ``NEEDLESS`` comes before it."""
+"""Share of a limit's or ``NAMELESS`` cost from which a mistake other than ``NEEDLESS`` comes
+before it."""
 MANY_UNJUDGED = 12
 """With so many causes not judged, it means little that none of the others was found."""
 NEW_SHARE = 0.02
@@ -167,7 +170,11 @@ def lost_by_round(case: Case, cause: str) -> list[float]:
 
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Sorts by group and cost; but a mistake comes before the limit that is left without it."""
+    """Sorts by group and cost; but a mistake comes before the limit that is left without it.
+
+    It also comes before a pass that takes longer for a reason that nothing else names, where it
+    takes most of that.
+    """
     mistakes = [
         verdict
         for verdict in verdicts
@@ -177,7 +184,7 @@ def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
     ]
 
     def position(verdict: Verdict) -> tuple[tuple[int, float], bool]:
-        if verdict.cause not in LIMITS:
+        if verdict.cause not in (*LIMITS, NAMELESS):
             return verdict.order, False
         before = [
             mistake.order

@@ -80,6 +80,32 @@ def test_a_scripts_own_exchange_is_named_with_its_line(tmp_path, run, call, titl
     assert verdict.lost_share == pytest.approx((9 - kept_ms) / 44.5, rel=0.03)
 
 
+@pytest.mark.parametrize(("waits", "is_slow"), [((75, 0), True), ((40, 35), False)])
+def test_a_slow_rank_is_seen_behind_an_exchange_of_the_scripts_own(
+    tmp_path: Path, waits: tuple[int, int], is_slow: bool
+) -> None:
+    """Forward passes of 60 ms end together in a gather, where rank 0 is found most of the time."""
+    folder = as_watched(MadeUp(noise=0.001).write(tmp_path / "run"))
+    change_table(
+        folder,
+        step_time_ms=lambda steps: steps["step_time_ms"] - steps["forward_time_ms"] + 60,
+        forward_time_ms=60.0,
+    )
+    gather = "torch.distributed.distributed_c10d.all_gather"
+    rows = [
+        (rank, "forward", f"/my/train.py:{line} main", call, samples)
+        for rank, waiting in enumerate(waits)
+        for line, call, samples in ((31, gather, waiting), (32, "", 100 - waiting))
+    ]
+    pd.DataFrame(rows, columns=STACK_COLUMNS).to_csv(folder / "stacks.csv", index=False)
+    verdicts = verdicts_on(folder)
+    assert ("slow-rank" in verdicts) == is_slow
+    if is_slow:
+        verdict, step_ms = verdicts["slow-rank"], case_of(folder).run.slowest_ms.median()
+        assert verdict.title == "rank 1's forward pass is slow (train.py:32)"
+        assert verdict.lost_share == pytest.approx(45 / step_ms, rel=0.02)
+
+
 def test_an_exchange_after_a_fetch_is_no_loading(tmp_path) -> None:
     """Of 12 ms from a fetch to the forward pass nine tenths are a barrier of the script's own."""
     barrier = "torch.distributed.distributed_c10d.barrier"

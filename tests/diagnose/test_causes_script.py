@@ -29,6 +29,15 @@ def test_a_collection_on_one_rank_stops_all(tmp_path: Path, in_turn: bool) -> No
     assert verdict.predicted_speedup / verdict.speedup_now == pytest.approx(4 / 3)
 
 
+def test_a_collection_between_steps_takes_no_more_than_all_of_the_time(tmp_path: Path) -> None:
+    """Both ranks collect for 160 ms after each step of 40."""
+    folder = as_watched(MadeUp(noise=0.0).write(tmp_path / "run"))
+    change_table(folder, step_time_ms=40.0, between_time_ms=160.0, collecting_time_ms=160.0)
+    verdict = verdicts_on(folder)["garbage-collection"]
+    assert verdict.lost_share == pytest.approx(0.8)
+    assert verdict.predicted_speedup / verdict.speedup_now == pytest.approx(5)
+
+
 @pytest.mark.parametrize(
     ("phase", "call", "between_ms", "title"),
     [

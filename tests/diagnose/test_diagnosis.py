@@ -269,6 +269,12 @@ def test_what_lengthens_an_exchange_comes_before_its_limit(cause, share, level, 
     assert in_order([limit, mistake])[0] == (mistake if is_first else limit)
 
 
+@pytest.mark.parametrize(("share", "is_first"), [(0.24, True), (0.1, False)])
+def test_a_reason_with_a_name_comes_before_the_pass_that_it_makes_longer(share, is_first):
+    longer, reason = made_verdict("beside-the-model", 0.26), made_verdict("own-exchange", share)
+    assert in_order([longer, reason])[0] == (reason if is_first else longer)
+
+
 def test_a_loader_that_is_slow_on_one_rank_can_be_as_quick_as_the_others(tmp_path):
     folder = MadeUp(data_ms=4.0).write(tmp_path / "run")
     change_table(

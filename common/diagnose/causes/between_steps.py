@@ -9,7 +9,6 @@ import pandas as pd
 
 from common.diagnose.causes.sharing import hindered
 from common.diagnose.evidence.case import (
-    MOST_LOST,
     Case,
     Verdict,
     confidence,
@@ -160,9 +159,6 @@ def _between(case: Case) -> Verdict | None:
     if share < BETWEEN_SHARE:
         return None
     error = max(standard_error(shares), float(shares.sem()))
-    speedup = case.speedup_now
-    if speedup is not None:  # that of the steps alone, and of their median
-        speedup *= case.run.step_ms / float(times.sum(axis=1).mean())
     alone = _is_of_one_rank(by_rank)
     work = {rank: _work_between(case, rank, rows) for rank in by_rank.index}
     busy = [rank for rank, (does, _) in work.items() if does not in ELSEWHERE]
@@ -186,9 +182,8 @@ def _between(case: Case) -> Verdict | None:
         ),
         lost=share,
         sure=confidence(share, BETWEEN_SHARE, error, len(shares), of="share of the time"),
+        whole_ms=float(times.sum(axis=1).mean()),
         change=CHANGES.get(does, OTHER),
-        speedup_now=speedup,
-        predicted_speedup=None if speedup is None else speedup / (1 - min(share, MOST_LOST)),
     )
 
 

@@ -120,23 +120,28 @@ def needless_search(case: Case) -> Verdict | None:
 def collecting(case: Case) -> Verdict | None:
     """Judges whether Python's garbage collector stops the steps."""
     # Ranks that collect for a shorter time, or not at all, wait for the one that does so longest.
+    # A script may collect between its steps, so what lies there counts as well.
     steps = _extra(case, "collecting_time_ms")
-    longest_ms, steps_ms = (
-        slowest_rank(steps, column, by=STEP) for column in ("collecting_time_ms", "step_time_ms")
+    between_ms = pd.to_numeric(steps["between_time_ms"], errors="coerce").fillna(0.0)
+    steps = steps.assign(whole_ms=steps["step_time_ms"] + between_ms)
+    longest_ms, whole_ms = (
+        slowest_rank(steps, column, by=STEP) for column in ("collecting_time_ms", "whole_ms")
     )
-    share = float(longest_ms.sum() / steps_ms.sum())
+    share = float(longest_ms.sum() / whole_ms.sum())
     if share < COLLECTING_SHARE:
         return None
-    shares = longest_ms / steps_ms
+    shares = longest_ms / whole_ms
     return case.verdict(
         cause="garbage-collection",
         title="Python's garbage collector stops the steps",
         evidence=(
-            f"Collections take {percent(share)} of the step time [{STEPS}].",
+            f"Collections take {percent(share)} of the steps and of the time between them "
+            f"[{STEPS}].",
             *places(case, ("between", "optimizer")),
         ),
         lost=share,
         sure=confidence(share, COLLECTING_SHARE, float(shares.sem()), len(shares)),
+        whole_ms=float(whole_ms.mean()),
         change="gc.freeze() after the set-up; gc.collect() every few hundred steps on all ranks",
     )
 

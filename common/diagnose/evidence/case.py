@@ -163,22 +163,33 @@ class Case:
         if self.ranks < 2:
             raise NotJudged(f"one rank {lacks}")
 
-    def verdict(self, *, lost: float, sure: tuple[str, str], **fields: object) -> Verdict:
+    def verdict(
+        self,
+        *,
+        lost: float,
+        sure: tuple[str, str],
+        whole_ms: float | None = None,
+        **fields: object,
+    ) -> Verdict:
         """Returns a verdict on what takes a share of each step, with the speedup without it.
 
         Args:
             lost: share of the step.
             sure: level of confidence and its reason, as ``confidence`` returns them.
+            whole_ms: mean of the steps with what lies between them, where the share is of that.
             fields: further fields of the verdict, or others in place of these.
         """
         level, reason = sure
-        lost = max(0.0, lost)
+        lost = min(max(0.0, lost), MOST_LOST)
+        now = self.speedup_now
+        if now is not None and whole_ms is not None:  # it is that of the median step alone
+            now *= self.run.step_ms / whole_ms
         usual = {
-            "lost_share": min(lost, MOST_LOST),
+            "lost_share": lost,
             "confidence": level,
             "reason": reason,
-            "speedup_now": self.speedup_now,
-            "predicted_speedup": self.speedup_without(lost),
+            "speedup_now": now,
+            "predicted_speedup": None if now is None else now / (1 - lost),
         }
         return Verdict(**usual | fields)
 
