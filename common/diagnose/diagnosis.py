@@ -40,11 +40,12 @@ MISTAKES = (
 """Causes that lengthen an exchange: they come before the limit of what is left of it."""
 COUNTED = (NEEDLESS, "recompilation", "cpu-quota", "shared-device")
 """Causes that cost time and are counted or seen, not timed: other work does not look like them."""
-NAMELESS = "beside-the-model"
-"""Cause that is seen by what it takes: of its reason it says only where it is."""
+REASONS = dict.fromkeys((*LIMITS, "beside-the-model"), MISTAKES) | {
+    "evaluation-or-logging": ("garbage-collection",)
+}
+"""Cause → causes that come before it, as they are a reason of what it only sees the time of."""
 LARGE_PART = 0.5
-"""Share of a limit's or ``NAMELESS`` cost from which a mistake other than ``NEEDLESS`` comes
-before it."""
+"""Share of a cause's cost from which a reason other than ``NEEDLESS`` comes before it."""
 MANY_UNJUDGED = 12
 """With so many causes not judged, it means little that none of the others was found."""
 NEW_SHARE = 0.02
@@ -170,27 +171,22 @@ def lost_by_round(case: Case, cause: str) -> list[float]:
 
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Sorts by group and cost; but a mistake comes before the limit that is left without it.
+    """Sorts by group and cost; but a reason comes before the limit that is left without it.
 
-    It also comes before a pass that takes longer for a reason that nothing else names, where it
-    takes most of that.
+    So does one that takes most of what another cause only sees the time of.
     """
-    mistakes = [
-        verdict
-        for verdict in verdicts
-        if verdict.cause in MISTAKES
-        and verdict.group == PERFORMANCE
-        and verdict.confidence != "low"
-    ]
 
     def position(verdict: Verdict) -> tuple[tuple[int, float], bool]:
-        if verdict.cause not in (*LIMITS, NAMELESS):
-            return verdict.order, False
         before = [
-            mistake.order
-            for mistake in mistakes
-            if mistake.cause == NEEDLESS
-            or mistake.lost_share >= LARGE_PART * (verdict.lost_share or 0.0)
+            reason.order
+            for reason in verdicts
+            if reason.cause in REASONS.get(verdict.cause, ())
+            and reason.group == PERFORMANCE
+            and reason.confidence != "low"
+            and (
+                reason.cause == NEEDLESS
+                or reason.lost_share >= LARGE_PART * (verdict.lost_share or 0.0)
+            )
         ]
         return max([verdict.order, *before]), bool(before)
 

@@ -270,8 +270,12 @@ def test_what_lengthens_an_exchange_comes_before_its_limit(cause, share, level, 
 
 
 @pytest.mark.parametrize(("share", "is_first"), [(0.24, True), (0.1, False)])
-def test_a_reason_with_a_name_comes_before_the_pass_that_it_makes_longer(share, is_first):
-    longer, reason = made_verdict("beside-the-model", 0.26), made_verdict("own-exchange", share)
+@pytest.mark.parametrize(
+    ("seen", "cause"),
+    [("beside-the-model", "own-exchange"), ("evaluation-or-logging", "garbage-collection")],
+)
+def test_a_reason_comes_before_a_cause_that_sees_its_time_alone(seen, cause, share, is_first):
+    longer, reason = made_verdict(seen, 0.26), made_verdict(cause, share)
     assert in_order([longer, reason])[0] == (reason if is_first else longer)
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from common.diagnose.causes.between_steps import EXCHANGES
-from common.diagnose.causes.sharing import PARTS, together_times
+from common.diagnose.causes.sharing import EXCHANGES, PARTS, together_times
 from common.diagnose.evidence.case import Case, Verdict, confidence, line_of, looks, percent
 from common.diagnose.evidence.evidence import (
     ALL_REDUCE,

@@ -7,7 +7,7 @@ import re
 
 import pandas as pd
 
-from common.diagnose.causes.sharing import hindered
+from common.diagnose.causes.sharing import EXCHANGES, hindered
 from common.diagnose.evidence.case import (
     Case,
     Verdict,
@@ -38,8 +38,6 @@ OTHER_WORK, EXCHANGING = "does other work", "exchanges something"
 STARTING = "starts its loader"
 LOADING = ("torch.utils.data.", "accelerate.data_loader.")
 """Beginnings of the calls that make a loader's iterator, and its workers."""
-EXCHANGES = ("torch.distributed.", "accelerate.accelerator.gather", "accelerate.utils.operations.")
-"""Beginnings of the calls by which a script exchanges something itself."""
 NAMED_SHARE = 1 / 3
 """Share of the looks from which what a library's function tells is what a rank does."""
 CALLS = {

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from common.diagnose.causes.between_steps import EXCHANGES
 from common.diagnose.causes.settings import clock_sentences
-from common.diagnose.causes.sharing import hindered, together_times
+from common.diagnose.causes.sharing import PASSES, hindered, own_pass_ms, together_times
 from common.diagnose.evidence.case import (
     SURE,
     Case,
@@ -19,11 +17,9 @@ from common.diagnose.evidence.case import (
     line_of,
     looks,
     percent,
-    share_at,
 )
 from common.diagnose.evidence.evidence import PROBES, STEPS, NotJudged, standard_error
 
-PASSES = ("forward", "backward")
 SLOW_RATIO = 1.15
 """Ranks on one machine differ by up to a tenth for no reason that anyone could remove."""
 SLOWEST_OFTEN = 0.8
@@ -108,7 +104,7 @@ def slow_rank(case: Case) -> Verdict | None:
     title, sentence = _slow_part(case, slow.rank)
     waits_ms = case.run.by_step("waiting_time_ms").median()
     for name in PASSES:  # in an exchange of the script's own
-        waits_ms += (case.run.by_step(f"{name}_time_ms") - _own_pass_ms(case, name)).median()
+        waits_ms += (case.run.by_step(f"{name}_time_ms") - own_pass_ms(case, name)).median()
     waited = waits_ms.drop(slow.rank).mean()
     return case.verdict(
         cause="slow-rank",
@@ -133,25 +129,6 @@ def slow_rank(case: Case) -> Verdict | None:
     )
 
 
-def _own_pass_ms(case: Case, name: str) -> pd.DataFrame:
-    """Returns a pass in ms, by step and rank, without waiting in the script's own exchange.
-
-    All ranks leave such an exchange together, so a pass that holds one is as long on every rank as
-    on the slowest. The looks tell which rank computes meanwhile, where they tell the ranks apart.
-    """
-    pass_ms = case.run.by_step(f"{name}_time_ms")
-    shares, errors = {}, {}
-    for rank in pass_ms:
-        rows = looks(case, (name,), rank)
-        count = max(1, rows["samples"].sum())
-        share = shares[rank] = share_at(rows, EXCHANGES)
-        errors[rank] = math.sqrt(max(share * (1 - share), 1 / count) / count)
-    most, least = max(shares, key=shares.get), min(shares, key=shares.get)
-    if shares[most] - shares[least] <= SURE * math.hypot(errors[most], errors[least]):
-        return pass_ms
-    return pass_ms * (1 - pd.Series(shares))
-
-
 def _passing_ms(case: Case) -> float:
     """Returns the ms by which a script's watched steps are longer than its plain ones.
 
@@ -171,7 +148,7 @@ def _slow_part(case: Case, slowest: int) -> tuple[str, str]:
     """
     over = {}
     for name in PASSES:
-        medians = _own_pass_ms(case, name).median()
+        medians = own_pass_ms(case, name).median()
         over[name] = (medians[slowest], float(medians.drop(slowest).mean()))
     excess = {name: slow_ms - others_ms for name, (slow_ms, others_ms) in over.items()}
     name = max(excess, key=excess.get)
@@ -309,7 +286,7 @@ def _compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:
     Raises:
         NotJudged: they are known of no step.
     """
-    forward_ms, backward_ms = (_own_pass_ms(case, name) for name in PASSES)
+    forward_ms, backward_ms = (own_pass_ms(case, name) for name in PASSES)
     compute, tokens = (forward_ms + backward_ms).dropna(), case.run.by_step("padded_tokens")
     if compute.empty:
         raise NotJudged(f"{STEPS} has no step of all ranks with both passes")

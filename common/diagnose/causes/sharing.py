@@ -7,11 +7,22 @@ watch measures that outside of steps, by passes that send their gradients (``exc
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 
 from common.analysis.step_parts import flags
-from common.diagnose.evidence.case import LIKELY, Case, Verdict, confidence, percent
+from common.diagnose.evidence.case import (
+    LIKELY,
+    SURE,
+    Case,
+    Verdict,
+    confidence,
+    looks,
+    percent,
+    share_at,
+)
 from common.diagnose.evidence.evidence import (
     EXCHANGING,
     PLACEMENT,
@@ -29,6 +40,9 @@ TOGETHER_RATIO = 1.6
 each has a core of its own. Two on one core take 2."""
 CROWDED_RATIO = 1.25
 """Lower threshold where there are more threads than cores: the ratio only has to confirm it."""
+PASSES = ("forward", "backward")
+EXCHANGES = ("torch.distributed.", "accelerate.accelerator.gather", "accelerate.utils.operations.")
+"""Beginnings of the calls by which a script exchanges something itself."""
 KEYS = ["repeat", "iteration"]
 PARTS = ["forward_time_ms", "backward_time_ms", "exchange_time_ms"]
 
@@ -225,10 +239,29 @@ def _passes_ms(case: Case, rank: int) -> float | None:
     probed_ms = float(other_ranks.groupby("rank")[PARTS[0]].median().mean())
     sending_ms = float(whole_ms.median()) - longer_ms - probed_ms
     exchanges = watched_exchanges(case.run, case.run.gradient_bytes)
-    forward_ms = float(case.run.by_step(PARTS[0]).median().drop(rank).mean())
+    forward_ms = float(own_pass_ms(case, PASSES[0]).median().drop(rank).mean())
     silent = case.run.accumulation - exchanges
     silent_ms = silent * _silent_backward_ms(case, rank) if silent else 0.0
     return forward_ms + exchanges * sending_ms + silent_ms
+
+
+def own_pass_ms(case: Case, name: str) -> pd.DataFrame:
+    """Returns a pass in ms, by step and rank, without waiting in the script's own exchange.
+
+    All ranks leave such an exchange together, so a pass that holds one is as long on every rank as
+    on the slowest. The looks tell which rank computes meanwhile, where they tell the ranks apart.
+    """
+    pass_ms = case.run.by_step(f"{name}_time_ms")
+    shares, errors = {}, {}
+    for rank in pass_ms:
+        rows = looks(case, (name,), rank)
+        count = max(1, rows["samples"].sum())
+        share = shares[rank] = share_at(rows, EXCHANGES)
+        errors[rank] = math.sqrt(max(share * (1 - share), 1 / count) / count)
+    most, least = max(shares, key=shares.get), min(shares, key=shares.get)
+    if shares[most] - shares[least] <= SURE * math.hypot(errors[most], errors[least]):
+        return pass_ms
+    return pass_ms * (1 - pd.Series(shares))
 
 
 def _silent_backward_ms(case: Case, rank: int) -> float:
