@@ -107,7 +107,8 @@ def test_what_causes_account_for_is_not_unexplained(tmp_path: Path) -> None:
     # Of the step's 93.2 ms rank 1 computes 60 more than rank 0, which waits: the mean of both is
     # half of that. So 60 ms are lost, and the mean rank waits for 30.
     assert diagnosis.unexplained.exchanging == pytest.approx(32 / 93.2)
-    collected = written(tmp_path / "run", step_time_ms=93.2, collecting_time_ms=60.0)
+    times = {"step_time_ms": 93.2, "between_time_ms": 0.0, "collecting_time_ms": 60.0}
+    collected = written(tmp_path / "run", **times)
     diagnosis = examined(collected)
     assert [verdict.cause for verdict in diagnosis.verdicts] == ["garbage-collection"]
     assert diagnosis.unexplained.caused == pytest.approx(60 / 93.2)

@@ -20,6 +20,7 @@ def test_a_collection_on_one_rank_stops_all(tmp_path: Path, in_turn: bool) -> No
     change_table(
         folder,
         step_time_ms=40.0,
+        between_time_ms=0.0,
         collecting_time_ms=lambda steps: (
             10.0 * ((steps["step"] + steps["rank"]) % 2 if in_turn else 1)
         ),

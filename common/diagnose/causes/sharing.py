@@ -258,6 +258,8 @@ def own_pass_ms(case: Case, name: str) -> pd.DataFrame:
         count = max(1, rows["samples"].sum())
         share = shares[rank] = share_at(rows, EXCHANGES)
         errors[rank] = math.sqrt(max(share * (1 - share), 1 / count) / count)
+    if pass_ms.empty:
+        return pass_ms
     most, least = max(shares, key=shares.get), min(shares, key=shares.get)
     if shares[most] - shares[least] <= SURE * math.hypot(errors[most], errors[least]):
         return pass_ms
