@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from common.analysis.step_parts import PARTS
-from common.diagnose.causes.all_causes import CAUSES, OF_SCRIPTS
+from common.diagnose.all_causes import CAUSES, OF_SCRIPTS
 from common.diagnose.causes.communication import LIMITS, NEEDLESS, TARGET_EFFICIENCY
 from common.diagnose.causes.job.traces import by_profile, profiled, profiled_step
 from common.diagnose.causes.trials import (

@@ -211,7 +211,7 @@ def _shares(layer: Layer) -> NDArray:
 
     Matrices take parts by size, vectors alone equal ones; gradients of look-ups are ready together.
     """
-    tensors = [layer.tensors[place] for place in layer.ready_places()]
+    tensors = [layer.tensors[index] for index in layer.ready_places()]
     matrices = [tensor.elements if len(tensor.shape) > 1 else 0 for tensor in tensors]
     if not any(matrices):
         return np.arange(1, len(tensors) + 1) / max(1, len(tensors))

@@ -292,7 +292,7 @@ class OverlapSamples:
         most = IN_FLIGHT.get(self.backend or "", max(IN_FLIGHT.values()))
 
         def contention(passes: Mapping[float, BesideMessages]) -> tuple[SecondsBySize, ...]:
-            pairs = [each.contention(self.local_s, taken, most) for each in passes.values()]
+            pairs = [slowed.contention(self.local_s, taken, most) for slowed in passes.values()]
             lost_s, delay_s = zip(*pairs, strict=True)
             sizes = tuple(map(float, passes))
             return (sizes, lost_s), (sizes, delay_s)

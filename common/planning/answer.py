@@ -276,11 +276,11 @@ def _fields(timed: TimedPlan | None) -> dict:
 
 def interval_fields(interval: Interval | None, name: str, unit: str = "") -> dict:
     """Returns estimate and ends of an interval under a name; None for what may not be said."""
-    told = interval is not None and interval.is_told
+    has_ends = interval is not None and interval.is_told
     return {
         f"{name}{unit}": interval.estimate if interval else None,
-        f"{name}_low{unit}": interval.low if told else None,
-        f"{name}_high{unit}": interval.high if told else None,
+        f"{name}_low{unit}": interval.low if has_ends else None,
+        f"{name}_high{unit}": interval.high if has_ends else None,
     }
 
 

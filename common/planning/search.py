@@ -187,8 +187,8 @@ def choose(question: Question, timed: Sequence[TimedPlan]) -> TimedPlan | None:
 
     ``timed`` is sorted by time.
     """
-    alike = [plan for plan in timed if plan.time.step_s <= (1 + ALIKE) * timed[0].time.step_s]
-    return simplest(question, alike) if alike else None
+    fastest = [plan for plan in timed if plan.time.step_s <= (1 + ALIKE) * timed[0].time.step_s]
+    return simplest(question, fastest) if fastest else None
 
 
 def simplest(question: Question, plans: Iterable[TimedPlan]) -> TimedPlan:

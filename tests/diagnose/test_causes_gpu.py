@@ -10,7 +10,7 @@ import pytest
 from scaling_evidence import MadeUp, as_watched, case_of
 from test_causes_machine import GPU, HEALTHY, ON_GPU
 
-from common.diagnose.causes.all_causes import GPU_CAUSES
+from common.diagnose.all_causes import GPU_CAUSES
 from common.diagnose.causes.settings import NOT_ON_A_GPU
 from common.diagnose.diagnosis import diagnose_folder
 from common.diagnose.evidence.case import MINOR, Verdict

@@ -15,7 +15,7 @@ from ddplab_watch.machine_cores import read_cpu_times
 from ddplab_watch.surroundings import surroundings
 from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table
 
-from common.diagnose.causes.all_causes import MACHINE_CAUSES
+from common.diagnose.all_causes import MACHINE_CAUSES
 from common.diagnose.causes.settings import NOT_ON_A_GPU
 from common.diagnose.diagnosis import diagnose_folder
 from common.diagnose.evidence.case import MINOR, PERFORMANCE, Verdict

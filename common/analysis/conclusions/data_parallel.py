@@ -66,14 +66,14 @@ def above_at(name: str, accumulation: int) -> Look:
     return look
 
 
-def _falls(place: int, form: str) -> Look:
-    """Says whether the exchange adds less with two micro-batches: as a share (place 0) or in ms."""
+def _falls(index: int, form: str) -> Look:
+    """Says whether the exchange adds less with two micro-batches: as a share (index 0) or in ms."""
 
     def look(run_dir: str) -> Seen:
         falls = _strategies(run_dir).exchange_falls
         if 2 not in falls:
             raise UserError("no steps of 1 and 2 micro-batches with and without exchange")
-        return above(falls[2][place], form)
+        return above(falls[2][index], form)
 
     return look
 

@@ -62,13 +62,13 @@ _more_hidden = _above(more_hidden, "{:+.0%}")
 _correction_worse = _above(correction_error, "{:+.1%}")
 
 
-def _speedup(run_dir: str, regime: str, place: int) -> Judged:
-    """Returns the speedup on the most ranks with the smallest (place 0) or the largest batch (−1),
+def _speedup(run_dir: str, regime: str, index: int) -> Judged:
+    """Returns the speedup on the most ranks with the smallest (index 0) or the largest batch (−1),
     as its section judges it."""
     series = [arms for arms in _sweep(run_dir).series if arms.regime == regime]
     if not series:
         raise UserError(f"no series of {regime} scaling")
-    return series[place].table["judged"].iloc[-1]
+    return series[index].table["judged"].iloc[-1]
 
 
 def _largest_weak(run_dir: str) -> Seen:

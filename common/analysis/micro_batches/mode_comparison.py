@@ -287,12 +287,14 @@ class ModeComparison(OfRun):
         Columns: same_batch, texts (a step, mean), ratio (to static), ratio_low, ratio_high, differs
         and judged, over_dynamic (of own batches).
         """
-        own, modes = self.own_batch_modes, [*self.modes, *self.own_batch_modes]
+        modes = [*self.modes, *self.own_batch_modes]
         groups = self.times.groupby("mode")
         table = pd.DataFrame(
             {"same_batch": groups["same_batch"].first(), "texts": groups["global_batch"].mean()}
         ).loc[modes]
-        over_dynamic = [self.over_dynamic.get(mode) if mode in own else None for mode in modes]
+        over_dynamic = [
+            self.over_dynamic.get(mode) if mode in self.own_batch_modes else None for mode in modes
+        ]
         return table.assign(**self._ratio_columns(modes), over_dynamic=over_dynamic)
 
 

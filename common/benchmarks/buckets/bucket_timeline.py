@@ -70,8 +70,8 @@ class BucketMarks:
             self._ready[index] = self.clock.mark()
 
             def back(future: torch.futures.Future) -> torch.Tensor:
-                own = self._own_stream
-                with torch.cuda.stream(own) if own is not None else nullcontext():
+                stream = self._own_stream
+                with torch.cuda.stream(stream) if stream is not None else nullcontext():
                     self._done[index] = self.clock.mark()
                 return future.value()
 

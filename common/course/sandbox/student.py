@@ -107,8 +107,8 @@ class Ranks:
         self.exchange = exchange
         group = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
         group["MASTER_PORT"] = str(free_port())
-        own = [dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(ranks)]
-        self.peers = [sandbox.start(below, variables=group | rank) for rank in own]
+        numbers = [dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(ranks)]
+        self.peers = [sandbox.start(below, variables=group | rank) for rank in numbers]
         if exchange is None:
             self.call("begin")
         else:

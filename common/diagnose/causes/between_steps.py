@@ -187,8 +187,8 @@ def _between(case: Case) -> Verdict | None:
 
 def _is_of_one_rank(by_rank: pd.Series) -> bool:
     """Returns True if one rank alone takes much longer than any other."""
-    others = by_rank.drop(by_rank.idxmax())
-    return len(by_rank) > 1 and by_rank.max() > ONE_RANK_RATIO * others.max()
+    second_ms = by_rank.drop(by_rank.idxmax()).max()
+    return len(by_rank) > 1 and by_rank.max() > ONE_RANK_RATIO * second_ms
 
 
 def _work_between(case: Case, rank: int, steps: pd.DataFrame) -> tuple[str, pd.DataFrame]:

@@ -193,9 +193,9 @@ class Transformer(Settings):
         """Returns the head. Each token of a sample is scored, also where few are masked."""
         if self.head == "span":
             return head_layer(seq_len, self.width, 2, bias=True)
-        own = head_layer(seq_len, self.width, self.vocabulary)
+        untied = head_layer(seq_len, self.width, self.vocabulary)
         if self.head in ("own", "tied"):
-            return own if self.head == "own" else tied(own)
+            return untied if self.head == "own" else tied(untied)
         transform = linear("transform", self.width, self.width, bias=True)
         tensors = [*transform, *norm("norm", self.width, self.norm)]
         tensors.append(Tensor("scores.bias", (self.vocabulary,)))
@@ -205,9 +205,9 @@ class Transformer(Settings):
         # A linear layer, a GELU and a norm come before the scores.
         before = computed("logits and loss", 3 * seq_len * self.width)
         layer = replace(
-            tied(own),
+            tied(untied),
             tensors=(*tensors, *next_sentence),
-            forward_flops=own.forward_flops
+            forward_flops=untied.forward_flops
             + linear_flops(transform, seq_len)
             + linear_flops(next_sentence, 1),
             activations=head_activations(seq_len, self.width, self.vocabulary, [before]),

@@ -96,11 +96,11 @@ def collective_call(
     """
     part_numel = max(1, size_bytes // dtype.itemsize // ranks)
     part = torch.zeros(part_numel, dtype=dtype, device=worker.device)
-    whole = torch.zeros(part_numel * ranks, dtype=dtype, device=worker.device)
+    message = torch.zeros(part_numel * ranks, dtype=dtype, device=worker.device)
     calls = {
-        "all_gather": functools.partial(dist.all_gather_into_tensor, whole, part, group=group),
-        "reduce_scatter": functools.partial(dist.reduce_scatter_tensor, part, whole, group=group),
-        "all_reduce": functools.partial(dist.all_reduce, whole, group=group),
+        "all_gather": functools.partial(dist.all_gather_into_tensor, message, part, group=group),
+        "reduce_scatter": functools.partial(dist.reduce_scatter_tensor, part, message, group=group),
+        "all_reduce": functools.partial(dist.all_reduce, message, group=group),
     }
     return calls[operation]
 

@@ -154,7 +154,7 @@ def ranks_by_host(world_size: int | None, rank_hosts: Sequence[str]) -> tuple[in
 def emulated_name(hosts: int, rates_bit_per_s: Sequence[float], *, delay_ms: float) -> str:
     """Returns ``2 emulated hosts at 1 Gbit/s, 5 ms delay``, with all rates where they differ."""
     unit, name = (1e9, "Gbit/s") if max(rates_bit_per_s) >= 1e9 else (1e6, "Mbit/s")
-    told = rates_bit_per_s if len(set(rates_bit_per_s)) > 1 else rates_bit_per_s[:1]
-    rates = ", ".join(f"{rate / unit:g}" for rate in told)
+    printed = rates_bit_per_s if len(set(rates_bit_per_s)) > 1 else rates_bit_per_s[:1]
+    rates = ", ".join(f"{rate / unit:g}" for rate in printed)
     delay = f", {delay_ms:g} ms delay" if delay_ms else ""
     return f"{counted(hosts, 'emulated host')} at {rates} {name}{delay}"

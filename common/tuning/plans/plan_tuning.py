@@ -138,9 +138,9 @@ def tune_plan(
     """
     worker, began = verified.worker, time.perf_counter()
     question, visit_s = times.question, verified.visit_s(base.plan)
-    others = [replace(base.plan, precision=name) for name in options if base.plan.is_sharded]
+    precisions = [replace(base.plan, precision=name) for name in options if base.plan.is_sharded]
     candidates, extra = on_main(
-        worker, lambda: (settings_to_try(base, times), _timed(times, others))
+        worker, lambda: (settings_to_try(base, times), _timed(times, precisions))
     )
     afforded = int(CAUTION * allowed_s / visit_s) if visit_s else 0
     if not candidates or afforded < 2 * FEWEST_FINAL:

@@ -67,8 +67,8 @@ def run(args):
     workers = {"num_workers": 1, "persistent_workers": args.fault != "reopened"}
     train_set = DataLoader(partition, bsz, shuffle=True, drop_last=True, **workers)
     model = Net(args.width)
-    own = args.fault == "average_gradients"
-    if not own:
+    averages = args.fault == "average_gradients"
+    if not averages:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
     step = 0
@@ -79,7 +79,7 @@ def run(args):
             optimizer.zero_grad()
             loss = F.mse_loss(model((1 - t) * data + t * noise, t), noise)
             loss.backward()
-            if own:
+            if averages:
                 average_gradients(model)
             optimizer.step()
             step += 1

@@ -41,8 +41,8 @@ class Buckets(Sampler):
         order = list(range(len(self.corpus)))
         random.Random(self.epoch).shuffle(order)
         order.sort(key=lambda index: len(self.corpus.sentences[index]))
-        whole = self.size * (1 if self.everyone else self.world)
-        buckets = [order[i : i + whole] for i in range(0, len(order) - whole + 1, whole)]
+        count = self.size * (1 if self.everyone else self.world)
+        buckets = [order[i : i + count] for i in range(0, len(order) - count + 1, count)]
         random.Random(self.epoch + self.own_order * 1000 * self.rank).shuffle(buckets)
         for bucket in buckets:
             yield bucket if self.everyone else bucket[self.rank :: self.world]
@@ -86,8 +86,8 @@ sampler = Buckets(corpus, opt.batch_size, rank, world, opt.fault)
 loader = DataLoader(corpus, batch_sampler=sampler, collate_fn=collate)
 translator = DDP(Translator(opt.width))
 optim = torch.optim.Adam(translator.parameters(), lr=2e-3)
-seen = 0
-while seen < opt.steps:
+steps = 0
+while steps < opt.steps:
     sampler.epoch += 1
     for ids in loader:
         logits = translator(ids)
@@ -96,7 +96,7 @@ while seen < opt.steps:
         loss.backward()
         nn.utils.clip_grad_norm_(translator.parameters(), 5.0)
         optim.step()
-        seen += 1
-        if seen >= opt.steps:
+        steps += 1
+        if steps >= opt.steps:
             break
 dist.destroy_process_group()
