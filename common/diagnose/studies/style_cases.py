@@ -1,18 +1,17 @@
 """The seventh set of ``ddplab study scripts``: ten scripts in ten styles, with faults of their own.
 
-The scripts are in ``scripts/``. A fault is part of a script's code, as a user would write it. Most
+The scripts are in ``tests/diagnose/styles``. A fault is part of a script's code, as a user would write it. Most
 were reported in public: a script's docstring says where. All were written, together with the cause
 that must be named first, before any had been diagnosed.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from common.diagnose.studies.script_cases import HEALTHY, Case
+from common.runtime.paths import project_root
 
 SEVENTH = "seventh"
-STYLES = Path(__file__).with_name("scripts")
+STYLES = project_root() / "tests" / "diagnose" / "styles"
 NO_FAULT = (("fault", "none"),)
 """The flag that removes a script's fault."""
 CAUSES = {
