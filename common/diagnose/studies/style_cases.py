@@ -1,8 +1,8 @@
 """The seventh set of ``ddplab study scripts``: ten scripts in ten styles, with faults of their own.
 
-The scripts are in ``tests/diagnose/styles``. A fault is part of a script's code, as a user would write it. Most
-were reported in public: a script's docstring says where. All were written, together with the cause
-that must be named first, before any had been diagnosed.
+The scripts are in ``tests/diagnose/styles``. A fault is part of a script's code, as a user would
+write it. Most were reported in public: a script's docstring says where. All were written, together
+with the cause that must be named first, before any had been diagnosed.
 """
 
 from __future__ import annotations
