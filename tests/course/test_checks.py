@@ -229,6 +229,11 @@ def test_where_the_grader_breaks_an_earlier_result_stays(
     assert after.replace("not graded: the sandbox does not start", "") == before
 
 
+def test_a_study_that_goes_on_with_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such run directory"):
+        GradingStudy(only=("class",), continues=str(tmp_path / "gone"))
+
+
 @pytest.mark.grading
 @pytest.mark.timeout(300)
 def test_a_class_of_every_kind_loses_nothing(

@@ -67,6 +67,8 @@ class GradingStudy:
         for name in self.only:
             if name not in (GRADINGS, CLASS, *KINDS):
                 raise UserError(f"--only {name}: {GRADINGS}, {CLASS} or {', '.join(KINDS)}")
+        if self.continues and not Path(self.continues).is_dir():
+            raise UserError(f"--continues {self.continues}: no such run directory")
 
     @property
     def kinds(self) -> list[str]:
