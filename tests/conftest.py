@@ -38,7 +38,7 @@ RANKS = pytest.StashKey[RankServer]()
 
 
 settings.register_profile("quick", max_examples=25, deadline=None)
-settings.register_profile("ci", max_examples=200, deadline=None)
+settings.register_profile("ci", max_examples=100, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Read when torch is imported. Two threads on busy cores wait for each other more than they work.

@@ -63,10 +63,7 @@ def upper_limit(share: float, count: int = PAGES) -> float:
     ("rounds", "arms"),
     [
         (4, 8),
-        *(
-            pytest.param(rounds, arms, marks=pytest.mark.slow)
-            for rounds, arms in ((4, 2), (6, 2), (6, 4), (8, 2), (6, 8), (8, 4))
-        ),
+        *(pytest.param(rounds, arms, marks=pytest.mark.slow) for rounds, arms in ((4, 2), (8, 4))),
     ],
 )
 def test_where_nothing_differs_few_tables_say_that_something_does(rounds: int, arms: int) -> None:
@@ -81,10 +78,7 @@ def test_where_nothing_differs_few_tables_say_that_something_does(rounds: int, a
     ("arms", "half_width"),
     [
         (2, 0.05),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((2, 0.1), (4, 0.03), (4, 0.05), (8, 0.05), (8, 0.1))
-        ),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 0.03), (8, 0.1))),
     ],
 )
 def test_rounds_that_go_on_by_width_alone_make_no_differences(arms: int, half_width: float) -> None:
@@ -106,12 +100,7 @@ def test_rounds_that_go_on_by_width_alone_make_no_differences(arms: int, half_wi
         (6, 2, 0.1, 0.9),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (12, 7, 0.05, 0.4),
-                (8, 7, 0.1, 0.8),
-                (6, 7, 0.2, 0.95),
-                (4, 4, 0.2, 0.9),
-            )
+            for case in ((12, 7, 0.05, 0.4), (4, 4, 0.2, 0.9))
         ),
     ],
 )

@@ -56,6 +56,8 @@ def describe(figure: Figure) -> str:
     if len(panels) > 1:
         words = [f"Panel {number}: {text}" for number, text in enumerate(words, 1)]
     words += [f"Legend: {'; '.join(shared)}."] if shared else []
+    title = _plain(figure.get_suptitle())
+    words[:0] = [f"{title}."] if title else []
     caption = _plain(figure.get_supxlabel())
     words += [caption if caption.endswith(".") else f"{caption}."] if caption else []
     return " ".join(word for word in words if word)
@@ -67,7 +69,7 @@ def _panel(axes: Axes, shared: list[str]) -> str:
     drawn = _texts(legend.texts) if legend else [_plain(label) for label in labels]
     drawn = [text for text in drawn if text not in shared]
     parts = [
-        _plain(axes.get_title()),
+        _plain(axes.get_title(loc="left") or axes.get_title()),
         _axis("horizontal axis", axes.xaxis),
         _axis("vertical axis", axes.yaxis),
         f"drawn: {'; '.join(drawn)}" if drawn else "",

@@ -7,14 +7,16 @@ A figure's contents are its package's ``figures.py``; what all figures share is 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import matplotlib
+import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullFormatter, NullLocator
+from numpy.typing import NDArray
 
 from common.analysis.picture import describe, picture, width_px
 from common.runtime.wording import size_text
@@ -96,6 +98,14 @@ def level(axes: Axes, value: float, text: str, *, is_left: bool = False) -> None
     axes.text(at, value, text, transform=axes.get_yaxis_transform(), **look)
 
 
+def bar_rows(axes: Axes, names: Collection[str], **look: object) -> NDArray:
+    """Names rows of bars, from the top down and without lines across; returns the y of each."""
+    heights = np.arange(len(names))[::-1]
+    axes.set_yticks(heights, names, **look)
+    axes.grid(axis="y", visible=False)
+    return heights
+
+
 def rank_look(index: int) -> dict[str, str]:
     """Returns a colour and a marker that tell ranks apart; of the seventh they begin anew."""
     return {"color": CYCLE[index % len(CYCLE)], "marker": MARKERS[index % len(MARKERS)]}
@@ -107,13 +117,14 @@ def legend_above(fig: Figure, ncols: int, fontsize: float = 8) -> None:
     for axes in fig.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             by_label.setdefault(label, handle)
-    fig.legend(
-        by_label.values(),
-        by_label.keys(),
-        loc="outside upper center",
-        ncols=ncols,
-        fontsize=fontsize,
-    )
+    if by_label:
+        fig.legend(
+            by_label.values(),
+            by_label.keys(),
+            loc="outside upper center",
+            ncols=ncols,
+            fontsize=fontsize,
+        )
 
 
 SMALLEST_CAP_MIB = 0.0625

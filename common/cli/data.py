@@ -158,7 +158,7 @@ class TextLengths:
     datasets: tuple[str, ...] = ("sst2", "ag_news", "imdb")
     """Data sets to count; all of their training split is read."""
     dataset_dir: str = "datasets"
-    """Folder of local files; by default data sets come from the hub or its cache."""
+    """Folder of local files, which come first; others come from the hub or its cache."""
     tokenizer: str = "bert-base-uncased"
     """Tokenizer: a transformers model or a local folder."""
     output_dir: str = "data/text-lengths"

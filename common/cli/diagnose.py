@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from common.cli.flags import check_output, refuse_given, write_output
 from common.errors import UserError, naming_os_errors
 
 if TYPE_CHECKING:
     from common.diagnose.opened import Opened
 
 FLAGS_WITHOUT_VALUE = ("to_end", "no_probe", "verify", "anonymise", "compare", "track")
+OF_READ = ("read", "traces", "hardware", "program")
+OF_COMPARE = ("compare", "fail_above", "json", "track", "baseline", "program")
+OF_FOLDER = ("baseline", "program")
+"""Fields that have an effect where a job's files are read, two folders compared, one opened."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Diagnose:
     to_end: bool = False
     """After that, follow medians of steps to the end of the script; say when, on which rank and in
     which phase they change; judge the causes anew after a change."""
-    no_probe: bool = False
+    no_probe: tyro.conf.FlagCreatePairsOff[bool] = False
     """Do not time passes and all-reduces alone after the window; gains are then not predicted."""
     verify: bool = False
     """Try changes for a few passes each, on a copy of the model: buckets, compression,
@@ -84,6 +89,7 @@ class Diagnose:
     def run(self) -> None:
         """Runs or opens what is named, and prints what was found."""
         if self.read or self.traces:
+            refuse_given(self, "has no effect with --read", leave_out=OF_READ)
             self._postmortem()
             return
         if self.hardware:
@@ -91,11 +97,13 @@ class Diagnose:
         if not self.program:
             raise UserError("nothing to diagnose: name a script, -m MODULE or a folder")
         if self.compare:
+            refuse_given(self, "has no effect with --compare", leave_out=OF_COMPARE)
             sys.exit(self._compare())
         if self.fail_above is not None or self.json or self.track:
             raise UserError("--fail-above, --json and --track go with --compare")
         first = self.program[0]
         if len(self.program) == 1 and (first.endswith(".tar.gz") or Path(first).is_dir()):
+            refuse_given(self, f"has no effect on what was watched: {first}", leave_out=OF_FOLDER)
             self._show(self._open(first))
         else:
             sys.exit(self._run_script())
@@ -119,19 +127,18 @@ class Diagnose:
         """Compares two sides; returns the exit status."""
         from common.diagnose.compared_runs import compare
         from common.diagnose.trackers import installed, track
-        from common.runtime.records.run_directory import write_atomically
 
         if len(self.program) != 2:
             raise UserError(f"--compare takes two folders, not {len(self.program)}")
         limit = self.fail_above
         if limit is not None and not 0 <= limit < math.inf:
             raise UserError(f"--fail-above {limit}: a percentage from 0 on")
+        check_output("--json", self.json or None)
         tracker = installed() if self.track else ""
         comparison = compare((self.program[0], self.program[1]), self._open)
         content = comparison.as_json(limit)
         if self.json:
-            with naming_os_errors(f"--json {self.json}"):
-                write_atomically(Path(self.json), json.dumps(content, indent=1))
+            write_output("--json", self.json, json.dumps(content, indent=1))
         print("\n".join(comparison.lines(limit)))
         if tracker:
             name = f"{self.program[0]} against {self.program[1]}"

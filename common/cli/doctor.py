@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.cli import gpu_checks as checks
@@ -16,6 +13,8 @@ from common.cli.gpu_checks import OVERLAP, Check, gpu_rows, overlap, reachable_p
 from common.cli.printed import print_lines
 from common.errors import RunFailed, UserError
 from common.runtime.machine.device import granted_gpus, hides_gpus
+from common.runtime.machine.environment import cpu_model, package_version, usable_cores
+from common.runtime.processes.ranks import current_ranks
 from common.runtime.wording import counted
 
 if TYPE_CHECKING:
@@ -58,14 +57,17 @@ class Doctor:
 
     def run(self) -> None:
         """Prints the tables; exit status 2 when something the main job needs is missing."""
-        from common.runtime.processes.ranks import current_ranks
-
+        if self.pairs and self.selftest:
+            raise UserError("--selftest and --pairs: give one")
         if self.ranks is not None and (not self.pairs or current_ranks().world_size > 1):
             raise UserError("--ranks goes with --pairs, outside of a job")
-        if self.pairs:
-            time_pairs(self.ranks)
-        elif self.selftest:
-            run_selftest(self.output_dir)
+        if self.pairs or self.selftest:
+            from common.cli import doctor_ranks
+
+            if self.pairs:
+                doctor_ranks.time_pairs(self.ranks)
+            else:
+                doctor_ranks.run_selftest(self.output_dir)
         elif current_ranks().world_size > 1:
             show_placement()
         else:
@@ -146,9 +148,7 @@ def describe() -> list[tuple[str, str]]:
     import torch
     import torch.distributed as dist
 
-    from common.runtime.machine.environment import cpu_model, usable_cores
     from common.runtime.machine.gpus import build_versions
-    from common.runtime.processes.ranks import current_ranks
 
     ranks, build = current_ranks(), build_versions()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -165,7 +165,7 @@ def describe() -> list[tuple[str, str]]:
     if "build_nccl" in build:
         nccl += f" (torch was built with {build['build_nccl']})"
     # A name and its version stay on a line.
-    versions = "  ".join(f"{name}=={version(name) or 'missing'}" for name in PACKAGES)
+    versions = "  ".join(f"{name}=={package_version(name) or 'missing'}" for name in PACKAGES)
     return [
         ("CPU", f"{usable_cores()} cores of {cpu_model()}"),
         ("GPUs", ", ".join(gpus) or "none visible"),
@@ -231,14 +231,6 @@ def check_gpus(facts: GpuFacts) -> list[Check]:
     return [row for row in rows if row is not None]
 
 
-def version(package: str) -> str | None:
-    """Returns the installed version of a package, or None."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _benchmarks() -> Check:
     import torch.distributed as dist
 
@@ -270,7 +262,6 @@ def _all_reduce() -> Check:
     import torch.distributed as dist
 
     from common.runtime.group.process_group import process_group
-    from common.runtime.processes.ranks import current_ranks
 
     if current_ranks().world_size > 1:
         return Check("all-reduce", True, "not tried inside a job", True)
@@ -299,7 +290,7 @@ def _overlap() -> Check:
 
 
 def _packages(feature: str, names: tuple[str, ...]) -> Check:
-    missing = [name for name in names if version(name) is None]
+    missing = [name for name in names if package_version(name) is None]
     detail = f"missing: {', '.join(missing)}" if missing else ", ".join(names)
     return Check(feature, not missing, detail, True)
 
@@ -314,67 +305,3 @@ def _emulated_hosts() -> Check:
 def _slurm() -> Check:
     sbatch = shutil.which("sbatch")
     return Check("cluster jobs", bool(sbatch), "sbatch found" if sbatch else "no sbatch here")
-
-
-def time_pairs(ranks: int | None) -> None:
-    """Times all pairs of a job's ranks, or of ranks that are started here.
-
-    Raises UserError for a number of ranks that has no pair.
-    """
-    from common.benchmarks import pairs
-    from common.cluster.launch import launch
-    from common.runtime.machine.device import choose_device
-    from common.runtime.machine.gpus import cuda_devices
-    from common.runtime.processes.ranks import current_ranks
-    from common.runtime.stage_progress import StageProgress
-
-    if current_ranks().world_size > 1:
-        pairs.main(pairs.PairBenchmark())
-        return
-    device = choose_device()
-    count = (len(cuda_devices()) if device == "cuda" else 2) if ranks is None else ranks
-    if count < 2:
-        raise UserError(f"--ranks {count}: at least 2 have a pair")
-    with tempfile.TemporaryDirectory(prefix="ddplab-pairs-") as folder:
-        log = Path(folder) / "log"
-        with StageProgress().stage(f"pairs ({count} ranks)") as update:
-            launch(Path(pairs.__file__), ["--device", device], count, log, on_output=update)
-        print(log.read_text(), end="")
-
-
-def run_selftest(output_dir: str) -> None:
-    """Starts the self-test, shows its table, and leaves with its verdict.
-
-    Raises:
-        UserError: GPUs were granted that torch cannot use.
-        RunFailed: a check failed, or a rank died.
-    """
-    from common.benchmarks.selftest import Result, print_results, read_results
-    from common.cluster.launch import launch
-    from common.runtime.machine.device import choose_device
-    from common.runtime.machine.gpus import cuda_devices
-    from common.runtime.paths import project_root
-    from common.runtime.stage_progress import StageProgress
-
-    device = choose_device()
-    ranks = len(cuda_devices()) if device == "cuda" else 2
-    with tempfile.TemporaryDirectory(prefix="ddplab-selftest-") as folder:
-        results = Path(folder) / "results"
-        log = Path(folder) / "log"
-        flags = ["--output_dir", str(Path(output_dir).absolute()), "--results", str(results)]
-        flags += ["--device", device]
-        script = project_root() / "common" / "benchmarks" / "selftest.py"
-        failure = None
-        try:
-            with StageProgress().stage(f"self-test ({ranks} ranks)") as update:
-                launch(script, flags, ranks, log, on_output=update)
-        except (RunFailed, UserError) as error:
-            failure = str(error)
-        rows = read_results(results)
-        if not rows:
-            lines = log.read_text().strip().splitlines()[-1:] or [""]
-            rows = [Result("start", "failed", failure or lines[0], "see ddplab doctor")]
-    print_results(rows)
-    failed = [result.name for result in rows if result.is_bad]
-    if failed or failure:
-        raise RunFailed(f"self-test: {', '.join(failed) or failure}")

@@ -54,7 +54,9 @@ class Explore:
         if self.run_dir:
             check_run(self.run_dir)
         if self.from_traces:
-            check_traces(self.from_traces)
+            from common.explore.known_systems import from_traces
+
+            from_traces("traces", Path(self.from_traces))  # refused before a page is opened
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
         try:
@@ -86,13 +88,6 @@ def check_run(run_dir: str) -> None:
 
     with contextlib.suppress(NotYetWritten):  # in a student's tree the page names the task
         open_run(run_dir)
-
-
-def check_traces(folder: str) -> None:
-    """Reads a job's traces once. Raises UserError where they make no system."""
-    from common.explore.known_systems import from_traces
-
-    from_traces("traces", Path(folder))
 
 
 def has_display() -> bool:

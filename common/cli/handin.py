@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from common.errors import UserError
+from common.runtime.paths import project_root
 
 if TYPE_CHECKING:
     from common.course.submission import HandedIn
@@ -67,7 +68,6 @@ def build(handin: Handin) -> tuple[Path, dict[str, bytes], list[str]]:
     """
     from common.course.hand_ins.tarball import ANSWERS
     from common.course.submission import handed_in, pack
-    from common.runtime.paths import project_root
 
     number = re.fullmatch(r"assignment(\d)", handin.assignment)
     if not number or not (project_root() / "assignments" / handin.assignment).is_dir():
@@ -88,7 +88,6 @@ def build(handin: Handin) -> tuple[Path, dict[str, bytes], list[str]]:
 def exercises(of: HandedIn) -> Iterator[tuple[str, bytes]]:
     """Yields the files of the assignment's tasks."""
     from common.course.tasks import read_tasks
-    from common.runtime.paths import project_root
 
     for task in of.tasks(read_tasks()).values():
         path = project_root() / task.path
@@ -100,7 +99,6 @@ def exercises(of: HandedIn) -> Iterator[tuple[str, bytes]]:
 def answers(of: HandedIn) -> tuple[bytes, list[str]]:
     """Returns the file of answers, and the questions without one."""
     from common.course.answers import questions_path, read_answers, read_questions
-    from common.runtime.paths import project_root
 
     path = questions_path(project_root(), of.assignment)
     if not path.is_file():
@@ -117,7 +115,6 @@ def tables(run: Path) -> dict[str, bytes]:
         UserError: a table was recorded by somebody else and came with the project.
     """
     from common.course.hand_ins.tarball import KINDS_OF_TABLES, RUN
-    from common.runtime.paths import project_root
 
     recorded = {
         hashlib.sha256(path.read_bytes()).digest(): path
@@ -141,7 +138,6 @@ def find_report(assignment: str, run_dir: str | None) -> Path:
 
     Raises UserError where there is none.
     """
-    from common.runtime.paths import project_root
     from common.runtime.records.run_directory import newest_complete_run, read_environment
 
     if run_dir is None:

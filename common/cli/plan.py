@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from common.cli.flags import check_output, refuse_given, write_output
+from common.cli.printed import console_of
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BYTES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 RANKS = 2
+ON_CLUSTER = ("gpus", "tf32", "compile", "fused_loss", "allreduce", "from_traces")
+HERE = ("ranks", "device", "mine", "tune_seconds", "output_dir")
+"""Fields of ``Plan`` that have an effect with a cluster only, and without one."""
 
 
 @dataclass(frozen=True)
@@ -103,27 +108,16 @@ class Plan:
         if (self.function is None) == (self.model is None):
             raise UserError("name MODULE:FUNCTION, or --model with a name or a config.json")
         check_changes_training(self.changes_training)
-        for flag, path in (("--json", self.json), ("--page", self.page)):
-            if path is not None and (
-                not path or Path(path).is_dir() or not Path(path).parent.is_dir()
-            ):
-                raise UserError(f"{flag} {path!r}: give the name of a file in a folder")
+        check_output("--json", self.json)
+        check_output("--page", self.page)
         if self.cluster is None:
-            flags = {"--gpus": self.gpus, "--tf32": self.tf32, "--compile": self.compile}
-            flags |= {"--fused-loss": self.fused_loss}
-            flags |= {"--allreduce": self.allreduce, "--from-traces": self.from_traces}
-            for flag, value in flags.items():
-                if value:
-                    raise UserError(f"{flag} has an effect with --cluster only; here it is --ranks")
+            why = "has an effect with --cluster only; here it is --ranks"
+            refuse_given(self, why, only=ON_CLUSTER)
         else:
-            for flag, value in {"--ranks": self.ranks, "--device": self.device}.items():
-                if value is not None:
-                    raise UserError(f"{flag} has no effect with --cluster, whose GPUs are --gpus")
-            if self.mine:
-                raise UserError("--mine has no effect with --cluster, where nothing is run")
-        for flag, value in (("--seq-len", self.seq_len), ("--fused-loss", self.fused_loss)):
-            if self.function is not None and value:
-                raise UserError(f"{flag} has an effect with --model only")
+            why = "has no effect with --cluster, whose GPUs are --gpus and where nothing is run"
+            refuse_given(self, why, only=HERE)
+        if self.function is not None:
+            refuse_given(self, "has an effect with --model only", only=("seq_len", "fused_loss"))
 
     def precisions(self, default: str) -> tuple[str, ...]:
         """Returns the precisions that may be chosen, the asked or default one first."""
@@ -249,22 +243,18 @@ class Plan:
     def _tell(self, searched: Searched, best: TimedPlan | None, where: str) -> None:
         import json
 
-        from rich.console import Console
-
         from common.planning.answer import as_json
         from common.planning.report import WIDTH, print_answer
-        from common.runtime.records.run_directory import write_atomically
 
-        console = Console()
-        console = Console(width=max(console.width, WIDTH))
+        console = console_of(WIDTH)
         print_answer(searched, best, where, console)
         if self.json is not None:
             text = json.dumps(as_json(searched, best=best), indent=1)
-            write_atomically(Path(self.json), f"{text}\n")
+            write_output("--json", self.json, f"{text}\n")
         if self.page is not None:
             from common.analysis.plans.page import page
 
-            write_atomically(Path(self.page), page(searched, best, where))
+            write_output("--page", self.page, page(searched, best, where))
         for path in filter(None, (self.json, self.page)):
             console.print(f"Written: {path}", highlight=False)
 

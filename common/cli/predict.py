@@ -7,7 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from common.cli.prediction.cluster import ClusterQuestion, given_flags
+from common.cli.flags import refuse_given
+from common.cli.prediction.cluster import ClusterQuestion
 from common.cli.prediction.question import TableQuestion
 from common.errors import UserError
 
@@ -50,8 +51,7 @@ class Predict(TableQuestion):
 
         if self.on_cluster.cluster is not None:
             left_out = ("on_cluster", "allreduce", "from_traces")
-            if tables := given_flags(self, leave_out=left_out):
-                raise UserError(f"{tables[0]} has no effect with --cluster")
+            refuse_given(self, "has no effect with --cluster", leave_out=left_out)
             self.on_cluster.run(self.allreduce, self.from_traces)
             return
         if self.gradient_mib:
@@ -59,8 +59,8 @@ class Predict(TableQuestion):
             return
         if self.from_traces is not None:
             left_out = ("on_cluster", "from_traces", "timeline", "bucket_cap_mb")
-            if flags := given_flags(self, leave_out=left_out) + given_flags(self.on_cluster):
-                raise UserError(f"{flags[0]} has no effect with --from-traces")
+            refuse_given(self, "has no effect with --from-traces", leave_out=left_out)
+            refuse_given(self.on_cluster, "has no effect with --from-traces")
             from common.cli.prediction.from_traces import print_from_traces
 
             print_from_traces(self.from_traces, self.bucket_cap_mb, Console(), self.timeline)
@@ -68,21 +68,20 @@ class Predict(TableQuestion):
         if self.timeline is not None:
             raise UserError("--timeline has an effect with --from-traces only")
         if self.on_cluster.model is not None:
-            if tables := given_flags(self, leave_out=("on_cluster",)):
-                raise UserError(f"{tables[0]} has no effect with --model, which takes no tables")
+            why = "has no effect with --model, which takes no tables"
+            refuse_given(self, why, leave_out=["on_cluster"])
             self.on_cluster.print_memory()
             return
-        if flags := given_flags(self.on_cluster):
-            raise UserError(f"{flags[0]} has an effect with --cluster only")
+        refuse_given(self.on_cluster, "has an effect with --cluster only")
 
         from common.cli.prediction.report import Report
 
         Report(self).print(Console())
 
     def _print_gains(self) -> None:
-        tables = given_flags(self, leave_out=("on_cluster", "gradient_mib", "run_dir"))
-        if flags := tables + given_flags(self.on_cluster, leave_out=("gpus", "csv")):
-            raise UserError(f"{flags[0]} has no effect with --gradient-mib")
+        why, left_out = "has no effect with --gradient-mib", ("gradient_mib", "run_dir")
+        refuse_given(self, why, leave_out=("on_cluster", *left_out))
+        refuse_given(self.on_cluster, why, leave_out=("gpus", "csv"))
         from common.cli.prediction.gains import print_gains
 
         print_gains(self.gradient_mib, self.run_dir, self.on_cluster.gpus, self.on_cluster.csv)

@@ -26,6 +26,13 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
     print_lines(console, notes, before="- ")
 
 
+def console_of(least: int) -> Console:
+    """Returns the terminal, taken to have at least so many columns."""
+    from rich.console import Console
+
+    return Console(width=max(Console().width, least))
+
+
 def print_grid(table: Table, least: int = 0) -> None:
     """Prints a table, its first column on the left.
 
@@ -35,7 +42,6 @@ def print_grid(table: Table, least: int = 0) -> None:
             there; by default no cell is.
     """
     from rich import box
-    from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
 
@@ -47,5 +53,4 @@ def print_grid(table: Table, least: int = 0) -> None:
         grid.add_row(*map(Text, row))
     columns = zip(table.columns, *table.cells, strict=True)
     whole = sum(max(map(len, column)) + GAP for column in columns) + GAP
-    console = Console()
-    Console(width=max(console.width, least or whole)).print(grid)
+    console_of(least or whole).print(grid)

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from common.cli.flags import refuse_given
+
 
 @dataclass(frozen=True)
 class Run:
@@ -33,7 +35,8 @@ class Run:
         from common.runtime.processes.bytecode import shared_bytecode
         from common.runtime.stage_progress import StageProgress
 
-        if self.run_dir:
+        if self.run_dir is not None:
+            refuse_given(self, "has no effect with --run-dir", only=("preset", "output_dir"))
             report_measured(
                 self.what,
                 self.run_dir,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from common.cli.flags import refuse_given
 from common.cli.plan import Plan, check_changes_training, cuda_is_there
 from common.errors import UserError
 
@@ -87,9 +88,7 @@ class Tune:
 
         from common.planning.space import SHARDED
 
-        for flag, value in (("--backend", self.backend), ("--run-id", self.run_id)):
-            if value:
-                raise UserError(f"{flag} has no effect with --fsdp")
+        refuse_given(self, "has no effect with --fsdp", only=("share", "backend", "run_id"))
         if self.nproc < 2:
             raise UserError(f"--nproc {self.nproc}: at least 2, a single rank shards nothing")
         on_gpu = self.device != "cpu" and cuda_is_there()

@@ -40,12 +40,12 @@ MISTAKES = (
 """Causes that lengthen an exchange: they come before the limit of what is left of it."""
 COUNTED = (NEEDLESS, "recompilation", "cpu-quota", "shared-device")
 """Causes that cost time and are counted or seen, not timed: other work does not look like them."""
-REASONS = dict.fromkeys((*LIMITS, "beside-the-model"), MISTAKES) | {
+REASONS = dict.fromkeys((*LIMITS, "beside-the-model", "bucket-cap"), MISTAKES) | {
     "evaluation-or-logging": ("garbage-collection",)
 }
 """Cause → causes that come before it, as they are a reason of what it only sees the time of."""
 LARGE_PART = 0.5
-"""Share of a cause's cost from which a reason other than ``NEEDLESS`` comes before it."""
+"""Share of a verdict's time from which a surer one, or a reason, comes before it."""
 MANY_UNJUDGED = 12
 """With so many causes not judged, it means little that none of the others was found."""
 NEW_SHARE = 0.02
@@ -171,26 +171,28 @@ def lost_by_round(case: Case, cause: str) -> list[float]:
 
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Sorts by group and cost; but a reason comes before the limit that is left without it.
+    """Sorts by group and cost; but what ``_goes_before`` another comes before it."""
+    ordered, remaining = [], sorted(verdicts, key=lambda verdict: verdict.order)
+    while remaining:
+        first = next(v for v in remaining if not any(_goes_before(o, v) for o in remaining))
+        remaining.remove(first)
+        ordered.append(first)
+    return ordered
 
-    So does one that takes most of what another cause only sees the time of.
+
+def _goes_before(first: Verdict, second: Verdict) -> bool:
+    """Returns True if a verdict comes before another of its group, though it may take less.
+
+    It does so if it is surer than a verdict of low confidence and takes at least ``LARGE_PART`` of
+    that one's time, or if it is a reason of the other: of time that the other only sees, or of a
+    limit. A limit is what is left without its reasons, and comes after nothing else.
     """
-
-    def position(verdict: Verdict) -> tuple[tuple[int, float], bool]:
-        before = [
-            reason.order
-            for reason in verdicts
-            if reason.cause in REASONS.get(verdict.cause, ())
-            and reason.group == PERFORMANCE
-            and reason.confidence != "low"
-            and (
-                reason.cause == NEEDLESS
-                or reason.lost_share >= LARGE_PART * (verdict.lost_share or 0.0)
-            )
-        ]
-        return max([verdict.order, *before]), bool(before)
-
-    return sorted(verdicts, key=position)
+    if first.group != second.group or first.confidence == "low":
+        return False
+    takes_most = -first.order[1] >= LARGE_PART * -second.order[1]
+    if first.cause in REASONS.get(second.cause, ()):
+        return takes_most or first.cause == NEEDLESS
+    return takes_most and second.confidence == "low" and second.cause not in LIMITS
 
 
 def diagnose_folder(
@@ -305,7 +307,7 @@ def lines_of_causes(verdicts: Sequence[Verdict], trials: Sequence[Tried] = ()) -
     """Returns causes as text, with the changes that were tried against them."""
     lines: list[str] = []
     for number, verdict in enumerate(verdicts, 1):
-        lost = f"; takes {percent(verdict.lost_share)}" if verdict.lost_share else ""
+        lost = f"; takes {percent(verdict.lost_share)} of the time" if verdict.lost_share else ""
         lines += ["", *wrapped(f"{verdict.title} ({verdict.cause}{lost})", f"{number}. ")]
         for sentence in verdict.evidence:
             lines += wrapped(sentence, "   - ")

@@ -6,7 +6,6 @@ import numpy as np
 
 from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, RED
 from common.data.text_lengths import LengthDistribution, read_text_lengths
-from common.errors import UserError
 from common.explore.controls import Key, Slider, Tab, Text, choice, needs, on_change, page
 from common.explore.figures import Figure, bar, figure, line
 from common.explore.micro_batches import PLANS, STATIC, BatchSettings, BatchView, divide, rectangles
@@ -64,17 +63,14 @@ class BatchTab(Tab):
     def update(self) -> None:
         """Computes what the controls say and replaces the figures' data."""
         name, now = self.data_set.value, self.settings()
-        try:
+        with self.answering():
             if name not in self._read:
                 self._read[name] = read_text_lengths(name)
             view = divide(self._read[name], now)
-        except UserError as error:
-            self.refuse(error)
-            return
-        self.message.show(*map(needs, view.unwritten))
-        show_rectangles(self.figures["rectangles"], view)
-        show_ranks(self.figures["ranks"], view)
-        self._say(view, now)
+            self.message.show(*map(needs, view.unwritten))
+            show_rectangles(self.figures["rectangles"], view)
+            show_ranks(self.figures["ranks"], view)
+            self._say(view, now)
 
     def _say(self, view: BatchView, now: BatchSettings) -> None:
         padding, static = 0.0, view.bottlenecks[STATIC]

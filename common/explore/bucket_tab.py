@@ -8,7 +8,6 @@ from dataclasses import replace
 import ipywidgets
 
 from common.analysis.style import GOOD_EFFICIENCY
-from common.errors import UserError
 from common.explore.bucket_figures import (
     CAP_KEY,
     EFFICIENCY_KEY,
@@ -36,6 +35,7 @@ from common.explore.controls import (
     Text,
     choice,
     needs,
+    on_change,
     page,
     steps_between,
     time_text,
@@ -89,8 +89,7 @@ class BucketTab(Tab):
         )
         self.choice.observe(lambda _: self.open(self.choice.value), "value")
         self.reset.on_click(lambda _: self.start_anew())
-        for slider in self.sliders.values():
-            slider.observe(lambda _: self.update(), "index")
+        on_change(self.sliders.values(), self.update)
         self.open(self.choice.value)
 
     def settings(self) -> BucketSettings:
@@ -101,11 +100,9 @@ class BucketTab(Tab):
         """Opens a system of the list and shows it as it is."""
         self.system, self._searched = None, None
         self.message.show(f"Opening {name} …")
-        try:
+        with self.answering():
             self.system = self.systems[name]()
             self.start_anew()
-        except UserError as error:
-            self.refuse(error)
 
     def start_anew(self) -> None:
         """Puts all sliders where they change nothing."""
@@ -133,21 +130,18 @@ class BucketTab(Tab):
         # T(b) does not depend on the cap that is chosen.
         but_for_cap = replace(now, cap_mib=self.at_first.cap_mib)
         searched, best = self._searched or (None, None)
-        try:
+        with self.answering():
             view = explore(self.system, now, best if searched == but_for_cap else None)
-        except UserError as error:
-            self.refuse(error)
-            return
-        self._searched = (but_for_cap, view.best)
-        self.message.show(*map(needs, view.unwritten))
-        as_is = but_for_cap == self.at_first
-        show_timeline(self.figures["timeline"], view)
-        show_caps(self.figures["caps"], view, now, self.system, as_is)
-        show_efficiency(self.figures["efficiency"], view, now)
-        self._say(view, now, as_is)
-        command = predict_line(self.system, now, self.at_first)
-        with self.command.hold_sync():
-            self.command.line, self.command.note = command.line, command.note
+            self._searched = (but_for_cap, view.best)
+            self.message.show(*map(needs, view.unwritten))
+            as_is = but_for_cap == self.at_first
+            show_timeline(self.figures["timeline"], view)
+            show_caps(self.figures["caps"], view, now, self.system, as_is)
+            show_efficiency(self.figures["efficiency"], view, now)
+            self._say(view, now, as_is)
+            command = predict_line(self.system, now, self.at_first)
+            with self.command.hold_sync():
+                self.command.line, self.command.note = command.line, command.note
 
     def _offer(self, name: str, value: float, label: str) -> None:
         """Offers values from a thousandth of ``value`` to a thousand times as much."""

@@ -122,6 +122,14 @@ class Tab:
         finally:
             self.is_quiet = False
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Says why there is no answer where the block raises UserError, and shows no other."""
+        try:
+            yield
+        except UserError as error:
+            self.refuse(error)
+
     def refuse(self, error: UserError) -> None:
         """Says why there is no answer, and takes the one before away."""
         self.message.show(needs(error.task) if isinstance(error, NotYetWritten) else str(error))

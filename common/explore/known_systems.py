@@ -25,7 +25,7 @@ from common.perfmodel.cluster.clusters import COURSE_CLUSTERS, load_cluster
 from common.perfmodel.cluster.computed_profile import computed_model, predicted_profile
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce
-from common.perfmodel.cluster.pass_time import adamw_s
+from common.perfmodel.cluster.pass_time import adamw_s, forward_s
 from common.perfmodel.cluster.steps import default_caps_mib
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.ddp.step import StepParts
@@ -194,9 +194,11 @@ def on_cluster(name: str, chosen: ChosenModel) -> System:
     cluster, job = load_cluster(name), Job(chosen.architecture)
     peak = known_peak(cluster.gpu)
     profile = predicted_profile(job, peak, job.batch_size)
+    layers = chosen.architecture.layers
+    sample_s = sum(layer.count * forward_s(job, layer, peak) for layer in layers)
     alone = StepParts(
-        forward_s=profile.backward_s / 2,
-        update_s=adamw_s(chosen.architecture.num_parameters, peak.memory_bytes_per_s),
+        forward_s=job.batch_size * sample_s,
+        update_s=adamw_s(chosen.architecture.num_trained, peak.memory_bytes_per_s),
         local_backward_s=profile.backward_s,
     )
 

@@ -9,9 +9,10 @@ neighbours in a list of modules are blocks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby, pairwise
 from typing import TypeVar
 
@@ -23,8 +24,15 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
-from common.models.traced_memory import joined_activations, unit_of, with_activations
-from common.perfmodel.architectures.activations import CUDA, NO_ACTIVATIONS
+from common.models.frozen import (
+    all_trained,
+    as_it_moves,
+    frozen_keys,
+    gradient_counter,
+    partly_frozen,
+)
+from common.models.traced_memory import unit_of, with_activations
+from common.perfmodel.architectures.activations import CUDA, NO_ACTIVATIONS, Activations, Piece
 from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.architectures.architecture import Tensor as Parameter
 
@@ -50,10 +58,14 @@ def traced_architecture(
     try:
         with faked(make) as (module, batch, loss):
             samples = samples or _rows(batch, name)
-            architecture = _followed(module, lambda: loss(module, batch), samples, name)
-            sized = with_activations(
-                architecture, module, lambda: loss(module, batch), batch, samples, device
-            )
+            run = partial(loss, module, batch)
+            watched = (module, run, batch, samples, device)
+            frozen = frozen_keys(module)
+            with all_trained(module):
+                sized = with_activations(_followed(module, run, samples, name, frozen), *watched)
+            if frozen:
+                trained = with_activations(_partly_frozen(sized, module, run, samples), *watched)
+                sized = as_it_moves(trained, sized)
             return replace(sized, layers=tuple(_joined(sized.layers)))
     except UserError:
         raise
@@ -106,9 +118,16 @@ class _Zeros(TorchDispatchMode):
 
 
 def _followed(
-    module: nn.Module, loss: Callable[[], Tensor], samples: int, name: str
+    module: nn.Module,
+    loss: Callable[[], Tensor],
+    samples: int,
+    name: str,
+    frozen: Collection[str],
 ) -> Architecture:
-    """Runs both passes, and shares parameters and operations out over the module's units."""
+    """Runs both passes, and shares parameters and operations out over the module's units.
+
+    All are trained meanwhile, those ``frozen``, too.
+    """
     trained = {key: weight for key, weight in module.named_parameters() if weight.requires_grad}
     ready: list[str] = []
     for key, parameter in trained.items():
@@ -122,7 +141,7 @@ def _followed(
     outside = flops.pop("", 0) / samples  # such as a head that is the embedding
     parameters = {key: unit_of(key, units) for key in trained}
     layers = []
-    for path, keys in _in_forward_order(parameters, ready, units):
+    for path, keys in _in_forward_order(parameters, ready, units, frozen):
         registered = [key for key in trained if key in keys]
         # A part of a unit that is ready apart from the rest has the name of its first parameter.
         is_part = path in {layer.name for layer in layers}
@@ -145,18 +164,39 @@ def _followed(
     return Architecture(name=name, layers=tuple(layers))
 
 
+def _partly_frozen(
+    architecture: Architecture, module: nn.Module, loss: Callable[[], Tensor], samples: int
+) -> Architecture:
+    """Returns the architecture with what is frozen apart, and the operations of gradients."""
+    frozen = frozen_keys(module)
+    with gradient_counter() as counter:
+        loss()
+    flops = _by_unit(module, counter, {layer.name: layer.is_block for layer in architecture.layers})
+    flops["rest"] = flops.pop("", 0)
+    layers = (
+        partly_frozen(layer, frozen, flops.get(layer.name, 0) / samples)
+        for layer in architecture.layers
+    )
+    return replace(architecture, layers=tuple(layers))
+
+
 def _in_forward_order(
-    parameters: dict[str, str], ready: list[str], units: dict[str, bool]
+    parameters: dict[str, str],
+    ready: list[str],
+    units: dict[str, bool],
+    frozen: Collection[str],
 ) -> list[tuple[str, list[str]]]:
     """Returns units in the order of the forward pass, their parameters in that of gradients.
 
     ``parameters`` has the unit of each, ``ready`` the order of gradients. A block is whole, where
     its last gradient is; any other unit is in parts where gradients of others are ready between its
-    own. What a pass does not use is ready before it, as under DDP's ``find_unused_parameters``.
+    own. What a pass does not use is ready before it, as under DDP's ``find_unused_parameters``;
+    what is frozen then, as where it runs without gradients, comes first in the forward pass.
     """
-    unused = [key for key in parameters if key not in ready]
+    unused = [key for key in parameters if key not in ready and key not in frozen]
+    first = [key for key in parameters if key not in ready and key in frozen]
     parts: list[tuple[str, list[str]]] = [(path, []) for path in units]
-    for path, keys in groupby([*unused, *ready], key=parameters.__getitem__):
+    for path, keys in groupby([*unused, *ready, *first[::-1]], key=parameters.__getitem__):
         before = [key for name, part in parts if name == path and units[path] for key in part]
         parts = [part for part in parts if part[0] != path or (part[1] and not units[path])]
         parts.append((path, [*before, *keys]))
@@ -230,8 +270,38 @@ def _by_unit(
 def _joined(layers: Sequence[Layer]) -> Iterator[Layer]:
     """Yields layers with equal neighbours counted as one, under the name of the first."""
     for _, equal in groupby(
-        layers, key=lambda layer: replace(layer, name="", activations=NO_ACTIVATIONS)
+        layers,
+        key=lambda layer: replace(
+            layer, name="", activations=NO_ACTIVATIONS, backward_ratio=layer.has_backward
+        ),
     ):
         group = list(equal)
-        activations = joined_activations(group)
-        yield replace(group[0], count=len(group), activations=activations)
+        ratio = sum(layer.backward_ratio for layer in group) / len(group)
+        activations = _joined_activations(group)
+        yield replace(group[0], count=len(group), activations=activations, backward_ratio=ratio)
+
+
+def _joined_activations(layers: Sequence[Layer]) -> Activations:
+    """Returns the activations of one of several equal layers: the mean kept, the most beside it."""
+    every = [layer.activations for layer in layers]
+
+    def mean(pieces: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+        columns = zip(*(piece.sizes for layer in pieces for piece in layer), strict=True)
+        sizes = tuple(sum(column) / len(layers) for column in columns)
+        return (replace(pieces[0][0], sizes=sizes),) if sizes else ()
+
+    def most(pieces: list[Piece]) -> Piece:
+        return replace(
+            pieces[0], sizes=tuple(map(max, zip(*(piece.sizes for piece in pieces), strict=True)))
+        )
+
+    if not every[0].kept:
+        return every[0]
+    return Activations(
+        kept=mean([held.kept for held in every]),
+        entering=mean([held.entering for held in every]),
+        selected=mean([held.selected for held in every]),
+        forward=(most([held.forward[0] for held in every]),),
+        backward=((most([held.backward[0][0] for held in every]),),),
+        moved=mean([held.moved for held in every]),
+    )

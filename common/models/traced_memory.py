@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from common.perfmodel.architectures.activations import CASTS, CUDA, Activations, Numerics, Piece
 from common.perfmodel.architectures.architecture import Architecture, Layer
-from common.perfmodel.one_device.memory import STATE
+from common.perfmodel.one_device.moments import STATE
 from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
 
 PART = "activations"
@@ -58,6 +58,7 @@ class _Unit:
     selected: _Bytes = field(default_factory=_Bytes)
     forward_peak: float = 0
     backward_peak: float = 0
+    has_frozen: bool = False
 
 
 def with_activations(
@@ -107,31 +108,6 @@ def unit_of(key: str, units: Collection[str]) -> str:
     while path not in units and path:
         path = path.rpartition(".")[0]
     return path
-
-
-def joined_activations(layers: Sequence[Layer]) -> Activations:
-    """Returns the activations of one of several equal layers: the mean kept, the most beside it."""
-    every = [layer.activations for layer in layers]
-
-    def mean(pieces: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
-        columns = zip(*(piece.sizes for layer in pieces for piece in layer), strict=True)
-        sizes = tuple(sum(column) / len(layers) for column in columns)
-        return (replace(pieces[0][0], sizes=sizes),) if sizes else ()
-
-    def most(pieces: list[Piece]) -> Piece:
-        return replace(
-            pieces[0], sizes=tuple(map(max, zip(*(piece.sizes for piece in pieces), strict=True)))
-        )
-
-    if not every[0].kept:
-        return every[0]
-    return Activations(
-        kept=mean([held.kept for held in every]),
-        entering=mean([held.entering for held in every]),
-        selected=mean([held.selected for held in every]),
-        forward=(most([held.forward[0] for held in every]),),
-        backward=((most([held.backward[0][0] for held in every]),),),
-    )
 
 
 def _halved(units: Mapping[str, _Unit]) -> dict[str, _Unit]:
@@ -326,7 +302,10 @@ class _Watch(TorchDispatchMode):
                     hooks.enter_context(enter(self._entered(unit), with_kwargs=True))
             for key, parameter in module.named_parameters():
                 unit = self.units.get(unit_of(key, self.units))
-                if parameter.requires_grad and unit is not None:
+                if unit is None:
+                    continue
+                unit.has_frozen |= not parameter.requires_grad
+                if parameter.requires_grad:
                     ready = self._ready(unit)
                     hooks.enter_context(parameter.register_post_accumulate_grad_hook(ready))
             yield
@@ -338,6 +317,8 @@ class _Watch(TorchDispatchMode):
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, Tensor) and leaf.is_floating_point():
                     unit.entering.add(leaf)
+                    if leaf.requires_grad and unit.has_frozen:
+                        leaf.register_hook(self._ready(unit))
 
         return enter
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from common.errors import NotYetWritten, UserError
+from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.variants import in_units
 from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import Cluster
@@ -42,6 +43,7 @@ class ClusterTimes:
             "--cluster lists every assumption",
             "no time counts what a host takes to launch kernels: two steps that waited for it, of "
             "small micro-batches or models, took 1.5 times as long (data/h200-1/study-models)",
+            *_left_out(question.architecture),
         )
 
     def _job(self, plan: Plan) -> Job:
@@ -59,13 +61,15 @@ class ClusterTimes:
         )
 
     def at_least_s(self, plan: Plan) -> float:
-        """Returns the seconds of one GPU's passes, at the assumed speed, and of its own update."""
+        """Returns the seconds of one GPU's passes at the assumed speed, without its update."""
         job = self._job(plan)
-        update_s = adamw_s(job.architecture.num_parameters, self.peak.memory_bytes_per_s)
+        update_s = adamw_s(job.architecture.num_trained, self.peak.memory_bytes_per_s)
         if self.assumptions.mfu:
             flops_per_s = self.peak.flops(job.precision, job.tf32) * self.assumptions.mfu.value
             passes = sum(
-                layer.count * (3 + job.recomputed(layer)) * layer.forward_flops
+                layer.count
+                * (1 + layer.backward_ratio + job.recomputed(layer))
+                * layer.forward_flops
                 for layer in job.architecture.layers
             )
             return plan.accumulation * plan.micro_batch * passes / flops_per_s
@@ -106,6 +110,15 @@ class ClusterTimes:
         except NotYetWritten as error:
             self.basis = in_one_bucket(self.basis, error)
             return steps.ddp((), strategy)[0]
+
+
+def _left_out(architecture: Architecture) -> list[str]:
+    """Returns a sentence on what is not timed of layers that run under ``no_grad``, if any do."""
+    for layer in architecture.layers:
+        moved = sum(sum(piece.sizes) for piece in layer.activations.moved)
+        if layer.frozen and layer.forward_flops and not moved:
+            return ["layers that run without gradients are timed by their products alone"]
+    return []
 
 
 def search_cluster(

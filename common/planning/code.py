@@ -19,14 +19,17 @@ def wrapping_lines(question: Question, plan: Plan) -> list[str]:
         lines.append(f"blocks = {_blocks(question)}")
     lines += _checkpointing(question, plan)
     lines += _wrapping(question, plan)
+    trained = "model.parameters()"
+    if any(layer.frozen for layer in question.architecture.layers):
+        lines.append("trained = [weight for weight in model.parameters() if weight.requires_grad]")
+        trained = "trained"
     if plan.strategy == "ZERO1":
         lines += [
             "from torch.distributed.optim import ZeroRedundancyOptimizer",
-            "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=lr, "
-            "fused=True)",
+            f"optimizer = ZeroRedundancyOptimizer({trained}, torch.optim.AdamW, lr=lr, fused=True)",
         ]
     else:
-        lines.append("optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)")
+        lines.append(f"optimizer = torch.optim.AdamW({trained}, lr=lr, fused=True)")
     return lines
 
 

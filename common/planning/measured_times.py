@@ -27,7 +27,7 @@ from common.perfmodel.ddp.best_cap import Candidate
 from common.perfmodel.ddp.bucketings import Bucketing, distinct_bucketings
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepOptions, StepParts
-from common.perfmodel.fsdp.communication import ROOT, Collective, sharded_collectives
+from common.perfmodel.fsdp.communication import ROOT, Collective, Unit, sharded_collectives
 from common.perfmodel.fsdp.schedule import ShardedModel, predict_fsdp_step, simulate_step
 from common.perfmodel.model import DdpModel
 from common.planning.search import StepTime, in_one_bucket
@@ -227,21 +227,26 @@ class MeasuredTimes:
         architecture = in_units(self.question.architecture, plan.blocks_per_unit)
         layers = architecture.layers
         units = [(unit_name(index, layer), layer) for index, layer in enumerate(layers)]
-        flops = Counter({ROOT: 0.0})
+        forward, backward = Counter({ROOT: 0.0}), Counter({ROOT: 0.0})
         for unit, layer in units:
-            flops[unit] += layer.forward_flops * (1 if layer.is_block else layer.count)
+            flops = layer.forward_flops * (1 if layer.is_block else layer.count)
+            forward[unit] += flops * passes.forward.at(samples)
+            backward[unit] += flops * layer.backward_ratio * passes.backward.at(samples)
         scale = np.array([longer / architecture.forward_flops])
-        shares = {unit: of_unit * scale for unit, of_unit in flops.items()}
+        back = np.array([longer / (architecture.backward_flops or 1)])
         calls = {(call.operation, call.unit): call for call in collectives_of(self.question, plan)}
         model = ShardedModel(
             blocks=tuple(
                 unit for unit, layer in units if layer.is_block for _ in range(layer.count)
             ),
-            forward_s={unit: passes.forward.at(samples) * part for unit, part in shares.items()},
-            backward_s={unit: passes.backward.at(samples) * part for unit, part in shares.items()},
+            forward_s={unit: seconds * scale for unit, seconds in forward.items()},
+            backward_s={unit: seconds * back for unit, seconds in backward.items()},
             collective_s={key: np.array([self._collective_s(c)]) for key, c in calls.items()},
             copy_s=dict.fromkeys(calls, np.zeros(1)),  # they are in the work of its own
             prefetch=plan.prefetch,
+            forward_only=frozenset(
+                unit for unit, layer in units if layer.is_block and not layer.has_backward
+            ),
         )
         counts, slowdown = np.array([plan.accumulation]), np.ones(1)
         simulated = simulate_step(
@@ -261,20 +266,22 @@ def unit_name(index: int, layer: Layer) -> str:
     return f"{index} {layer.name}" if layer.is_block else ROOT
 
 
+def _unit(layer: Layer, item_bytes: int) -> Unit:
+    """Returns the sizes of a layer that FSDP gathers in numbers of so many bytes."""
+    trained, frozen = ([tensor.shape for tensor in of] for of in (layer.tensors, layer.frozen))
+    return Unit(trained, layer.count, item_bytes, frozen, layer.has_backward)
+
+
 def collectives_of(question: Question, plan: Plan) -> list[Collective]:
     """Returns the collectives of a step of a sharded plan."""
     architecture = in_units(question.architecture, plan.blocks_per_unit)
     numerics = numerics_of(question, plan)
     units = {
-        unit_name(index, layer): (
-            [tensor.shape for tensor in layer.tensors],
-            layer.count,
-            numerics.compute_bytes,
-        )
+        unit_name(index, layer): _unit(layer, numerics.compute_bytes)
         for index, layer in enumerate(architecture.layers)
         if layer.is_block
     }
-    units[ROOT] = (architecture.root_shapes, 1, numerics.root_bytes)
+    units[ROOT] = _unit(architecture.root, numerics.root_bytes)
     return sharded_collectives(
         units=units,
         strategy=plan.strategy,

@@ -78,10 +78,12 @@ def print_answer(
 
 def subject(searched: Searched, where: str) -> str:
     """Returns what is to be trained, and on what, in a sentence or two."""
-    question = searched.question
+    question, model = searched.question, searched.question.architecture
+    trained = model.num_trained
+    of_them = f" ({digits(trained / 1e6)}M trained)" if trained < model.num_parameters else ""
     return (
-        f"{question.architecture.name}, {question.architecture.num_parameters / 1e6:,.1f}M "
-        f"parameters, on {where}; global batch of {question.global_batch:,} samples, "
+        f"{model.name}, {model.num_parameters / 1e6:,.1f}M parameters{of_them}, on {where}; "
+        f"global batch of {question.global_batch:,} samples, "
         f"{digits(question.memory_bytes / GB)} GB a rank. {searched.considered:,} plans were "
         f"looked at, {len(searched.timed):,} predicted."
     )

@@ -13,13 +13,13 @@ from itertools import product
 from common.errors import UserError, require_known
 from common.perfmodel.architectures.activations import CUDA, Numerics
 from common.perfmodel.architectures.architecture import Architecture
-from common.perfmodel.one_device.memory import MemoryPrediction
+from common.perfmodel.one_device.memory_fit import reserved_bytes
+from common.perfmodel.one_device.moments import MemoryPrediction
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.training_memory import (
     LIBRARIES_BYTES,
     Passes,
     predict_training_memory,
-    reserved_bytes,
 )
 from common.runtime.wording import counted
 

@@ -1,8 +1,14 @@
 """The kernel that executes notebooks: reached through files of this user, not over TCP."""
 
+import subprocess
 import tempfile
 
 from jupyter_client import AsyncKernelManager
+
+from common.runtime.processes.child import kill_group
+
+_running: set[subprocess.Popen] = set()
+"""Kernels that have not ended."""
 
 
 class LocalKernelManager(AsyncKernelManager):
@@ -15,6 +21,11 @@ class LocalKernelManager(AsyncKernelManager):
         self._folder = tempfile.TemporaryDirectory(prefix="ddplab-kernel-")
         self.ip = f"{self._folder.name}/socket"
 
+    async def start_kernel(self, **settings) -> None:
+        """Starts the kernel, in a session of its own: Ctrl-C does not reach it."""
+        await super().start_kernel(**settings)
+        _running.add(self.provisioner.process)
+
     async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
         """Asks the kernel to end, and ends it where it does not.
 
@@ -23,6 +34,13 @@ class LocalKernelManager(AsyncKernelManager):
         difference: a kernel is given a few seconds.
         """
         if self.has_kernel:
+            _running.discard(self.provisioner.process)
             await self.request_shutdown(restart=restart)
             await self.finish_shutdown(restart=restart)
         await self.cleanup_resources(restart=restart)
+
+
+def end_kernels() -> None:
+    """Kills all kernels, which other threads wait for."""
+    for process in list(_running):
+        kill_group(process)

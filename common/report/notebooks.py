@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from common.errors import RunFailed, UserError
@@ -35,7 +36,9 @@ def execute_notebooks(
         warnings.simplefilter("ignore")
         import papermill
         from nbclient.exceptions import DeadKernelError
-    logging.getLogger("papermill").setLevel(logging.ERROR)
+
+        from common.report.kernel import end_kernels
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)
     folder.mkdir(exist_ok=True)
 
     def execute(notebook: Path) -> Path | UserError:
@@ -67,6 +70,14 @@ def execute_notebooks(
         return result
 
     with ThreadPoolExecutor(max_workers=2) as pool:  # a kernel mostly waits for imports
-        results = list(pool.map(execute, notebooks))
+        futures = [pool.submit(execute, notebook) for notebook in notebooks]
+        try:
+            results = [future.result() for future in futures]
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while isinstance(error, KeyboardInterrupt) and not all(map(Future.done, futures)):
+                end_kernels()  # again, as a thread may be about to start one
+                time.sleep(0.1)
+            raise
     executed = [result for result in results if isinstance(result, Path)]
     return executed, [result for result in results if isinstance(result, UserError)]

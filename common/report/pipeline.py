@@ -142,7 +142,7 @@ def _run_assignment(
     environment["emulated_hosts_left_out"] = no_hosts
     run = RunDirectory.create(output / preset.assignment, label, preset.content, environment)
     watch.progress.say(f"{preset.assignment}, preset {label}: {relative_to_project(run.path)}")
-    watch.open(preset.assignment, run.path)
+    watch.page.open(preset.assignment, run.path)
     (run.path / "logs").mkdir()
     measuring = Measuring(preset, ranks, run.path, watch, kept if label != "gpu" else None)
     with run:
@@ -236,8 +236,8 @@ def report_measured(
         raise UserError("--run-dir holds one assignment: say which, like assignment2")
     require_known("assignment", assignment, known_assignments())
     folder = Path(run_dir).absolute()
-    if not folder.is_dir():
-        raise UserError(f"{run_dir}: no such run directory")
+    if not run_dir or not folder.is_dir():
+        raise UserError(f"{run_dir or repr(run_dir)}: no such run directory")
     if not any(path.name != STAGES for path in folder.rglob("*.csv")):
         raise UserError(f"{run_dir}: no complete run with tables of {assignment} in it")
     new = not (folder / "notebooks").exists()
@@ -257,7 +257,7 @@ def report_measured(
         with progress.stage("report"):
             page.add(Document(assignment, tuple(executed)))
             page.write_assignment(folder, assignment)
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         if new:  # nothing half-written where there was nothing to report
             shutil.rmtree(folder / "notebooks", ignore_errors=True)
         raise

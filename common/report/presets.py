@@ -17,10 +17,10 @@ from pathlib import Path
 
 from common.cluster.emulated import EmulatedCluster
 from common.errors import UserError
+from common.runtime.flags import as_flags, read_yaml
 from common.runtime.machine.device import choose_device
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.records.run_directory import read_environment
-from common.runtime.script import read_yaml
 from common.settings import dividing_batch
 
 PRESETS = ("smoke", "laptop", "gpu")
@@ -51,13 +51,7 @@ class Stage:
 
     def flags(self) -> list[str]:
         """Returns the stage's own settings as flags."""
-        flags = []
-        for name, value in self.settings.items():
-            if isinstance(value, bool):
-                flags.append(f"--{name}" if value else f"--no-{name}")
-            else:
-                flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-        return flags
+        return as_flags(self.settings)
 
 
 @dataclass(frozen=True)

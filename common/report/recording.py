@@ -14,8 +14,9 @@ from pathlib import Path
 import yaml
 
 from common.errors import UserError
+from common.runtime.flags import read_yaml
 from common.runtime.paths import project_root
-from common.runtime.records.run_directory import read_environment, write_atomically
+from common.runtime.records.run_directory import read_environment, write_atomically, written_beside
 
 PRIVATE = ("host", "host_names", "process", "launched_by", "slurm_job_id")
 SHARED_VARIABLES = ("NCCL_", "OMP_", "GLOO_", "MKL_", "PYTORCH_", "CUDA_VISIBLE", "SLURM_NNODES")
@@ -48,9 +49,7 @@ def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None =
             f"{run_dir}: {size_mib:.1f} MiB of tables; at most {LIMIT_MIB} are recorded"
         )
     target = (folder or project_root() / "data") / machine / assignment
-    beside = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
+    with written_beside(target) as beside:
         beside.mkdir(parents=True)
         for table in tables:
             copy = beside / table.relative_to(run_dir)
@@ -62,11 +61,6 @@ def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None =
             if copy.is_dir() and (is_run or record.parent == run_dir):
                 _copy_description(record.parent, copy)
         shutil.rmtree(target, ignore_errors=True)
-        os.replace(beside, target)
-    except OSError as error:
-        raise UserError(f"{error.filename or target}: {error.strerror}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return target
 
 
@@ -78,17 +72,16 @@ def _copy_description(source: Path, target: Path) -> None:
         for key in ("uuid", "bus_id"):
             gpu.pop(key, None)
     paths = r" --(output[_-]dir|run[_-]id|\S+?[ =](?=/)) ?\S+"  # they only say where files were
-    environment["command"] = re.sub(paths, "", environment["command"])
+    environment["command"] = re.sub(paths, "", environment.get("command", ""))
     environment["variables"] = {
         key: value
-        for key, value in environment["variables"].items()
+        for key, value in environment.get("variables", {}).items()
         if key.startswith(SHARED_VARIABLES) and "/" not in value
     }
     write_atomically(target / "environment.json", json.dumps(environment, indent=1))
-    config = yaml.safe_load((source / "config.yaml").read_text())
     kept = {
         key: value
-        for key, value in config.items()
+        for key, value in read_yaml(source / "config.yaml").items()
         if key not in ("output_dir", "run_id") and not os.path.isabs(str(value))
     }
     write_atomically(target / "config.yaml", yaml.safe_dump(kept, sort_keys=False))

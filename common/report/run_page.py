@@ -46,7 +46,7 @@ class RunPage:
         """Begins a page; ``full`` says whether report.pdf has the notebooks whole."""
         self._timetable, self._full = timetable, full
         self._summary: list[Document] = []
-        self._folders: dict[str, Path] = {}
+        self.folders: dict[str, Path] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._figures: dict[str, SmallFigure | None] = {}
         self._violations: dict[str, tuple[str, ...]] = {}
@@ -56,11 +56,11 @@ class RunPage:
 
     def open(self, assignment: str, run_dir: Path) -> None:
         """Adds an assignment whose run directory has been made."""
-        self._folders[assignment] = run_dir
+        self.folders[assignment] = run_dir
 
     def look(self, assignment: str) -> None:
         """Looks for what the assignment's run has found since the last time."""
-        folder = self._folders[assignment]
+        folder = self.folders[assignment]
         earlier = self._findings.get(assignment, ())
         self._findings[assignment] = findings_of(assignment, folder, earlier)
         if self._figures.get(assignment) is None:
@@ -86,14 +86,14 @@ class RunPage:
 
     def first(self, *, only: str | None = None) -> FirstPage:
         """Returns the first page as of now; of one assignment where ``only`` names it."""
-        names = [name for name in self._folders if only in (None, name)]
-        record = next(map(_environment, [self._folders[name] for name in reversed(names)]), None)
+        names = [name for name in self.folders if only in (None, name)]
+        record = next(map(_environment, [self.folders[name] for name in reversed(names)]), None)
         machine = first_page.machine_lines(record) if record else NOTHING_YET
         states = {
             f"{name}/{stage}": state
             for name in names
             for stage, state in machine_states(
-                self._folders[name], with_copies=only is not None
+                self.folders[name], with_copies=only is not None
             ).items()
         }
         return FirstPage(
@@ -129,7 +129,7 @@ class RunPage:
 
     def _planned(self) -> set[str]:
         entries = self._timetable.entries if self._timetable else []
-        return {entry.assignment for entry in entries} | set(self._folders)
+        return {entry.assignment for entry in entries} | set(self.folders)
 
     def _write_page(self, folder: Path, page: FirstPage, parts: list[Part]) -> None:
         anchors = {heading.anchor for part in parts for heading in part.contents}
@@ -152,7 +152,6 @@ class RunWatch:
         self.timetable = timetable
         self.progress = progress
         self.page = RunPage(timetable, full=full)
-        self._run_dirs: dict[str, Path] = {}
 
     def announce(self) -> None:
         """Says how many stages there are and how long they will take, and makes the first page."""
@@ -163,11 +162,6 @@ class RunWatch:
             how_long = f": {expected}, {timetable.basis}"
         self.progress.say(f"{len(timetable.entries)} stages{how_long}")
         self._write()
-
-    def open(self, assignment: str, run_dir: Path) -> None:
-        """Notes where an assignment is measured."""
-        self._run_dirs[assignment] = run_dir
-        self.page.open(assignment, run_dir)
 
     @contextmanager
     def stage(self, assignment: str, key: str) -> Iterator[Callable[[str], None]]:
@@ -213,7 +207,7 @@ class RunWatch:
         return ", ".join(filter(None, [self.timetable.place_text(), self.timetable.left_text()]))
 
     def _note(self, assignment: str) -> None:
-        self.timetable.write(assignment, self._run_dirs[assignment])
+        self.timetable.write(assignment, self.page.folders[assignment])
         self.page.look(assignment)
         self._write()
 

@@ -81,9 +81,7 @@ class Measuring:
 
     def is_complete(self, stage: Stage, suffix: str = "") -> bool:
         """Returns True if the stage has been measured; ``suffix`` as in its folder's name."""
-        folder = self._folder(stage, suffix)
-        is_there = (folder / "environment.json").is_file()
-        return is_there and read_environment(folder)["status"] == "complete"
+        return read_environment(self._folder(stage, suffix))["status"] == "complete"
 
     def _measure_what_is_written(self, stages: Sequence[Stage]) -> None:
         waiting = list(stages)

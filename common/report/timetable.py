@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -221,9 +222,10 @@ def _earlier_times(assignment: str, label: str, output: Path) -> tuple[dict[str,
         return _recorded_times(assignment, label), False
     times: dict[str, list[float]] = {}
     for path in newest:
-        for row in pd.read_csv(path).itertuples():
-            if row.state == DONE:
-                times.setdefault(row.stage, []).append(row.seconds)
+        with suppress(ValueError, AttributeError):  # of another version, or edited since
+            for row in pd.read_csv(path).itertuples():
+                if row.state == DONE:
+                    times.setdefault(row.stage, []).append(row.seconds)
     return {key: statistics.median(seconds) for key, seconds in times.items()}, True
 
 

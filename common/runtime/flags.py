@@ -1,11 +1,14 @@
-"""Settings as command-line flags, which ``script.run_script`` reads back into settings."""
+"""Settings as command-line flags, which ``script.run_script`` reads back, and in YAML files."""
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 
-from common.errors import UserError
+import yaml
+
+from common.errors import UserError, unknown_name
 
 
 def as_flags(settings: Mapping[str, object]) -> list[str]:
@@ -46,3 +49,58 @@ def check_kind(where: str, value: object, expected: object) -> None:
 def type_name(kind: object) -> str:
     """Returns a type as settings write it, such as ``int`` or ``float | None``."""
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+
+
+def read_yaml(path: Path) -> dict:
+    """Reads a YAML file that holds a mapping.
+
+    Raises:
+        UserError: it cannot be read, or is no YAML mapping; with the line of a syntax error.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file") from None
+    except (yaml.YAMLError, ValueError) as error:  # YAML's dates may be impossible ones
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(f"{path}: {where}not YAML ({problem})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected settings as 'key: value' lines")
+    return content
+
+
+def read_section(path: Path, section: str) -> dict:
+    """Reads the settings of a YAML file: its part ``section``, or all of a file without it.
+
+    Raises:
+        UserError: the file cannot be read, or is a preset that has no such section.
+    """
+    content = read_yaml(path)
+    if section not in content:
+        if "stages" in content:
+            raise UserError(f"{path}: no section {section!r}; has {', '.join(content)}")
+        return content
+    if not isinstance(content[section], dict):
+        raise UserError(f"{path}: section {section!r} holds no 'key: value' settings")
+    return content[section]
+
+
+def file_flags(path: Path, settings_type: type, section: str) -> list[str]:
+    """Returns the settings of a YAML file as flags.
+
+    Raises:
+        UserError: no such section, an unknown setting, or a value of the wrong kind.
+    """
+    types = typing.get_type_hints(settings_type)
+    settings: dict[str, object] = {}
+    for key, value in read_section(path, section).items():
+        name = str(key).replace("-", "_")
+        if name not in types:
+            raise UserError(f"{path}: {unknown_name('setting', str(key), types)}")
+        check_kind(f"{path}: {key}", value, types[name])
+        settings[name] = value
+    return as_flags(settings)

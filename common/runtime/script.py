@@ -15,15 +15,12 @@ import sys
 import threading
 import time
 import traceback
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
-from common.errors import Preempted, RunFailed, UserError, unknown_name
-from common.runtime.flags import as_flags, check_kind
+from common.errors import Preempted, RunFailed, UserError
+from common.runtime.flags import file_flags
 
 Settings = TypeVar("Settings")
 SAVED = 75
@@ -208,7 +205,7 @@ def parse_settings(
     import tyro
 
     config_file, flags = _take_option(argv, "--config")
-    arguments = _yaml_arguments(Path(config_file), settings_type, section) if config_file else []
+    arguments = file_flags(Path(config_file), settings_type, section) if config_file else []
     for variable, field in (variables or {}).items():
         if os.environ.get(variable):
             arguments += [f"--{field}", *re.split(r"[\s,]+", os.environ[variable].strip())]
@@ -274,61 +271,6 @@ def _take_option(argv: Sequence[str], option: str) -> tuple[str | None, list[str
         if argument.startswith(f"{option}="):
             return argument.split("=", 1)[1], words[:index] + words[index + 1 :]
     return None, words
-
-
-def read_yaml(path: Path) -> dict:
-    """Reads a YAML file that holds a mapping.
-
-    Raises:
-        UserError: it cannot be read, or is no YAML mapping; with the line of a syntax error.
-    """
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file") from None
-    except (yaml.YAMLError, ValueError) as error:  # YAML's dates may be impossible ones
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark else ""
-        problem = " ".join(str(getattr(error, "problem", error)).split())
-        raise UserError(f"{path}: {where}not YAML ({problem})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected settings as 'key: value' lines")
-    return content
-
-
-def read_section(path: Path, section: str) -> dict:
-    """Reads the settings of a YAML file: its part ``section``, or all of a file without it.
-
-    Raises:
-        UserError: the file cannot be read, or is a preset that has no such section.
-    """
-    content = read_yaml(path)
-    if section not in content:
-        if "stages" in content:
-            raise UserError(f"{path}: no section {section!r}; has {', '.join(content)}")
-        return content
-    if not isinstance(content[section], dict):
-        raise UserError(f"{path}: section {section!r} holds no 'key: value' settings")
-    return content[section]
-
-
-def _yaml_arguments(path: Path, settings_type: type, section: str) -> list[str]:
-    """Returns the settings of a YAML file as flags.
-
-    Raises:
-        UserError: no such section, an unknown setting, or a value of the wrong kind.
-    """
-    types = typing.get_type_hints(settings_type)
-    settings: dict[str, object] = {}
-    for key, value in read_section(path, section).items():
-        name = str(key).replace("-", "_")
-        if name not in types:
-            raise UserError(f"{path}: {unknown_name('setting', str(key), types)}")
-        check_kind(f"{path}: {key}", value, types[name])
-        settings[name] = value
-    return as_flags(settings)
 
 
 def leave_when_terminated(grace_s: float = 5.0) -> None:

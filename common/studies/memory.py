@@ -29,7 +29,7 @@ from common.runtime.records.study import say_tables, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.settings import AtLeast, Settings
 from common.studies import model_memory
-from common.studies.model_steps import ModelCase
+from common.studies.model_cases import ModelCase
 
 Case = Workload | ModelCase
 GB = 10**9

@@ -11,17 +11,11 @@ import torch
 
 from common.perfmodel.architectures.activations import CPU, Numerics
 from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
-from common.studies.model_steps import (
-    ModelCase,
-    architecture_of_case,
-    bert,
-    build,
-    llama,
-    peak_of_step,
-)
+from common.studies.model_cases import ModelCase, bert, llama
+from common.studies.model_steps import architecture_of_case, build, peak_of_step
 from common.training.step import time_steps
 
-SMALL_BERT = bert(256, 4, 4) | {"vocab_size": 4000, "attention_probs_dropout_prob": 0.0}
+SMALL_BERT = bert(256, 4, 4) | {"vocab_size": 4000}
 SMALL_LLAMA = llama(256, 4, 8, 688, 2) | {"vocab_size": 4000}
 SMALL_NEOX = {
     "model_type": "gpt_neox",

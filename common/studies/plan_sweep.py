@@ -20,6 +20,7 @@ from typing import Annotated
 
 import pandas as pd
 
+from common.csv_tables import read_table
 from common.perfmodel.collectives import AlphaBeta
 from common.planning.measured_times import MeasuredTimes
 from common.planning.search import search
@@ -100,7 +101,7 @@ def main(settings: PlanSweep) -> None:
         model = together(worker, lambda: sized_model(settings.model, settings.seed))
         earlier = Path(settings.continues) if settings.continues else None
         if earlier:
-            planned = on_main(worker, lambda: {n: pd.read_csv(earlier / n) for n in PLANNED})
+            planned = on_main(worker, lambda: {n: read_table(earlier / n, ()) for n in PLANNED})
         else:
             planned = planned_tables(model, worker, settings)
         with record_run(settings, "plan-sweep", worker) as recorder:

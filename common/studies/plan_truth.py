@@ -28,6 +28,7 @@ import pandas as pd
 
 from common.analysis.runs import Run
 from common.cluster.emulated import EmulatedCluster, why_not
+from common.csv_tables import read_table
 from common.errors import UserError, require_known
 from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
 from common.runtime.machine.environment import describe_environment
@@ -190,7 +191,7 @@ def compare(sweep: Path, rounds: int) -> dict[str, pd.DataFrame]:
     alone, at the times of the first round. The race, and making instances, are not in it.
     """
     names = ("planning", "choices", "plans", "sweep-peaks", "sweep-visits", "runoff-visits")
-    read = {name: pd.read_csv(sweep / f"{name}.csv") for name in names}
+    read = {name: read_table(sweep / f"{name}.csv", ()) for name in names}
     tops = peak_of_plans(read["sweep-peaks"])
     choices = with_regrets(read["choices"], read["sweep-visits"], read["runoff-visits"], tops)
     predicted = read["plans"].set_index("plan")["predicted_bytes"][tops.index]

@@ -25,6 +25,7 @@ from typing import Annotated
 import pandas as pd
 
 from common.cluster.emulated import EmulatedCluster, why_not
+from common.csv_tables import read_table
 from common.errors import UserError, require_known
 from common.judged import FIRST_PAGE_ROUNDS, Judged, Verdict, fastest
 from common.runtime.machine.environment import describe_environment
@@ -196,10 +197,10 @@ def regrets(label: str, sweep: Path) -> dict:
     sweep's own medians, whose best looks better than it is; ``regret`` of the rounds of the
     run-off, with its interval, against the fastest there of the settings that the sweep chose.
     """
-    visits = pd.read_csv(sweep / "sweep-visits.csv")
+    visits = read_table(sweep / "sweep-visits.csv", ())
     rounds = per_round(visits, "step_time_ms", "setting")
     swept, best = rounds.median(), fastest(rounds)
-    runoff = pd.read_csv(sweep / "runoff-visits.csv")
+    runoff = read_table(sweep / "runoff-visits.csv", ())
     against = runoff_regret(runoff, visits, label)
     verdict = best.lead.said if best else str(Verdict.NOT_MEASURED)
     return {

@@ -69,7 +69,7 @@ class TrainingConfig(RankOptions):
     optimizer_implementation: str = ""
     """for-loop, foreach or fused; by default fused, or foreach for sgd under FSDP."""
     lr: Annotated[float, Positive] = 3e-4
-    """Learning rate after warm-up."""
+    """Learning rate after warm-up, from which a cosine falls to min_lr."""
     min_lr: Annotated[float, NonNegative] = 0.0
     """Learning rate that the cosine ends in."""
     warmup_steps: Annotated[int, NonNegative] = 0

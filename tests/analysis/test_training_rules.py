@@ -186,12 +186,10 @@ def test_where_nothing_differs_few_pages_say_that_something_does(rule: str) -> N
     [
         slow("speedups over one device", 0.2, 0.7),
         ("what the exchange adds", 0.2, 0.95),
-        slow("what the exchange adds", 0.1, 0.7),
         slow("over the fastest strategy", 0.2, 0.7),
         slow("options", 0.2, 0.7),
         slow("modes on the same batches", 0.1, 0.9),
         slow("the kind of work that takes most", 0.1, 0.7),
-        slow("the kind of work that takes most", 0.2, 0.95),
     ],
 )
 def test_a_planted_difference_is_said_of_the_right_arm(
@@ -208,7 +206,7 @@ def test_a_planted_difference_is_said_of_the_right_arm(
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("rounds", [1, slow(2), 3])
+@pytest.mark.parametrize("rounds", [1, 3])
 def test_of_few_rounds_no_table_says_anything(rule: str, rounds: int) -> None:
     says, arms, _ = RULES[rule]
     assert not any(says(page) for page in drawn(rounds, arms, 1.0, count=4))
@@ -289,22 +287,12 @@ FINDINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("machine", "rounds"),
-    [
-        slow(QUIET, 5),
-        (QUIET, 6),
-        slow(DISTURBED, 6),  # in kind: the test below
-        slow(QUIET, 1),
-        slow(QUIET, 2),
-        slow(QUIET, 9),
-    ],
-)
+@pytest.mark.parametrize("rounds", [slow(1), slow(5), 6])
 @pytest.mark.parametrize("name", FINDINGS)
 def test_the_first_page_says_not_settled_exactly_where_the_section_does(
-    name: str, rounds: int, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.analysis.runs.Run.machine_state", machine)
+    monkeypatch.setattr("common.analysis.runs.Run.machine_state", QUIET)
     seen = set()
     for number, faster in enumerate((0.0, 0.05, 0.1, 0.2, 0.6)):
         [*_, times] = pages(rounds, 3, faster, count=number + 1)
@@ -315,11 +303,10 @@ def test_the_first_page_says_not_settled_exactly_where_the_section_does(
             assert answer.text == answer.value
         else:
             assert answer.text.startswith(f"{answer.judged.verdict}: {answer.hidden}")
-            assert (answer.judged.verdict is Verdict.OPEN) == (rounds < 6 and machine == QUIET)
-            assert answer.judged.reason in answer.text or rounds >= 6 or machine != QUIET
+            assert (answer.judged.verdict is Verdict.OPEN) == (rounds < 6)
+            assert answer.judged.reason in answer.text or rounds >= 6
         seen.add(section)
-    may_settle = rounds >= 6 and machine == QUIET
-    assert (True in seen) == may_settle
+    assert (True in seen) == (rounds >= 6)
 
 
 @pytest.mark.parametrize("name", FINDINGS)
@@ -328,7 +315,8 @@ def test_a_disturbed_run_says_so_and_what_repeats_it(
 ) -> None:
     monkeypatch.setattr("common.analysis.runs.Run.machine_state", DISTURBED)
     [times] = pages(9, 3, 0.6, count=1)
-    answer, _ = FINDINGS[name](tmp_path, times)
+    answer, section = FINDINGS[name](tmp_path, times)
+    assert not section
     assert answer.text.startswith("disturbed: ")
     if name == "strategies":
         again = "uv run torchrun --nproc_per_node=2 assignments/assignment1/compare.py"

@@ -1,6 +1,6 @@
 """A sweep that breaks off: what it measured is kept, its run says how it ended, nothing is left.
 
-The sweeps are far too long to end by themselves. The slow ones run under the launcher, as in
+The sweeps are far too long to end by themselves. The slow one runs under the launcher, as in
 ddplab run; that it leaves no process is also said in tests/cluster/test_launch.py.
 """
 
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -41,69 +40,31 @@ DDP_SWEEP = [
     *("ddp_benchmark", "--bucket_cap_mb", *CAPS, "--rounds", "5000", "--num_steps", str(STEPS)),
     *("--model", "nano", "--batch_size", "1", "--max_seq_len", "16"),
 ]
-ALL_REDUCE_SWEEP = [
-    *("allreduce_benchmark", "--numel", "1", "1000", "--rounds", "100000", "--iterations", "2")
-]
-
-
-@dataclass
-class Sweep:
-    """A sweep in progress: the process that launched it, and where its samples appear."""
-
-    parent: subprocess.Popen
-    run: Path
-    partial: Path
-
-    def wait_for_rows(self, count: int) -> None:
-        """Waits until the growing table has so many rows; fails if the sweep ends before."""
-
-        def have_come() -> bool:
-            assert self.parent.poll() is None, self.parent.communicate()
-            return self.partial.exists() and self.partial.read_bytes().count(b"\n") > count
-
-        wait_until(have_come)
-
-    def workers(self) -> dict[int, psutil.Process]:
-        """Finds the ranks' processes by rank, among those that the launching process started."""
-        found = {}
-        for process in psutil.Process(self.parent.pid).children(recursive=True):
-            environment = process.environ()
-            if "RANK" in environment and MARK in environment:
-                found[int(environment["RANK"])] = process
-        return found
-
-    def processes(self) -> list[psutil.Process]:
-        """Returns the launching process and all that descend from it."""
-        parent = psutil.Process(self.parent.pid)
-        return [parent, *parent.children(recursive=True)]
 
 
 @pytest.fixture
-def start(tmp_path) -> Iterator:
-    """Yields ``start(sweep, table)``: launches a sweep and waits for the rows in ``table``."""
-    sweeps = []
+def sweep(tmp_path) -> Iterator[subprocess.Popen]:
+    """Yields what launched a sweep of DDP; what is left of it in the end is killed."""
+    script, *flags = DDP_SWEEP
+    where = ["--output_dir", str(tmp_path), "--run_id", "run", "--device", "cpu"]
+    parent = start_interruptible(
+        [
+            *(sys.executable, "-c", LAUNCH, str(ASSIGNMENT2 / f"{script}.py")),
+            *(str(tmp_path / "log"), *flags, *where),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield parent
+    if parent.poll() is None:
+        for process in with_descendants(parent):
+            process.kill()
+        parent.wait()
 
-    def start(sweep: list[str], table: str, rows: int) -> Sweep:
-        script, *flags = sweep
-        where = ["--output_dir", str(tmp_path), "--run_id", "run", "--device", "cpu"]
-        parent = start_interruptible(
-            [
-                *(sys.executable, "-c", LAUNCH, str(ASSIGNMENT2 / f"{script}.py")),
-                *(str(tmp_path / "log"), *flags, *where),
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        sweeps.append(Sweep(parent, tmp_path / "run", tmp_path / "run" / f"{table}.partial"))
-        sweeps[-1].wait_for_rows(rows)
-        return sweeps[-1]
 
-    yield start
-    for sweep in sweeps:
-        if sweep.parent.poll() is None:
-            for process in sweep.processes():
-                process.kill()
-            sweep.parent.wait()
+def with_descendants(parent: subprocess.Popen) -> list[psutil.Process]:
+    process = psutil.Process(parent.pid)
+    return [process, *process.children(recursive=True)]
 
 
 def living(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -151,36 +112,31 @@ def test_ctrl_c_interrupts_the_run_and_its_samples_are_kept(break_off):
 
 
 @pytest.mark.slow
-def test_a_killed_rank_fails_the_ddp_sweep_and_the_finished_caps_are_kept(start):
+def test_a_killed_rank_fails_the_ddp_sweep_and_the_finished_caps_are_kept(sweep, tmp_path):
     """Rank 1 dies as DDP is made anew for the next cap. Now and then gloo then leaves rank 0 stuck
     in a broadcast, where no Python handler runs, and torchrun kills it half a minute later."""
-    rows_per_visit = STEPS * 2  # of both ranks
-    sweep = start(DDP_SWEEP, "ddp-times.csv", rows=2 * rows_per_visit)
-    processes = sweep.processes()
-    assert len(processes) == 4  # who launched, torchrun, two ranks
-    sweep.workers()[1].kill()
-    _, stderr = sweep.parent.communicate(timeout=60)
+    partial = tmp_path / "run" / "ddp-times.csv.partial"
 
-    assert sweep.parent.returncode == 1
+    def two_visits_are_over() -> bool:
+        assert sweep.poll() is None, sweep.communicate()
+        return partial.exists() and partial.read_bytes().count(b"\n") > 2 * STEPS * 2
+
+    wait_until(two_visits_are_over)
+    processes = with_descendants(sweep)
+    assert len(processes) == 4  # who launched, torchrun, two ranks
+    variables = {process: process.environ() for process in processes}
+    [rank_1] = [p for p, own in variables.items() if MARK in own and own.get("RANK") == "1"]
+    rank_1.kill()
+    _, stderr = sweep.communicate(timeout=60)
+
+    assert sweep.returncode == 1
     assert stderr.startswith("failed: ")
     assert len(stderr.splitlines()) == 1
-    record = read_environment(sweep.run)
+    record = read_environment(tmp_path / "run")
     assert record["status"] == "failed"
     assert record["reason"]
-    visits = kept(sweep.partial).groupby(["bucket_cap_mib", "round"])[["iteration", "rank"]]
+    visits = kept(partial).groupby(["bucket_cap_mib", "round"])[["iteration", "rank"]]
     whole = {(step, rank) for step in range(STEPS) for rank in range(2)}
     assert len(visits) >= 2
     assert all(set(rows.itertuples(index=False, name=None)) == whole for _, rows in visits)
     assert living(processes) == []
-
-
-@pytest.mark.slow
-def test_the_run_is_failed_too_when_the_rank_that_writes_it_is_killed(start):
-    sweep = start(ALL_REDUCE_SWEEP, "allreduce-samples.csv", rows=8)
-    processes = sweep.processes()
-    sweep.workers()[0].kill()
-    sweep.parent.communicate(timeout=60)
-    assert sweep.parent.returncode == 1
-    assert len(kept(sweep.partial)) >= 8
-    assert living(processes) == []
-    assert read_environment(sweep.run)["status"] == "failed"

@@ -44,6 +44,7 @@ CPU = ("--device", "cpu")
             "--allreduce has an effect with --cluster",
         ),
         ((*CLUSTER, "--ranks", 2), "--ranks has no effect with --cluster"),
+        ((*CLUSTER, "--tune-seconds", 9), "--tune-seconds has no effect with --cluster"),
         ((*CLUSTER, "--mine", "DDP"), "--mine has no effect with --cluster"),
         (("json:b", *CPU, "--memory", "1GB", "--mine", "DPP"), "unknown strategy 'DPP'"),
         (("json:b", *CPU, "--memory", "1GB", "--mine", "DDP", "--no-verify"), "--mine has no"),

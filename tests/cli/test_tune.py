@@ -21,6 +21,7 @@ def test_what_needs_no_rank_is_refused_before_any_is_started(tmp_path):
         assert "--nproc 1" in refused_to_tune("my_model:make", "--nproc", 1)
         assert "--nproc 1" in refused_to_tune("my_model:make", "--nproc", 1, "--fsdp")
         assert "--run-id has no effect" in refused_to_tune("a:b", "--fsdp", "--run-id", "x")
+        assert "--share has no effect" in refused_to_tune("a:b", "--fsdp", "--share", 0.1)
         assert "no module 'nowhere'" in refused_to_tune("nowhere:make", "--fsdp", "--device", "cpu")
         assert "a: no or yes" in refused_to_tune("a:b", "--fsdp", "--changes-training", "a")
         assert "with --fsdp only" in refused_to_tune("a:b", "--changes-training", "yes")

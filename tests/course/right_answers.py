@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import yaml
 
 from common.course.answers import CHOICE, NUMBER, questions_path, read_questions
@@ -10,6 +12,7 @@ from common.course.numbers import assignment3
 from common.runtime.paths import project_root
 
 
+@functools.cache
 def right_answers() -> bytes:
     """Returns the numbers of the recorded run, the right choices, and a text for each text."""
     root = project_root()

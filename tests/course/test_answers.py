@@ -216,7 +216,7 @@ def hand_in(answers: bytes | None = None, **files: bytes) -> Submission:
     """Returns a hand-in of assignment 3 with the recorded run, and files in its place."""
     run = {f"run/{p.relative_to(RECORDED[3])}": p for p in RECORDED[3].rglob("*.*")}
     content = {name: path.read_bytes() for name, path in run.items()}
-    content["answers.yaml"] = RIGHT if answers is None else answers
+    content["answers.yaml"] = right_answers() if answers is None else answers
     return Submission(HandedIn("doe-jane", 3), content | files)
 
 
@@ -225,7 +225,6 @@ def reasons_of(submission: Submission) -> dict[str, tuple[float | None, str]]:
     return {mark.of: (mark.score, mark.why) for mark in Grader(ROOT).answers(submission)[0]}
 
 
-RIGHT = right_answers()
 KINDS = {name: question.kind for name, question in read_questions(ROOT, 3).items()}
 POINTS = {name: question.points for name, question in read_questions(ROOT, 3).items()}
 MODES = "run/compare_modes/mode-times.csv"

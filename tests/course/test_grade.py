@@ -1,4 +1,4 @@
-"""Whole gradings of assignment 3, the shortest: reference, untouched tree, and what goes wrong."""
+"""Whole gradings of assignment 3, the shortest: the reference, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -160,14 +160,6 @@ def test_references_get_all_in_the_sandbox(of: HandedIn) -> None:
     own = of.tasks(read_tasks())
     marks = [mark for mark in grade_references(of, ROOT, {}, variant=3).marks if mark.of in own]
     assert [mark for mark in marks if mark.score != mark.points] == []
-
-
-@pytest.mark.grading
-def test_an_untouched_tree_gets_nothing(tmp_path: Path) -> None:
-    blank = questions_path(ROOT, 3).read_bytes()
-    grade = Grader(ROOT).grade(submission(tmp_path, "left-untouched", untouched(), blank))
-    assert grade.score == 0
-    assert any("task A3.1 is not written yet" in mark.why for mark in grade.marks)
 
 
 @pytest.mark.usefixtures("read_here")

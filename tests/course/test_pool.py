@@ -401,7 +401,7 @@ def test_what_cannot_be_pooled_is_said_by_name_and_reason(tmp_path: Path) -> Non
         "text-only": "no column",
         "not-done": "not complete",
         "below-zero": "no round has times above 0",
-        "odd-record": "cannot be used",
+        "odd-record": "not complete",
         "wide": "compare_strategies/strategy-times.csv:1: a line of more than 256 KiB",
         "deep": "compare_strategies/environment.json: no JSON",
     }

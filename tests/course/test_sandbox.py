@@ -607,7 +607,6 @@ def attack(project):
 
 
 @pytest.mark.grading  # torch is compiled anew
-@pytest.mark.parametrize("kind", KINDS)
 def test_bytecode_of_python_is_shown_and_of_checks_and_references_not(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table, verdicts_on
 
 from common.diagnose.causes.over_steps import growing_memory, reserved_memory, unequal_memory
+from common.diagnose.diagnosis import diagnose_folder
 from common.diagnose.evidence.case import Case
 from common.diagnose.frameworks import ACCELERATE, TRAINER
 from common.tables import STACK_COLUMNS
@@ -119,6 +120,17 @@ def test_an_exchange_after_a_fetch_is_no_loading(tmp_path) -> None:
     assert "data-loading" not in causes
 
 
+def test_barriers_of_accelerate_between_steps_are_no_other_work(tmp_path: Path) -> None:
+    looks = (
+        ("between", "/my/train.py:31 main", "accelerate.accelerator.wait_for_everyone", 50),
+        ("between", "/my/train.py:32 main", "accelerate.accelerator.gather_for_metrics", 40),
+        ("between", "/my/train.py:33 main", "", 10),
+    )
+    causes = verdicts_on(watched(tmp_path / "run", looks=looks, between_time_ms=10.0))
+    assert causes["own-exchange"].title.endswith("wait_for_everyone in each step (train.py:31)")
+    assert "evaluation-or-logging" not in causes
+
+
 def test_a_loader_that_starts_between_steps_is_no_other_work(tmp_path) -> None:
     looks = (("between", "/my/train.py:31 main", "torch.utils.data.dataloader.__iter__", 100),)
     assert not verdicts_on(watched(tmp_path / "run", looks=looks, between_time_ms=10.0))
@@ -137,7 +149,7 @@ def test_work_of_a_scripts_own_before_its_update_is_named_from_a_twentieth_on(
     ("call", "facts", "title", "saved_ms"),
     [
         ("", {}, "before its update (train.py:31)", 12.0),
-        ("torch.optim.adamw.step", {}, "the update takes 27 % of each step", 12 - 1.75),
+        ("torch.optim.adamw.step", {}, "the update takes long on every rank", 12 - 1.75),
         ("torch.optim.adamw.step", {"is_fused": True}, "", 0),
         ("torch.optim.lbfgs.step", {"optimizer": "LBFGS"}, "", 0),
     ],
@@ -157,8 +169,18 @@ def test_an_update_that_all_ranks_take_long_for_is_named(
     assert (verdict is None) == (not title)
     if title:
         assert title in verdict.title
+        assert "It takes 12 ms, 27 % of a step" in verdict.evidence[0]
         assert verdict.lost_share == pytest.approx(saved_ms / 44.5, rel=0.03)
         assert verdict.confidence == "medium"
+
+
+def test_an_update_that_was_looked_at_on_one_rank_alone_is_none_of_every_rank(tmp_path) -> None:
+    run = MadeUp(optimizer_ms=12.0, facts=with_facts(optimizer="AdamW", is_fused=False))
+    looks = (("optimizer", "/my/train.py:31 step", "torch.optim.adamw.step", 100),)
+    folder = watched(tmp_path / "run", run, looks, costs=(("copy", 4 * MIB, 1.0),)).run.folder
+    stacks = pd.read_csv(folder / "stacks.csv")
+    stacks[stacks["rank"] == 0].to_csv(folder / "stacks.csv", index=False)
+    assert "heavy-update" not in verdicts_on(folder)
 
 
 @pytest.mark.parametrize(("longer_ms", "speed"), [(0, 1.0), (15, 1.0), (0, 1.4)])
@@ -186,6 +208,17 @@ def test_a_pass_that_is_longer_in_the_training_is_named(tmp_path, longer_ms, spe
         assert verdict.lost_share == pytest.approx(14 / 48.2, rel=0.02)
 
 
+@pytest.mark.parametrize(("alone", "in_step"), [(24, 32), (32, 30)])
+def test_without_passes_of_the_same_batch_nothing_is_compared(tmp_path, alone, in_step) -> None:
+    folder = watched(tmp_path / "run").run.folder
+    probed = {
+        "batch_per_rank": lambda table: table["batch_per_rank"].where(table["together"], alone)
+    }
+    change_table(folder, "probes.csv", **probed)
+    change_table(folder, "arms.csv", batch_per_rank=in_step)
+    assert "own batches" in dict(diagnose_folder(folder).not_judged)["beside-the-model"]
+
+
 @pytest.mark.parametrize(("late_ms", "workers"), [(300.0, 2), (300.0, 0), (10.0, 2)])
 def test_what_comes_once_an_epoch_is_named_with_its_period(tmp_path, late_ms, workers) -> None:
     """Each tenth step begins an epoch; a median knows nothing of it."""
@@ -203,6 +236,7 @@ def test_what_comes_once_an_epoch_is_named_with_its_period(tmp_path, late_ms, wo
         assert "every 10 steps an epoch begins" in verdict.title
         assert ("workers start anew" in verdict.title) == (workers > 0)
         assert verdict.lost_share == pytest.approx(300 / (332 + 300), rel=0.02)
+        assert verdict.predicted_speedup == pytest.approx(case.speedup_now, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,7 @@ def test_a_baseline_of_something_else_makes_the_comparison_void(baseline, differ
     verdicts = verdicts_on(case_of(run, baseline.write(tmp_path / "one")))
     assert [*verdicts] == ["mixed-configurations", "slow-rank"]
     assert differs in " ".join(verdicts["mixed-configurations"].evidence)
+    assert verdicts["mixed-configurations"].title == "the baseline is of something else"
     assert verdicts["mixed-configurations"].lost_share is None
 
 
@@ -272,11 +273,36 @@ def test_what_lengthens_an_exchange_comes_before_its_limit(cause, share, level, 
 @pytest.mark.parametrize(("share", "is_first"), [(0.24, True), (0.1, False)])
 @pytest.mark.parametrize(
     ("seen", "cause"),
-    [("beside-the-model", "own-exchange"), ("evaluation-or-logging", "garbage-collection")],
+    [
+        ("beside-the-model", "own-exchange"),
+        ("bucket-cap", "own-exchange"),
+        ("evaluation-or-logging", "garbage-collection"),
+    ],
 )
 def test_a_reason_comes_before_a_cause_that_sees_its_time_alone(seen, cause, share, is_first):
     longer, reason = made_verdict(seen, 0.26), made_verdict(cause, share)
     assert in_order([longer, reason])[0] == (reason if is_first else longer)
+
+
+@pytest.mark.parametrize(
+    ("hint", "share", "level", "is_first"),
+    [
+        ("slow-rank", 0.12, "medium", True),
+        ("slow-rank", 0.08, "high", False),  # less than half of it
+        ("slow-rank", 0.12, "low", False),
+        ("network-too-slow", 0.12, "high", False),  # that is what is left without its reasons
+    ],
+)
+def test_a_hint_comes_after_what_is_surer_and_takes_about_as_much(hint, share, level, is_first):
+    unsure, surer = made_verdict(hint, 0.2, "low"), made_verdict("data-loading", share, level)
+    assert in_order([unsure, surer])[0] == (surer if is_first else unsure)
+
+
+def test_a_hint_comes_after_a_surer_cause_that_has_a_reason_itself():
+    unsure = made_verdict("slow-rank", 0.4, "low")
+    sees = made_verdict("evaluation-or-logging", 0.26)
+    reason = made_verdict("garbage-collection", 0.22)
+    assert in_order([unsure, sees, reason]) == [reason, sees, unsure]
 
 
 def test_a_loader_that_is_slow_on_one_rank_can_be_as_quick_as_the_others(tmp_path):

@@ -16,11 +16,11 @@ from xml.etree.ElementTree import Element, TreeBuilder
 import pandas as pd
 import pytest
 from browser_support import axe_violations, open_page
-from scaling_evidence import MIB, MadeUp, case_of, change_table
+from scaling_evidence import MIB, MadeUp, case_of, change_table, made_verdict
 
 from common.analysis.step_parts import PARTS
 from common.diagnose.diagnosis import Diagnosis, examine_case
-from common.diagnose.evidence.case import Case
+from common.diagnose.evidence.case import MINOR, Case
 from common.diagnose.pages.bars import number
 from common.diagnose.pages.page import diagnosis_page
 from common.runtime.paths import project_root
@@ -181,6 +181,15 @@ def test_every_cause_is_told_in_full_and_all_but_the_main_one_are_folded(several
     assert all(why in folded for _, why in found.not_judged)
     assert "No GPU was seen." in folded
     assert "makes the comparison void" in told
+
+
+def test_a_cause_costs_on_the_page_what_it_costs_in_the_text(several):
+    found, case = several
+    minor = [replace(made_verdict("wide-gradients", share), group=MINOR) for share in (0.05, 0.0)]
+    page = diagnosis_page(replace(found, verdicts=tuple(minor)), case, "t")
+    verdict = text_of(section(parsed(page), "Verdict"))
+    assert "Main cause: it takes 5 % of the time" in verdict
+    assert "not known to cost time" in verdict
 
 
 def test_a_healthy_run_is_called_healthy_and_others_are_not(several, tmp_path):

@@ -410,7 +410,7 @@ def test_the_command_prints_it_and_writes_json(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     done = ddplab("diagnose", "--traces", tmp_path)
     assert done.status == 0, done.stderr
-    assert "1. rank 1 keeps the others waiting (slow-rank; takes 50 %)" in done.stdout
+    assert "1. rank 1 keeps the others waiting (slow-rank; takes 50 % of the time)" in done.stdout
     assert "broken.json: JSON that is not a trace" in done.stdout
     written = json.loads((tmp_path / "diagnosis.json").read_text())
     assert written["verdicts"][0]["cause"] == "slow-rank"

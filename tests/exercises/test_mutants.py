@@ -20,6 +20,7 @@ from mutants.ranks import RANKS
 from own_processes import OwnProcesses
 
 from common.course.grading.checks import TIMED
+from common.course.sandbox import exchange
 from common.course.sandbox.sandbox import Sandbox
 from common.course.sandbox.student import Student, lay_out_student
 from common.runtime.paths import project_root
@@ -48,8 +49,9 @@ def marked_cases() -> Iterator:
 def processes(
     processes: Sandbox | OwnProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> Sandbox | OwnProcesses:
-    """Returns where a student's processes are started, which are not waited for as long."""
+    """Returns where a student's processes are started; nobody waits as long for them as usual."""
     monkeypatch.setattr(processes, "answer_s", ANSWER_S, raising=False)
+    monkeypatch.setattr(exchange, "LONGEST_S", ANSWER_S / 2)
     return processes
 
 

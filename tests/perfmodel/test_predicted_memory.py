@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
 from common.benchmarks.one_device.memory_tracker import measure_peak, saved_by_layer, track_step
 from common.errors import UserError
-from common.perfmodel.one_device.activations import saved_per_layer
-from common.perfmodel.one_device.memory import estimated_states, predict_memory
+from common.perfmodel.one_device.memory import estimated_states, predict_memory, saved_per_layer
 from common.perfmodel.one_device.memory_fit import largest_batch, what_would_fit
 from common.perfmodel.one_device.workload import Workload
+from common.runtime.paths import project_root
 
 MIB = 2**20
 NANO = Workload("gpt2-nano", 4, 128, optimizer_implementation="fused")
@@ -89,6 +90,18 @@ def test_a_published_size_is_tracked_without_its_memory(model, batch_size, param
     assert predict_memory(workload).peak_bytes == pytest.approx(tracked.total_bytes, rel=0.01)
     assert tracked.phase == "backward"
     assert tracked.categories["parameters"] == 4 * parameters
+
+
+@pytest.mark.parametrize(
+    ("table", "median", "largest"),
+    [("memory-tracked.csv", 2e-6, 0.0123), ("memory-allocator.csv", 1.01e-4, 0.0297)],
+)
+def test_the_published_errors_are_those_of_today(table, median, largest):
+    recorded = pd.read_csv(project_root() / "data" / "xeon-2-cores" / "study-memory" / table)
+    peaks = [predict_memory(Workload.of(row)).peak_bytes for row in recorded.to_dict("records")]
+    error = (peaks / recorded["measured_bytes"] - 1).abs()
+    assert error.median() <= median
+    assert error.max() <= largest
 
 
 def test_the_states_are_those_of_the_course():

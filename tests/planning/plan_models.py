@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -65,11 +66,63 @@ def sequence_first(batch_size: int = 4) -> tuple:
     return Blocks(), torch.randint(50, (8, batch_size)), loss_of
 
 
-def frozen(batch_size: int = 4) -> tuple:
-    """Makes a model whose embedding is not trained."""
-    module, tokens, loss = make(batch_size)
+class Adapted(nn.Module):
+    """A frozen product and an adapter beside it."""
+
+    def __init__(self, frozen: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.down = nn.Linear(frozen.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, frozen.out_features, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.frozen(hidden) + self.up(self.down(hidden))
+
+
+def frozen_embedding(*sizes: int) -> Blocks:
+    module = Blocks(*sizes)
     module.embedding.requires_grad_(False)
-    return module, tokens, loss
+    return module
+
+
+def probed(*sizes: int) -> Blocks:
+    """Makes blocks of which the head alone is trained."""
+    module = Blocks(*sizes).requires_grad_(False)
+    module.head.requires_grad_(True)
+    return module
+
+
+def last_block(*sizes: int) -> Blocks:
+    """Makes blocks of which the last one and the head are trained."""
+    module = probed(*sizes)
+    module.blocks[-1].requires_grad_(True)
+    return module
+
+
+def adapted(*sizes: int) -> Blocks:
+    """Makes blocks of which adapters alone are trained."""
+    module = Blocks(*sizes).requires_grad_(False)
+    for block in module.blocks:
+        block.up, block.down = Adapted(block.up), Adapted(block.down)
+    return module
+
+
+PARTLY_FROZEN = (frozen_embedding, probed, last_block, adapted)
+
+
+def adapters(batch_size: int = 4) -> tuple:
+    return adapted(), torch.randint(50, (batch_size, 8)), loss_of
+
+
+def all_frozen(batch_size: int = 4) -> tuple:
+    return Blocks().requires_grad_(False), torch.randint(50, (batch_size, 8)), loss_of
+
+
+def frozen_in_half(batch_size: int = 4) -> tuple:
+    """Makes a model whose frozen head is bfloat16."""
+    module = Blocks()
+    module.head.requires_grad_(False).bfloat16()
+    return module, torch.randint(50, (batch_size, 8)), loss_of
 
 
 class Tied(Blocks):
@@ -155,13 +208,14 @@ def large() -> tuple:
     return Blocks(4, 128), torch.randint(50, (8, 64)), loss_of
 
 
-def _expected(parts: list[torch.Tensor]) -> tuple[dict, dict]:
+def _expected(make_module: Callable, parts: list[torch.Tensor]) -> tuple[dict, dict]:
     """Returns weights and gradients after a step of all micro-batches on one rank."""
     torch.manual_seed(0)
-    module = Blocks()
+    module = make_module()
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE)
     loss_of(module, torch.cat(parts)).backward()
-    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+    trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+    gradients = {name: p.grad.clone() for name, p in trained}
     optimizer.step()
     return {name: p.detach() for name, p in module.named_parameters()}, gradients
 
@@ -170,13 +224,18 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def _check(module: nn.Module, optimizer: object, parts: list, within: float) -> None:
+def _check(
+    make_module: Callable, module: nn.Module, optimizer: object, parts: list, within: float
+) -> None:
     """Compares weights, and the first moments, which are a tenth of the gradients."""
-    weights, gradients = _expected(parts)
+    weights, gradients = _expected(make_module, parts)
     optimizer = getattr(optimizer, "optim", optimizer)  # of ZeroRedundancyOptimizer
     held = 0
     for long_name, parameter in module.named_parameters():
         name = long_name.removeprefix("module.")
+        if name not in gradients:
+            assert torch.equal(_whole(parameter.detach()), weights[name]), name
+            continue
         largest = gradients[name].abs().max()
         moved = (_whole(parameter.detach()) - weights[name]).abs()
         # AdamW moves a weight by RATE in the direction of its gradient, however small.
@@ -190,11 +249,11 @@ def _check(module: nn.Module, optimizer: object, parts: list, within: float) -> 
     assert held > 0
     number = torch.tensor(held)
     dist.all_reduce(number)
-    assert number >= len(weights)
+    assert number >= len(gradients)
 
 
 def main() -> None:
-    """Runs every plan that the arguments name, as reprs."""
+    """Runs every plan that the arguments name, as reprs, of what the first one makes."""
     from common.models.traced import traced_architecture
     from common.planning.code import python_lines
     from common.planning.space import Plan, Question
@@ -204,8 +263,11 @@ def main() -> None:
 
     with process_group("cpu", "gloo") as worker:
         ranks, rank = worker.world_size, worker.rank
-        architecture = traced_architecture(make, "made", "cpu")
-        for text in sys.argv[1:]:
+        make_module = globals()[sys.argv[1]]
+        architecture = traced_architecture(
+            lambda: (make_module(), torch.randint(50, (4, 8)), loss_of), "made", "cpu"
+        )
+        for text in sys.argv[2:]:
             plan = eval(text, {"Plan": Plan})
             question = Question(architecture, ranks, 2, ranks * MICRO_BATCH * 2, 1e9, device="cpu")
             generator = torch.Generator().manual_seed(1)
@@ -220,7 +282,7 @@ def main() -> None:
             torch.manual_seed(0)
             names = {
                 "torch": torch,
-                "model": Blocks(),
+                "model": make_module(),
                 "lr": RATE,
                 "loss_of": loss_of,
                 "micro_batches": mine,
@@ -230,15 +292,15 @@ def main() -> None:
             lines = "\n".join(python_lines(question, plan))
             ast.parse(lines)
             exec(lines, names)
-            _check(module, names["optimizer"], counted, within)
+            _check(make_module, module, names["optimizer"], counted, within)
             torch.manual_seed(0)
             # Every micro-batch of a PlannedStep is the same one.
-            user = UserModel(Blocks(), copy.deepcopy(mine[0]), loss_of, "made")
+            user = UserModel(make_module(), copy.deepcopy(mine[0]), loss_of, "made")
             step = PlannedStep(user, plan, worker, ranks_per_node=2)
             step.run()
             if not step.idle:
                 same = mine[:1] if plan.strategy == "single" else parts[:ranks]
-                _check(user.module, step.optimizer, same, within)
+                _check(make_module, user.module, step.optimizer, same, within)
             else:
                 dist.all_reduce(torch.tensor(0))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import ddplab, refused
+from command_line import ddplab
 from torch import nn
 
 from common.errors import UserError
@@ -46,13 +46,6 @@ def test_the_command_for_a_cluster_sees_the_same_samples_and_parameters(
         for name in ("make", "sequence_first")
     ]
     assert steps[0] == steps[1]
-    assert "parameters are frozen" in refused("plan", "plan_models:frozen", *flags)
-
-
-def test_frozen_parameters_are_refused_in_a_line() -> None:
-    model = SizedModel.load("plan_models:frozen", HERE, seed=0)
-    with pytest.raises(UserError, match="1 of its 20 parameters are frozen"):
-        model.architecture(4, "cpu")
 
 
 def test_a_batch_without_rows_is_refused_in_a_line() -> None:

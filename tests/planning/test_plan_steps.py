@@ -125,7 +125,7 @@ def test_lines_and_measured_step_do_what_one_rank_does_with_the_whole_batch(rank
         plans += [Plan(name, 2, 2, blocks_per_unit=2, prefetch=2) for name in SHARDED]
         plans += [Plan("FULL_SHARD", 2, 2, prefetch=0), Plan("SHARD_GRAD_OP", 2, prefetch=2)]
         plans += [Plan("DDP", 2, 2, bucket_cap_mib=0.01)]
-    done = rank_server.run(WORKER, *map(repr, plans), ranks=ranks)
+    done = rank_server.run(WORKER, "Blocks", *map(repr, plans), ranks=ranks)
     assert done.exit_codes == [0] * ranks, done.stderr[0]
 
 

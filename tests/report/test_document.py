@@ -154,6 +154,8 @@ def test_a_figure_is_the_same_each_time() -> None:
         with style.figure("recorded\ndata") as (fig, axes):
             axes.plot([1, 2, 3], [1, 4, 9], label="squares")
             axes.set(xlabel="number", ylabel="its square (m²)")
+            fig.suptitle("squares")
+            axes.set_title("from 1 to 3", loc="left")
             axes.legend()
         return fig._repr_mimebundle_()
 
@@ -161,8 +163,8 @@ def test_a_figure_is_the_same_each_time() -> None:
     assert (data, said) == again
     assert said["image/svg+xml"] == {
         "width": 720,
-        "alt": "horizontal axis: number; vertical axis: its square (m²); drawn: squares. "
-        "recorded data.",
+        "alt": "squares. from 1 to 3; horizontal axis: number; vertical axis: its square (m²); "
+        "drawn: squares. recorded data.",
     }
 
 

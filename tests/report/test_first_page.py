@@ -121,7 +121,7 @@ def test_a_run_that_was_not_completed_says_where_it_ended(tmp_path: Path) -> Non
     assert "Running: 0 of 1 stages are done, about 20 s left" in running
     run = tmp_path / "run"
     shutil.copytree(DATA / "assignment0" / "memory_analysis", run / "memory_analysis")
-    watch.open("assignment0", run)
+    watch.page.open("assignment0", run)
 
     def fail() -> None:
         with watch.until_the_end(), watch.stage("assignment0", "throughput"):
@@ -165,7 +165,7 @@ def test_the_page_is_made_again_after_each_stage(
     entries = [Entry("assignment0", name, name) for name in ("memory_analysis", "throughput")]
     watch = RunWatch(tmp_path, Timetable(entries), StageProgress(Console(file=io.StringIO())))
     watch.announce()
-    watch.open("assignment0", run)
+    watch.page.open("assignment0", run)
     with watch.stage("assignment0", "memory_analysis"):
         pass
     text = Texts((tmp_path / "index.html").read_text()).text
@@ -193,6 +193,9 @@ def test_the_time_left_is_that_of_earlier_runs_of_the_same_preset(tmp_path: Path
     for place, seconds in enumerate((10, 30, 20)):
         earlier_run(tmp_path, f"2026-{place}", "smoke", seconds)
     earlier_run(tmp_path, "2026-9", "laptop", 500)
+    for name, text in (("2026-7", ""), ("2026-8", "stage,took\nthroughput,500\n")):
+        earlier_run(tmp_path, name, "smoke", 500)
+        (tmp_path / "assignment0" / name / "stages.csv").write_text(text)  # cannot be read
     preset = load_preset("assignment0", "smoke")
     titles = {"assignment0": {"throughput": "throughput (1 rank)", "new": "never run"}}
     timetable = plan([preset], "smoke", tmp_path, titles, with_hosts=True)

@@ -79,6 +79,15 @@ def test_a_run_that_lacks_a_file_leaves_what_was_recorded(tmp_path: Path) -> Non
     assert (kept / "config.yaml").is_file()
 
 
+def test_a_record_of_another_version_may_lack_the_command_and_the_variables(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    record = json.loads((run / "environment.json").read_text())
+    del record["command"], record["variables"]
+    (run / "environment.json").write_text(json.dumps(record))
+    kept = keep_run(run, "h100-1", "assignment0", tmp_path / "data")
+    assert json.loads((kept / "environment.json").read_text())["status"] == "complete"
+
+
 def test_tables_that_are_too_large_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at most 6 are recorded"):
         keep_run(finished_run(tmp_path, rows=1_200_000), "h100-1", "assignment0", tmp_path / "data")

@@ -8,9 +8,11 @@ import json
 import re
 import runpy
 import shutil
+import time
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 from common.analysis.buckets import measurements
@@ -119,6 +121,29 @@ handlers["kernel_info_request"] = slow"""
     assert "KeyboardInterrupt" not in capfd.readouterr().err
 
 
+def test_ctrl_c_ends_the_kernels_of_notebooks_that_are_being_executed(tmp_path: Path) -> None:
+    began, ended = tmp_path / "began", tmp_path / "ended"
+    long = f"""import os, pathlib, time
+pathlib.Path({str(began)!r}).write_text(str(os.getpid()))
+time.sleep(30)
+pathlib.Path({str(ended)!r}).touch()"""
+    for name, code in (("first", "pass"), ("long", long)):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
+
+    def on_progress(name: str) -> None:
+        if name == "first":  # what a thread raises reaches the caller as Ctrl-C does
+            while not (began.exists() and began.read_text()):
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+
+    notebooks = [tmp_path / f"{name}.ipynb" for name in ("first", "long")]
+    with pytest.raises(KeyboardInterrupt):
+        execute_notebooks(notebooks, tmp_path / "out", {}, on_progress)
+    assert not psutil.pid_exists(int(began.read_text()))
+    assert not ended.exists()
+
+
 def test_a_run_directory_that_is_none_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such run directory"):
         measurements.open_run(tmp_path / "nowhere")
@@ -192,8 +217,8 @@ def test_a_stage_that_runs_a_script_again_has_settings_of_its_own() -> None:
     sharded = [stages["train_fsdp_full_shard"], stages["train_fsdp_shard_grad_op"]]
     assert len({stage.script for stage in sharded}) == 1
     assert [stage.flags() for stage in sharded] == [
-        ["--strategy", "FULL_SHARD"],
-        ["--strategy", "SHARD_GRAD_OP"],
+        ["--strategy=FULL_SHARD"],
+        ["--strategy=SHARD_GRAD_OP"],
     ]
 
 

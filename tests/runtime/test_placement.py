@@ -36,6 +36,16 @@ def test_one_torchrun_per_node_with_a_rank_per_gpu_is_right() -> None:
     assert placement_problems(places) == []
 
 
+def test_cuda_shows_no_device_behind_an_invalid_entry() -> None:
+    places = [
+        own_placement(torchrun(rank, rank, 3) | {"CUDA_VISIBLE_DEVICES": "3, 5,-1,7"})
+        for rank in range(3)
+    ]
+    assert [place.device for place in places[:2]] == ["GPU 3", "GPU 5"]
+    [problem] = placement_problems(places)
+    assert "local rank 2 has no device" in problem
+
+
 def test_four_tasks_that_each_start_four_ranks_are_sixteen_workers() -> None:
     place = own_placement(torchrun(0, 0, 4) | in_step(0, "4(x2)"))
     [problem] = placement_problems([place])

@@ -239,3 +239,25 @@ def test_a_runs_own_table_wins_over_those_of_runs_inside_it(tmp_path):
     outer = finished_run(tmp_path, "outer", "2026-01-01T00:00:00+00:00")
     finished_run(outer, "inner", "2026-02-01T00:00:00+00:00")
     assert find_table(outer, "times.csv") == outer / "times.csv"
+
+
+@pytest.mark.parametrize(
+    ("record", "status"),
+    [
+        *(("", "failed"), ("[]", "failed"), ("{}", "unknown")),
+        ('{"status": "running", "process": 7}', "failed"),
+        ('{"status": "running", "process": "x"}', "failed"),
+    ],
+)
+def test_what_is_no_record_is_none_of_a_complete_run(tmp_path, record, status):
+    (tmp_path / "environment.json").write_text(record)
+    assert read_environment(tmp_path)["status"] == status
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_a_table_of_a_run_that_broke_off_is_not_found_there(tmp_path, status):
+    run = finished_run(tmp_path, "run", "2026-01-01T00:00:00+00:00", status)
+    assert (run / "times.csv").is_file()
+    assert find_table(run, "times.csv") is None
+    (run / "environment.json").unlink()  # tables without a record are a user's own
+    assert find_table(run, "times.csv") == run / "times.csv"

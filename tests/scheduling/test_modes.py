@@ -208,14 +208,6 @@ def test_a_step_plan_counts_its_tokens() -> None:
     assert replace(plan, lengths=np.full(5, 4)).padded_tokens.tolist() == [8, 4, 8]
 
 
-@pytest.mark.parametrize("mean", ["samples", "tokens"])
-def test_scaled_means_of_ranks_average_to_the_mean_of_the_batch(mean: str) -> None:
-    rng = np.random.default_rng(1)
-    groups = [rng.normal(size=size) for size in (1, 4, 7)]
-    scaled = [loss_scale(mean, 3, len(group), 12) * group.mean() for group in groups]
-    assert np.mean(scaled) == pytest.approx(np.concatenate(groups).mean(), rel=1e-12)
-
-
 @pytest.mark.parametrize("mode", ["static", "karmarkar_karp", "length_grouped"])
 def test_equal_counts_that_a_rank_cannot_hold_are_refused(mode: str) -> None:
     planner = Planner(mode, lengths_of(100), 4, 32)

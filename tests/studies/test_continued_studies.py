@@ -62,6 +62,13 @@ def test_a_case_whose_folder_is_gone_is_told_before_anything_is_written(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_case_whose_table_is_gone_is_told_in_a_line(cut: Path, tmp_path: Path) -> None:
+    (cut / "convolutions-loopback" / "sweep" / "runoff-visits.csv").unlink()
+    study = TuneStudy(models=("convolutions",), rate="", continues=str(cut))
+    with pytest.raises(UserError, match=r"runoff-visits\.csv: no such file"):
+        run_study(study, str(tmp_path / "new"), StageProgress())
+
+
 def test_a_continued_study_keeps_the_record_of_the_one_before(tmp_path: Path) -> None:
     def run(continues: str, hardware: str, start_time: str) -> Path:
         environment = {"hardware": hardware, "start_time": start_time, "git": start_time}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ def test_a_refused_prediction_is_a_miss() -> None:
     assert after["inside"][changed] == before["inside"][changed] - 1 / after["rounds"][changed]
     assert "by 10%: predicted within 10% of the change in 47;" in summary(before, arms)
     assert "by 10%: predicted within 10% of the change in 46;" in summary(after, arms)
+    interval = r"median error of the change [\d.]+% \([\d.]+% to [\d.]+%\), of the step [\d.]+% \("
+    assert re.search(interval, summary(before, arms))
 
 
 @pytest.mark.parametrize(

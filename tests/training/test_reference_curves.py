@@ -228,10 +228,7 @@ def exact(folder) -> pd.DataFrame:
 @pytest.mark.parametrize(
     "options",
     [
-        {"micro_batch_size": 2},
         {"micro_batch_size": 1},
-        {"activation_checkpointing": True},
-        {"loss_chunks": 4},
         {"micro_batch_size": 4, "activation_checkpointing": True, "loss_chunks": 2},
     ],
     ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),

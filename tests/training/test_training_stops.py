@@ -178,13 +178,17 @@ BAD = {
     "hybrid": ("train_fsdp", ("--strategy", "HYBRID_SHARD"), "at least 4 ranks"),
     "baseline": ("train_baseline", (), "is for one device"),
     "not a flag": ("train_ddp", ("--save_evry", 3), "--save-every"),
+    "batch": ("train_ddp", ("--global_batch_size", 6), "is no multiple of micro-batch size 2"),
 }
 BAD_DATA = {
     "wrong magic": (wrong_magic, "a.bin"),
     "cut off": (fewer_tokens_than_the_header_says, "a.bin"),
     "empty": (lambda folder: folder.mkdir() or folder, "holds no *.bin"),
 }
-ANOTHER_MODEL = "is of another model (vocab_size 256, this run has 260)"
+OF_CHECKPOINTS = {
+    "another model": (("--vocab_size", 260), "another model (vocab_size 256, this run has 260)"),
+    "another optimizer": (("--optimizer", "sgd"), "another optimizer (adamw, this run has sgd)"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +199,10 @@ def refused(rank_server, saved, tokens, tmp_path_factory) -> list[dict[str, str]
     for name, (make, _) in BAD_DATA.items():
         cases[name] = ("train_ddp", ("--data", make(folder / name)))
     shutil.copytree(saved, folder / "c")
-    another = ("--checkpoint_dir", folder / "c", "--vocab_size", 260)
-    cases["another model"] = ("train_ddp", another)
+    for name, (flags, _) in OF_CHECKPOINTS.items():
+        cases[name] = ("train_ddp", ("--checkpoint_dir", folder / "c", *flags))
+    (folder / "file").touch()  # also the superuser makes no folder below a file
+    cases["below a file"] = ("train_ddp", ("--checkpoint_dir", folder / "file" / "c"))
     listed = []
     for name, (script, flags) in cases.items():
         where = ("--data", tokens, "--output_dir", folder / "out" / name)
@@ -213,7 +219,8 @@ def refused(rank_server, saved, tokens, tmp_path_factory) -> list[dict[str, str]
     [
         *((name, words) for name, (_, _, words) in BAD.items()),
         *((name, words) for name, (_, words) in BAD_DATA.items()),
-        ("another model", ANOTHER_MODEL),
+        *((name, words) for name, (_, words) in OF_CHECKPOINTS.items()),
+        ("below a file", "Not a directory"),
     ],
 )
 def test_what_cannot_be_is_one_line_of_every_rank(refused, name, words):
@@ -225,11 +232,10 @@ def test_what_cannot_be_is_one_line_of_every_rank(refused, name, words):
 @pytest.mark.parametrize(
     ("script", "ranks", "flags", "words"),
     [
-        ("train_ddp", 2, ("--global_batch_size", 6), "is no multiple of micro-batch size 2"),
         ("train_ddp", 2, ("--data", outside_the_vocabulary), "token 300 at 100 is outside the mod"),
         ("train_baseline", 1, ("--data", wrong_magic), "a.bin"),
     ],
-    ids=["batch", "outside the vocabulary", "one rank"],
+    ids=["outside the vocabulary", "one rank"],
 )
 def test_a_refused_training_ends_with_one_line_and_status_2(
     run, tmp_path, script, ranks, flags, words
@@ -240,21 +246,3 @@ def test_a_refused_training_ends_with_one_line_and_status_2(
     assert done.error_line.startswith("error: ")
     assert words in done.error_line
     assert not (tmp_path / "out" / "run").exists()
-
-
-def test_a_checkpoint_of_another_optimizer_is_refused(run, saved, tmp_path):
-    shutil.copytree(saved, tmp_path / "c")
-    flags = ("--checkpoint_dir", tmp_path / "c", "--optimizer", "sgd")
-    done = run("train_ddp", tmp_path, *flags, ranks=2)
-    assert done.exit_codes == [2, 2]
-    assert "is of another optimizer (adamw, this run has sgd)" in done.error_line
-    assert names(tmp_path / "c") == ["step-00000004"]
-
-
-def test_an_unwritable_checkpoint_folder_gets_one_line(run, tmp_path):
-    (tmp_path / "file").touch()  # also the superuser makes no folder below a file
-    done = run("train_ddp", tmp_path, "--checkpoint_dir", tmp_path / "file" / "c", ranks=2)
-    assert done.exit_codes == [2, 2]
-    assert done.error_line.startswith("error: checkpoint folder ")
-    assert "Not a directory" in done.error_line
-    assert not (tmp_path / "run").exists()

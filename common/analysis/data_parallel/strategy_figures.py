@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -10,7 +9,7 @@ from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies
 from common.analysis.data_parallel.strategies import StrategyTimes
 from common.analysis.data_parallel.training_figures import COLOURS, DIAMONDS
 from common.analysis.data_parallel.training_runs import strategy_name
-from common.analysis.style import BLUE, GREY, MEASURED, ORANGE, SKY, THOUSANDS, figure
+from common.analysis.style import BLUE, GREY, MEASURED, ORANGE, SKY, THOUSANDS, bar_rows, figure
 from common.runtime.wording import counted
 
 
@@ -26,7 +25,7 @@ def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:
         strategies.caption, figsize=(7.2, height), ncols=len(panels), sharey=True, squeeze=False
     ) as (fig, grid):
         for axes, (accumulation, rows) in zip(grid[0], panels, strict=True):
-            places = np.arange(len(rows))[::-1]
+            places = bar_rows(axes, rows["strategy"].map(strategy_name))
             bars = [rows["step_ms"] - rows["q25_ms"], rows["q75_ms"] - rows["step_ms"]]
             axes.barh(
                 places,
@@ -43,8 +42,6 @@ def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:
                     where = max(row.step_ms, row.q75_ms) + 0.02 * widest
                     axes.text(where, y, f"{row.speedup:.2f}×", va="center", fontsize=8.5)
             axes.set_xlim(0, 1.2 * widest)
-            axes.set_yticks(places, [strategy_name(name) for name in rows["strategy"]])
-            axes.grid(axis="y", visible=False)
             axes.xaxis.set_major_formatter(THOUSANDS)
             axes.set_xlabel("time per step (ms);\nbeside it: speed over one device's")
             axes.set_title(
@@ -69,7 +66,7 @@ def bytes_sent(strategies: StrategyTimes) -> Figure:
         squeeze=False,
     ) as (fig, grid):
         for axes, (accumulation, rows) in zip(grid[0], panels, strict=True):
-            places = np.arange(len(rows))[::-1]
+            places = bar_rows(axes, rows["strategy"].map(strategy_name))
             predicted = rows["predicted_bytes"] / unit
             axes.barh(places, predicted, height=0.6, color=SKY, label="predicted")
             axes.plot(rows["measured_bytes"] / unit, places, label="measured", **DIAMONDS)
@@ -77,8 +74,6 @@ def bytes_sent(strategies: StrategyTimes) -> Figure:
                 if pd.notna(row.ratio_to_ddp):
                     end = row.predicted_bytes / unit + 0.035 * longest
                     axes.text(end, y, f"{row.ratio_to_ddp:.2f}×", va="center", fontsize=8.5)
-            axes.set_yticks(places, [strategy_name(strategy) for strategy in rows["strategy"]])
-            axes.grid(axis="y", visible=False)
             axes.set_xlim(0, 1.22 * longest)
             axes.set_xlabel(f"sent per rank and step ({name});\nbeside it: over DDP's")
             axes.set_title(
@@ -98,7 +93,7 @@ def emulated_steps(run: EmulatedStrategies) -> Figure:
         for row in table.itertuples()
     ]
     with figure(run.measured.caption, figsize=(7.2, 1.8 + 0.48 * len(table))) as (fig, axes):
-        places = np.arange(len(table))[::-1]
+        places = bar_rows(axes, labels)
         axes.barh(
             places, table["computation_ms"], height=0.6, color=SKY, label="predicted: computation"
         )
@@ -135,8 +130,6 @@ def emulated_steps(run: EmulatedStrategies) -> Figure:
                     linewidth=1.3,
                 )
         axes.set_xlim(0, 1.12 * max(axes.get_xlim()[1], table["q75_ms"].max()))
-        axes.set_yticks(places, labels)
-        axes.grid(axis="y", visible=False)
         axes.xaxis.set_major_formatter(THOUSANDS)
         axes.set_xlabel("time per step (ms); percentages: predicted against measured")
         fig.legend(loc="outside upper center", ncols=3, fontsize=8)

@@ -21,6 +21,7 @@ from common.analysis.style import (
     RED,
     SKY,
     YELLOW,
+    bar_rows,
     figure,
 )
 
@@ -131,7 +132,7 @@ def learning_curve(training: Training) -> Figure:
 def overlap_bars(table: pd.DataFrame, caption: str) -> Figure:
     """Draws each strategy's step as shares of its length: computation, communication, neither."""
     with figure(caption, figsize=(7.2, 1.7 + 0.45 * len(table))) as (fig, axes):
-        places = np.arange(len(table))[::-1]
+        places = bar_rows(axes, table["name"])
         alone_ms = table["computation_ms"] - table["overlap_ms"]
         parts = table.assign(computation_alone_ms=alone_ms)
         ends = np.zeros(len(table))
@@ -145,10 +146,8 @@ def overlap_bars(table: pd.DataFrame, caption: str) -> Figure:
             ends = ends + share
         for y, end, step_ms in zip(places, ends, table["step_ms"], strict=True):
             axes.text(end + 1, y, f"{step_ms:,.0f} ms", va="center", fontsize=8.5)
-        axes.set_yticks(places, table["name"])
         axes.set_xlim(0, 115)
         axes.set_xticks(range(0, 101, 20))
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel("share of a traced step (%), and its length (ms)")
         fig.legend(loc="outside upper center", ncols=2, fontsize=8)
     return fig
@@ -159,7 +158,7 @@ def memory_bars(table: pd.DataFrame, caption: str) -> Figure:
     table = table.dropna(subset="predicted_bytes")
     unit, name = (2**30, "GiB") if table["predicted_bytes"].max() > 2**31 else (2**20, "MiB")
     with figure(caption, figsize=(7.2, 1.9 + 0.45 * len(table))) as (fig, axes):
-        places = np.arange(len(table))[::-1]
+        places = bar_rows(axes, table["name"])
         ends = np.zeros(len(table))
         for part, colour in PART_COLOURS.items():
             size = table[part].to_numpy() / unit
@@ -171,8 +170,6 @@ def memory_bars(table: pd.DataFrame, caption: str) -> Figure:
             axes.hlines(places, least, most, color=BLACK, linewidth=1.2)
             axes.plot(most, places, label="measured: the ranks with most and least", **DIAMONDS)
             axes.plot(least, places, **DIAMONDS)
-        axes.set_yticks(places, table["name"])
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"memory of a rank at its predicted peak ({name})")
         fig.legend(loc="outside upper center", ncols=3, fontsize=8)
     return fig

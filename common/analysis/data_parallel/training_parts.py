@@ -13,7 +13,8 @@ from common.analysis.data_parallel.training_runs import Training, TrainingRun
 from common.analysis.step_parts import middle_half
 from common.errors import UserError
 from common.judged import Judged
-from common.perfmodel.one_device.memory import STATE, MemoryPrediction, predict_memory
+from common.perfmodel.one_device.memory import predict_memory
+from common.perfmodel.one_device.moments import STATE, MemoryPrediction
 from common.perfmodel.one_device.sharding import Sharding
 from common.samples import mean_ratio, student
 from common.traces.step_overlap import TIMES

@@ -19,7 +19,7 @@ from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.micro_batches.mode_comparison import DYNAMIC
 from common.analysis.one_device.profile import open_profile
 from common.analysis.show import judged_format
-from common.analysis.style import BLUE, GREY, RED, STYLE, CourseFigure, cap_axis
+from common.analysis.style import BLUE, GREY, RED, STYLE, CourseFigure, bar_rows, cap_axis
 from common.analysis.sweep_speedups import error_bars
 from common.diagnose.changes import find_changes, open_changes, speedup_bars
 from common.errors import UserError
@@ -55,11 +55,8 @@ def kinds_of_work(folder: Path) -> SmallFigure:
     if len(shares) > MOST_KINDS:
         bars["all others"] = shares[MOST_KINDS:].sum()
     with _small() as (figure, axes):
-        places = range(len(bars))
+        places = bar_rows(axes, [*bars])
         axes.barh(places, [100 * share for share in bars.values()], color=BLUE)
-        axes.set_yticks(places, list(bars))
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
         axes.set_xlabel("share of a step (%)")
     parts = ", ".join(f"{name} {share:.0%}" for name, share in bars.items())
     return SmallFigure("A step by kind of work", figure, f"Bars, the share of a step: {parts}.")

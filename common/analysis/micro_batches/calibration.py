@@ -24,6 +24,7 @@ Cost = Callable[[float, float], float]
 Fit = Callable[[NDArray, NDArray, NDArray], Cost]
 """Maps batch sizes, lengths and seconds, each [n], to a cost."""
 CALIBRATED, TOLD, NOT_TOLD = "dynamic_calibrated", "told", "not_told"
+"""Ways to plan with a slowed rank: by calibration as it runs, told, or as if it were not slow."""
 CLOSE = 0.25
 """Relative error within which a rank's factor counts as found: a shared machine varies by less."""
 OVER_TOLD = "step over one whose plan was told"

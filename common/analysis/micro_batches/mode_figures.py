@@ -25,6 +25,7 @@ from common.analysis.style import (
     RED,
     THOUSANDS,
     band,
+    bar_rows,
     doubling_axis,
     figure,
     legend_above,
@@ -37,8 +38,8 @@ from common.analysis.sweep_speedups import error_bars
 def mode_ratios(comparison: ModeComparison) -> Figure:
     """Draws each mode's step over static's on the same global batches, and the plan's promise."""
     table = comparison.summary.drop(STATIC)
-    places = np.arange(len(table))[::-1]
     with figure(comparison.caption, figsize=(7.2, 1.9 + 0.55 * len(table))) as (fig, axes):
+        places = bar_rows(axes, [mode_name(mode) for mode in table.index])
         _ratio_bars(axes, table, places)
         for column, marker, label in (
             ("padded_ratio", "D", "promised: padded tokens of the fullest rank"),
@@ -53,8 +54,6 @@ def mode_ratios(comparison: ModeComparison) -> Figure:
             axes.text(end + 0.03, y, f"{ratio:.2f}", va="center", fontsize=9, bbox=PLATE)
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
         axes.set_xlim(0, max(1.05, 1.12 * widest.max()))
-        axes.set_yticks(places, [mode_name(mode) for mode in table.index])
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel(
             "over static on the same global batches (bars: mean step of the slowest rank)"
         )
@@ -82,8 +81,12 @@ def paired_ratios(comparison: ModeComparison) -> Figure:
 def per_sample(comparison: ModeComparison) -> Figure:
     """Draws the time per text of all modes over static's; hatched: batches of their own."""
     table = comparison.per_sample.drop(STATIC)
-    places = np.arange(len(table))[::-1]
     with figure(comparison.caption, figsize=(7.2, 1.7 + 0.42 * len(table))) as (fig, axes):
+        names = [
+            mode_name(mode) + ("" if same else "\n(other batches)")
+            for mode, same in table["same_batch"].items()
+        ]
+        places = bar_rows(axes, names)
         bars = _ratio_bars(axes, table, places)
         for bar, same in zip(bars, table["same_batch"], strict=True):
             bar.set_hatch("" if same else "////")
@@ -91,14 +94,8 @@ def per_sample(comparison: ModeComparison) -> Figure:
         ends = _drawn_ends(table)
         for y, ratio, end in zip(places, table["ratio"], ends, strict=True):
             axes.text(end + 0.02, y, f"{ratio:.2f}", va="center", fontsize=9, bbox=PLATE)
-        names = [
-            mode_name(mode) + ("" if same else "\n(other batches)")
-            for mode, same in table["same_batch"].items()
-        ]
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
         axes.set_xlim(0, max(1.05, 1.1 * ends.max()))
-        axes.set_yticks(places, names)
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel("time per text, over static's (hatched: global batches of other texts)")
     return fig
 
@@ -107,8 +104,8 @@ def waiting(comparison: ModeComparison) -> Figure:
     """Draws the share of step time that ranks wait, by mode, and the control's as a line."""
     shares = comparison.waiting * 100
     modes = [*comparison.modes, *comparison.own_batch_modes]
-    places = np.arange(len(modes))[::-1]
     with figure(comparison.caption, figsize=(7.2, 1.5 + 0.38 * len(modes))) as (fig, axes):
+        places = bar_rows(axes, [mode_name(mode) for mode in modes])
         colours = [COLOURS[mode] for mode in modes]
         axes.barh(places, shares[modes], height=0.6, color=colours, alpha=0.8)
         for y, mode in zip(places, modes, strict=True):
@@ -119,8 +116,6 @@ def waiting(comparison: ModeComparison) -> Figure:
             axes.axvline(shares[CONTROL], color=RED, linestyle="--", linewidth=1.3, label=label)
             fig.legend(loc="outside upper center", fontsize=8)
         axes.set_xlim(0, 1.15 * shares.max())
-        axes.set_yticks(places, [mode_name(mode) for mode in modes])
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel("waiting for slower ranks (% of all ranks' step time)")
     return fig
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from common.analysis.micro_batches.mode_comparison import STATIC
 from common.analysis.micro_batches.training_runs import in_order, mode_name
-from common.analysis.runs import Run, caption_of
+from common.analysis.runs import OfRun, Run
 from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
@@ -35,23 +35,16 @@ PLANS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Simulation:
+class Simulation(OfRun):
     """Bottlenecks by data set, world size, mode and draw.
 
     Attributes:
-        opened: Folder and its environment.
         table: Rows with ``COLUMNS``; a text's bottleneck is ``bottleneck_ms / samples``.
         planning: Time of each plan, with ``PLANNING_COLUMNS``; or None.
     """
 
-    opened: Run
     table: pd.DataFrame
     planning: pd.DataFrame | None
-
-    @property
-    def caption(self) -> str:
-        """Returns hardware, date and source, for figures."""
-        return caption_of(self.opened.environment, self.opened.folder)
 
     @property
     def datasets(self) -> list[str]:

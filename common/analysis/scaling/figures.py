@@ -24,6 +24,7 @@ from common.analysis.style import (
     PURPLE,
     RED,
     SKY,
+    bar_rows,
     doubling_axis,
     figure,
     log_axis,
@@ -84,8 +85,8 @@ def step_parts(
     ``parts`` are those of ``decompose_all``, ``predictions`` those of ``predicted_steps``.
     """
     parts = parts.sort_values(["regime", "global_batch", "world_size"], kind="stable")
-    places = np.arange(len(parts))[::-1]
     with figure(caption, figsize=(7.2, 1.6 + BAR_HEIGHT * len(parts))) as (fig, axes):
+        places = bar_rows(axes, [arm_name(*row) for row in parts[ARM].values], fontsize=8.5)
         starts = np.zeros(len(parts))
         for name, colour in PART_COLOURS.items():
             widths = parts[f"{name}_ms"].to_numpy()
@@ -103,9 +104,7 @@ def step_parts(
             look = {"color": RED, "ms": 5.5, "mec": "white", "mew": 0.6, "zorder": 4}
             axes.plot(predicted, places, "D", label="predicted", **look)
             ends.append(predicted.max())
-        axes.set_yticks(places, [arm_name(*row) for row in parts[ARM].values], fontsize=8.5)
         axes.set_xlim(0, 1.05 * np.nanmax(ends))
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel("time of a step (ms)")
         fig.legend(loc="outside upper center", ncols=4, fontsize=8)
     return fig
@@ -114,15 +113,13 @@ def step_parts(
 def communication_ratios(parts: pd.DataFrame, caption: str) -> Figure:
     """Draws communication over computation, all of it and the exposed, a pair of bars per arm."""
     several = parts[parts["world_size"] > 1]
-    places = np.arange(len(several))[::-1]
     with figure(caption, figsize=(7.2, 1.6 + BAR_HEIGHT * 1.3 * len(several))) as (fig, axes):
+        places = bar_rows(axes, [arm_name(*row) for row in several[ARM].values], fontsize=8.5)
         total = several["total_ratio"].astype(float)
         axes.barh(places + 0.19, total, height=0.36, color=SKY, label="all of it")
         exposed = several["exposed_ratio"]
         axes.barh(places - 0.19, exposed, height=0.36, color=ORANGE, label="exposed")
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
-        axes.set_yticks(places, [arm_name(*row) for row in several[ARM].values], fontsize=8.5)
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel("communication over computation (dashed: as long as it)")
         fig.legend(loc="outside upper center", ncols=2, fontsize=8)
     return fig

@@ -31,6 +31,7 @@ from common.analysis.style import (
     SKY,
     THOUSANDS,
     figure,
+    legend_above,
     log_axis,
 )
 from common.runtime.wording import counted
@@ -108,7 +109,7 @@ def speedup_efficiency(compared: Sequence[Compared], caption: str) -> Figure:
         for axes, ideal in ((left, most), (right, 1)):
             axes.set_ylim(0, min(1.12 * axes.get_ylim()[1], 1.2 * max(highest, HIGHEST * ideal)))
             _names(axes, compared)
-        _legend(fig, left, ncols=3)
+        legend_above(fig, 3)
     return fig
 
 
@@ -134,14 +135,6 @@ def _bar(
     _number(axes, form.format(value).replace("%", " %"), x, top, fontsize=7.5, bbox=PLATE)
 
 
-def _legend(fig: Figure, axes: Axes, ncols: int) -> None:
-    """Puts each label once above the axes."""
-    handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    if once:
-        fig.legend(once.values(), once.keys(), loc="outside upper center", ncols=ncols, fontsize=8)
-
-
 def throughput(compared: Sequence[Compared], caption: str) -> Figure:
     """Draws the samples that all ranks compute in a second, and N times one rank's."""
     with figure(caption, figsize=(7.2, 3.9)) as (fig, axes):
@@ -161,7 +154,7 @@ def throughput(compared: Sequence[Compared], caption: str) -> Figure:
         axes.set_ylim(0, 1.05 * max(axes.get_ylim()[1], 1))
         axes.yaxis.set_major_formatter(THOUSANDS)
         _names(axes, compared)
-        _legend(fig, axes, ncols=2)
+        legend_above(fig, 2)
     return fig
 
 

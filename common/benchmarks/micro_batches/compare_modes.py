@@ -19,7 +19,8 @@ from typing import Annotated
 
 import numpy as np
 
-from common.analysis.micro_batches.mode_comparison import STATIC, read_comparison
+from common.analysis.micro_batches.calibration import CALIBRATED, NOT_TOLD, TOLD
+from common.analysis.micro_batches.mode_comparison import CONTROL, STATIC, read_comparison
 from common.analysis.runs import Run
 from common.analysis.show import judged_format
 from common.data.text_tokens import TokenizedTexts
@@ -34,7 +35,7 @@ from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.rank_speeds import RankCosts
-from common.settings import NonNegative, Positive
+from common.settings import NonNegative, Positive, is_changed
 from common.tables import MODE_COLUMNS, MODE_RANK_COLUMNS
 from common.training.micro_batches.config import TextSettings, slow_factor_of
 from common.training.micro_batches.log import split_exchange, step_columns
@@ -53,9 +54,6 @@ ARMS = {
     "token_budget": "token_budget",
 }
 """Name of each arm in the tables, and its planner's mode."""
-CONTROL = "control"
-NOT_TOLD, CALIBRATED, TOLD = "not_told", "dynamic_calibrated", "told"
-"""Ways to plan with a slowed rank: as if it were not slow, by calibration as it runs, or told."""
 SLOW_COLUMNS = (
     *("mode", "step", "rank", "slow_factor", "estimated_factor", "expected_ms"),
     *MODE_RANK_COLUMNS,
@@ -81,7 +79,7 @@ class ModeComparison(TextSettings):
     slow_steps: Annotated[int, NonNegative] = 40
     """Steps of each mode with one rank slowed down; 0 to leave that out."""
     slow_rank: int = -1
-    """The rank that is slowed down; -1 is the last."""
+    """The rank that is slowed down in the slow_steps (CPU only); -1 is the last."""
     slow_factor: float = 2.0
     """How many times as long the slowed rank computes."""
 
@@ -91,6 +89,13 @@ class ModeComparison(TextSettings):
             raise UserError(f"slow_rank is {self.slow_rank}; a rank, or -1 for the last")
         if not 1 < self.slow_factor < float("inf"):
             raise UserError(f"slow_factor is {self.slow_factor}; it must be above 1 and finite")
+
+    def without_effect(self) -> list[str]:
+        """Returns the settings that this comparison ignores, each with the reason."""
+        rates = ("lr", "weight_decay", "warmup_steps")
+        reason = "the learning rate is 0, so that every mode has the same weights"
+        ignored = [f"{name}: {reason}" for name in rates if is_changed(self, name)]
+        return super().without_effect() + ignored
 
 
 def main(settings: ModeComparison) -> None:

@@ -18,15 +18,9 @@ from common.benchmarks.one_device.memory_tracker import (
     track_step,
 )
 from common.errors import UserError
-from common.perfmodel.one_device.activations import saved_per_layer
-from common.perfmodel.one_device.memory import (
-    STATE,
-    MemoryPrediction,
-    Moment,
-    estimated_states,
-    predict_memory,
-)
+from common.perfmodel.one_device.memory import estimated_states, predict_memory, saved_per_layer
 from common.perfmodel.one_device.memory_fit import largest_batch, more_loss_chunks, what_would_fit
+from common.perfmodel.one_device.moments import STATE, MemoryPrediction, Moment
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 from common.perfmodel.one_device.workload import Workload

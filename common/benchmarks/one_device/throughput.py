@@ -76,7 +76,7 @@ class ThroughputBenchmark(DeviceOptions, Workload):
     batch_sizes: Annotated[tuple[int, ...], NonEmpty, AtLeast(1)] = (1, 4, 8, 16, 32, 64)
     """Batch sizes of the sweep; batch_size itself is measured once even if it is among them."""
     rounds: Annotated[int, Positive] = 1
-    """Visits to batch_size, of which the headline is, spread over the sweep; six settle a rate."""
+    """Visits to batch_size, the headline's, spread over the sweep; six settle a rate."""
     num_steps: Annotated[int, Positive] = 20
     """Measured steps per visit."""
     warmup_steps: Annotated[int, NonNegative] = 5

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from common.cli.printed import print_lines, print_notes
-from common.errors import UserError, naming_os_errors
+from common.cli.flags import check_output, refuse_given, write_output
+from common.cli.printed import console_of, print_lines, print_notes
+from common.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,15 +27,6 @@ MEMORY_FLAGS = (
 )
 """Fields of ``ClusterQuestion`` that have an effect without a cluster."""
 COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
-
-
-def given_flags(settings: object, leave_out: tuple[str, ...] = ()) -> list[str]:
-    """Returns the flags of a settings object that differ from their defaults."""
-    return [
-        f"--{field.name.replace('_', '-')}"
-        for field in fields(settings)
-        if field.name not in leave_out and getattr(settings, field.name) != field.default
-    ]
 
 
 @dataclass(frozen=True)
@@ -115,30 +106,23 @@ class ClusterQuestion:
             allreduce: table of all-reduces that were measured there, if any.
             from_traces: traces of a job there, whose all-reduces are taken, if any.
         """
-        from rich.console import Console
-
         if self.capacity_gb:
             raise UserError("--capacity-gb has no effect with --cluster, whose GPU has a memory")
-        if self.csv is not None:
-            check_output("--csv", self.csv)
+        check_output("--csv", self.csv)
         predicted = self.predict(allreduce, from_traces)
         if self.csv is not None:
-            write_csv(predicted.table, self.csv)
-        console = Console()
-        console = Console(width=max(console.width, WIDTH))
+            write_output("--csv", self.csv, predicted.table.to_csv(index=False))
+        console = console_of(WIDTH)
         print_prediction(predicted, console)
         if self.csv is not None:
             print_notes(console, [f"all columns: {self.csv}"])
 
     def print_memory(self) -> None:
         """Prints the memory of a step of the model, on one GPU or on --gpus. Raises UserError."""
-        from rich.console import Console
-
         from common.cli.prediction.memory import print_memory
         from common.perfmodel.cluster.scale_out import STRATEGIES, parse_gpus
 
-        if flags := given_flags(self, leave_out=MEMORY_FLAGS):
-            raise UserError(f"{flags[0]} has an effect with --cluster only")
+        refuse_given(self, "has an effect with --cluster only", leave_out=MEMORY_FLAGS)
         gpus = parse_gpus(self.gpus) if self.gpus else [1]
         if self.strategies and max(gpus) == 1:
             raise UserError("--strategies has an effect on several --gpus only")
@@ -147,7 +131,7 @@ class ClusterQuestion:
             gpus=gpus,
             strategies=self.strategies or STRATEGIES,
             capacities_gb=self.capacity_gb,
-            console=Console(width=max(Console().width, WIDTH)),
+            console=console_of(WIDTH),
         )
 
     def predict(self, allreduce: str | None = None, from_traces: str | None = None) -> ScaleOut:
@@ -213,23 +197,6 @@ class ClusterQuestion:
             if self.mfu and value:
                 raise UserError(f"{flag} has no effect with --mfu, which is a rate of its own")
         return Assumptions(**changed)
-
-
-def check_output(flag: str, path: str) -> None:
-    """Raises UserError where no file could be written there, before anything is predicted."""
-    target = Path(path)
-    if target.is_dir() or not path:
-        raise UserError(f"{flag} {path or repr(path)}: give the name of a file")
-    if not target.parent.is_dir():
-        raise UserError(f"{flag} {path}: there is no folder {target.parent}")
-
-
-def write_csv(table: pd.DataFrame, path: str) -> None:
-    """Writes the whole table. Raises UserError where it cannot be written."""
-    from common.runtime.records.run_directory import write_atomically
-
-    with naming_os_errors(f"--csv {path}"):
-        write_atomically(Path(path), table.to_csv(index=False))
 
 
 def print_prediction(predicted: ScaleOut, console: Console) -> None:

@@ -19,6 +19,7 @@ from common.analysis.replay.caps import (
 from common.analysis.replay.job import Job, read_job
 from common.analysis.replay.page import page, timelines
 from common.analysis.replay.system import TraceSystem
+from common.cli.flags import check_output, write_output
 from common.cli.printed import print_lines, print_notes
 from common.errors import UserError, naming
 from common.perfmodel.buckets import cap_label, parse_cap
@@ -29,7 +30,6 @@ from common.perfmodel.replay.gate import LIMIT, Gate, gate_of
 from common.perfmodel.replay.pipeline import read_operations, slowdown
 from common.perfmodel.replay.waits import CAUSES, waits
 from common.planning.report import AnswerTable, as_rich
-from common.runtime.records.run_directory import write_atomically
 from common.runtime.wording import counted
 
 TABLES = (".parquet", ".csv")
@@ -51,7 +51,10 @@ def print_from_traces(
     """
     wanted = [parse_cap(text) for text in caps]
     if timeline is not None:
-        check_timeline(timeline)
+        if not timeline.endswith((*PAGES, ".json")):
+            legal = "a file .json for Perfetto, or .html for a page"
+            raise UserError(f"--timeline {timeline!r}: {legal}")
+        check_output("--timeline", timeline)
     if Path(folder).is_file() and Path(folder).suffix in TABLES:
         for flag, has_it in (("--bucket-cap-mb", caps), ("--timeline", timeline)):
             if has_it:
@@ -82,20 +85,9 @@ def print_from_traces(
             if timeline.endswith(PAGES)
             else lanes_json(timelines(replayed, answers), facts={"replay": _gate_line(gate)})
         )
-        try:
-            write_atomically(Path(timeline), text)
-        except OSError as error:
-            raise UserError(f"--timeline {timeline}: {error.strerror}") from None
+        write_output("--timeline", timeline, text)
         where = "" if timeline.endswith(PAGES) else "; open it in https://ui.perfetto.dev"
         print_lines(console, [f"Timelines written to {timeline}{where}."])
-
-
-def check_timeline(path: str) -> None:
-    """Raises UserError where no timelines could be written there, before anything is read."""
-    if not path.endswith((*PAGES, ".json")) or Path(path).is_dir():
-        raise UserError(f"--timeline {path!r}: a file .json for Perfetto, or .html for a page")
-    if not Path(path).parent.is_dir():
-        raise UserError(f"--timeline {path}: there is no folder {Path(path).parent}")
 
 
 def _print_slowdown(path: Path, console: Console) -> None:

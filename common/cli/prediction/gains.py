@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.cli.prediction.cluster import check_output, write_csv
+from common.cli.flags import check_output, write_output
 from common.cli.printed import print_grid, print_lines, print_notes
 from common.errors import UserError
 
@@ -37,8 +37,7 @@ def print_gains(
     from common.analysis.show import show
     from common.perfmodel.cluster.scale_out import parse_gpus
 
-    if csv is not None:
-        check_output("--csv", csv)
+    check_output("--csv", csv)
     numbers = [GPUS] if gpus is None else parse_gpus(gpus)
     if len(numbers) > 1:
         raise UserError(f"--gpus {gpus}: one number with --gradient-mib")
@@ -65,6 +64,6 @@ def print_gains(
             "than those that were measured are extrapolated"
         )
     if csv is not None:
-        write_csv(gains, csv)
+        write_output("--csv", csv, gains.to_csv(index=False))
         lines.append(f"all columns, the best caps among them: {csv}")
     print_notes(console, lines)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from common.perfmodel.cluster.job import Job
-    from common.perfmodel.one_device.memory import MemoryPrediction
+    from common.perfmodel.one_device.moments import MemoryPrediction
     from common.perfmodel.one_device.sharding import Sharding
 
 GB = 10**9
@@ -43,7 +43,8 @@ def print_memory(
 
     Raises UserError for capacities that are not positive, and as ``predict_training_memory``.
     """
-    from common.perfmodel.one_device.training_memory import predict_training_memory, sharding_on
+    from common.perfmodel.one_device.sharding import sharding_on
+    from common.perfmodel.one_device.training_memory import predict_training_memory
 
     for capacity in capacities_gb:
         if not 0 < capacity < math.inf:
@@ -71,7 +72,7 @@ def _print_parts(predicted: dict[str, MemoryPrediction], console: Console) -> No
     from rich import box
     from rich.table import Table
 
-    from common.perfmodel.one_device.memory import COMPONENTS
+    from common.perfmodel.one_device.moments import COMPONENTS
 
     table = Table(title="At the peak (GB)", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("part")
@@ -94,7 +95,8 @@ def _print_largest(
     from rich import box
     from rich.table import Table
 
-    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, largest_micro_batch
+    from common.perfmodel.one_device.memory_fit import largest_micro_batch
+    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 
     title = "Largest micro-batch (samples)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
@@ -109,7 +111,8 @@ def _print_largest(
 
 
 def _notes(job: Job, predicted: dict[str, MemoryPrediction]) -> list[str]:
-    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, reserved_bytes
+    from common.perfmodel.one_device.memory_fit import reserved_bytes
+    from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
 
     name, first = next(iter(predicted.items()))
     reserved = reserved_bytes(job.passes, first)

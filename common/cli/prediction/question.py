@@ -12,7 +12,8 @@ class TableQuestion:
     layer_sizes: str | None = None
     """Path of a table like layer-sizes.csv of assignment 2: parameters of each layer."""
     layer_times: str | None = None
-    """Path of a table like layer-times.csv of assignment 2: seconds of each layer's gradient."""
+    """Path of a table like layer-times.csv of assignment 2: seconds of each layer's part of the
+    backward pass, whose median counts."""
     ready_times: str | None = None
     """Path of a gradient-ready-times.csv, in place of the two layer tables."""
     allreduce: str | None = None

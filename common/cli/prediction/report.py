@@ -100,7 +100,7 @@ class Report:
     def print(self, console: Console) -> None:
         """Prints everything, in the order a reader wants it."""
         best = self.model.best_cap()
-        accuracy = self._accuracy()
+        accuracy = self.sweep.accuracy_of(self.model.backward_s) if self.sweep else None
         if self.trace:
             self.notes.append(self.trace.write(self.model, best.cap_mib, self.sweep))
         console.print(self._table(accuracy))
@@ -156,11 +156,6 @@ class Report:
         largest = self.model.profile.total_bytes / 2**20
         caps = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600, 3200)
         return [None, *(cap for cap in caps if cap < 2 * largest)]
-
-    def _accuracy(self) -> Accuracy | None:
-        if not self.sweep:
-            return None
-        return self.sweep.accuracy_of(self.model.backward_s)
 
     def _table(self, accuracy: Accuracy | None) -> Table:
         table = Table(title="Backward pass of DDP by bucket cap", title_justify="left")

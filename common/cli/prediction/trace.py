@@ -14,13 +14,13 @@ from common.analysis.buckets.timelines import (
     gaps,
     read_timelines,
 )
-from common.cli.prediction.cluster import check_output
-from common.errors import UserError, naming_os_errors
+from common.cli.flags import check_output, write_output
+from common.errors import UserError
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.model import DdpModel
 from common.perfmodel.perfetto_trace import Around, trace_json
 from common.perfmodel.tables import read_step_parts
-from common.runtime.records.run_directory import find_table, write_atomically
+from common.runtime.records.run_directory import find_table
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class TraceRequest:
         what = "step" if "predicted" in around else "backward pass"
         facts = {"bucket_cap_mib": cap_label(cap), "zero": f"the start of the {what}"}
         text = trace_json(passes, parameters=model.profile.names, facts=facts, around=around)
-        with naming_os_errors(f"--trace {self.path}"):
-            write_atomically(self.path, text)
+        write_output("--trace", str(self.path), text)
         kinds = "predicted and measured" if len(passes) > 1 else "predicted only: not measured"
         return (
             f"trace of the {what} at {cap_label(cap)} MiB ({kinds}) written to {self.path}; "

@@ -12,7 +12,7 @@ from common.course.numbers.tables import table
 from common.errors import UserError
 from common.perfmodel.one_device.flops import mfu
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.script import read_yaml
+from common.runtime.flags import read_yaml
 
 LEAST_BATCHES = 3
 """Batch sizes from which on a line is put through the steps' times."""

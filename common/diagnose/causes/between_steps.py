@@ -9,6 +9,7 @@ import pandas as pd
 
 from common.diagnose.causes.sharing import EXCHANGES, hindered
 from common.diagnose.evidence.case import (
+    MOST_LOST,
     Case,
     Verdict,
     confidence,
@@ -41,12 +42,12 @@ LOADING = ("torch.utils.data.", "accelerate.data_loader.")
 NAMED_SHARE = 1 / 3
 """Share of the looks from which what a library's function tells is what a rank does."""
 CALLS = {
+    EXCHANGING: EXCHANGES,
     WRITING: ("torch.serialization.", "torch.distributed.checkpoint", "safetensors", "pickle."),
-    EXCHANGING: ("torch.distributed.distributed_c10d.",),
     LOGGING: ("tensorboard", "wandb", "mlflow", "logging.", "tqdm"),
     STARTING: LOADING,
 }
-"""Libraries' functions by what a rank does that calls them."""
+"""Libraries' functions by what a rank does that calls them; the last that fits counts."""
 ELSEWHERE = (EXCHANGING, STARTING)
 """What other causes are of: ``own_exchange`` and ``epoch_start``."""
 CHANGES = {
@@ -162,10 +163,10 @@ def _between(case: Case) -> Verdict | None:
     busy = [rank for rank, (does, _) in work.items() if does not in ELSEWHERE]
     if not busy:
         return None
-    if latest not in busy:  # it waits for one that is
-        latest, alone = max(busy, key=by_rank.get), True
-    does, rows = work[latest]
-    who = f"rank {latest}" if alone else "every rank"
+    busiest = latest if latest in busy else max(busy, key=by_rank.get)
+    does, rows = work[busiest]
+    alone |= busiest != latest  # that waits for it
+    who = f"rank {busiest}" if alone else "every rank"
     waiting = " while the others wait" if alone else " between the steps"
     return case.verdict(
         cause="evaluation-or-logging",
@@ -176,7 +177,7 @@ def _between(case: Case) -> Verdict | None:
             f"[{STEPS}].",
             f"By rank: {', '.join(f'{rank}: {value:.3g} ms' for rank, value in by_rank.items())} "
             f"[{STEPS}].",
-            *places(case, ("between", "evaluation"), rank=latest),
+            *places(case, ("between", "evaluation"), rank=busiest),
         ),
         lost=share,
         sure=confidence(share, BETWEEN_SHARE, error, len(shares), of="share of the time"),
@@ -222,17 +223,17 @@ def _evaluation(case: Case) -> Verdict | None:
     by_rank = epochs.groupby("rank")["evaluation_time_s"].sum()
     alone = _is_of_one_rank(by_rank)
     error = standard_error(evaluation / epoch)
-    who = f"rank {by_rank.idxmax()}" if alone else "every rank"
     return case.verdict(
         cause="evaluation-or-logging",
-        title=f"{who} evaluates {'while the others wait' if alone else 'for much of the epoch'}",
+        title=f"rank {by_rank.idxmax()} evaluates while the others wait"
+        if alone
+        else "evaluation takes much of the epoch",
         evidence=(
             f"Evaluation takes {evaluation.mean():.3g} of {epoch.mean():.3g} s of an epoch, "
             f"{percent(share)} [{EPOCHS}].",
         ),
         lost=share,
         sure=confidence(share, EVALUATION_SHARE, error, of="share of the epoch"),
+        whole_ms=case.run.step_ms / (1 - min(share, MOST_LOST)),
         change=CHANGES[EVALUATING],
-        speedup_now=None if case.speedup_now is None else case.speedup_now * (1 - share),
-        predicted_speedup=case.speedup_now,
     )

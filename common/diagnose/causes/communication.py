@@ -114,13 +114,13 @@ def bucket_cap(case: Case) -> Verdict | None:
         case,
         replace(model.settings, bucket_cap_mb=best),
         cause="bucket-cap",
-        title="the bucket cap does not fit",
+        title="another bucket cap would be faster",
         evidence=(
-            f"{counted(len(sizes), 'bucket')} of {size_text(np.median(sizes))} "
-            f"(median) [{BUCKETS}]; with these all-reduce times [{ALL_REDUCE}] "
-            f"and gradient-ready times [{READY_TIMES}] a step takes "
-            f"{now.step_n_s * 1e3:.3g} ms, and {after.step_n_s * 1e3:.3g} ms with "
-            f"{after.exchange.num_buckets} of a cap of {best:.3g} MiB.",
+            f"With {counted(len(sizes), 'bucket')} of {size_text(np.median(sizes))} (median) "
+            f"[{BUCKETS}], these all-reduce times [{ALL_REDUCE}] and gradient-ready times "
+            f"[{READY_TIMES}] a step is predicted to take {now.step_n_s * 1e3:.3g} ms, and "
+            f"{after.step_n_s * 1e3:.3g} ms with "
+            f"{counted(after.exchange.num_buckets, 'bucket')}, by a cap of {best:.3g} MiB.",
         ),
         lost=gain,
         sure=confidence(gain, CAP_GAIN, case.run.noise, case.steps, of="predicted gain"),
@@ -271,7 +271,7 @@ def _model_too_small(
         case,
         larger,
         cause="model-too-small",
-        title="the model is too small: computation ends before an exchange can begin",
+        title="the model is too small: most of its exchange is latency",
         evidence=(
             *evidence,
             "More than half of the exchange is latency, which no bandwidth and no smaller gradient "

@@ -220,7 +220,7 @@ def unpinned_copies(case: Case) -> Verdict | None:
         signal = Signal(f"{batches} pinned [{FACTS}]{waited}.", copy, "low")
     else:
         return None
-    title = "copies of batches to the GPU let the host wait"
+    title = "copies of batches to the GPU make the host wait"
     return of_signals("unpinned-copies", title, [signal])
 
 

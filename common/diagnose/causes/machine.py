@@ -92,7 +92,7 @@ def _short_quota(case: Case, rows: pd.DataFrame) -> Verdict | None:
     return _if_known(
         case,
         cause="cpu-quota",
-        title="a quota stops the ranks",
+        title=f"a quota of {counted(quota, 'core')} stops the ranks of {rows['host'].iloc[0]}",
         evidence=evidence,
         lost=lost,
         sure=_sure_of_quota(short, throttled, in_run=in_run),
@@ -262,13 +262,14 @@ def _interface_verdict(
     level = "medium" if named or (hosts["interface_source"] != "default route").all() else "low"
     if named and slow.empty:
         level = "high"
+    names = sorted({*inside["interface"], *slow["interface"]})
     wanted = sorted(set(hosts["fastest_interface"]) - {""})
     variable = f"{backend.upper()}_SOCKET_IFNAME"
     source = "the variable names the interface" if named else "the interface is taken from routes"
     return _if_known(
         case,
         cause="wrong-interface",
-        title="the exchange goes over a slow interface",
+        title=f"the exchange goes over the wrong interface: {', '.join(names)}",
         evidence=evidence,
         lost=lost,
         sure=(level, f"{source}; that the faster one leads to the other hosts was not tried"),

@@ -160,8 +160,8 @@ def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | Non
         lost=gain.estimate * passes + left_out,
         sure=(
             "high" if (gain.rounds or 0) >= LEAST_ROUNDS else "medium",
-            f"passes were timed both ways in {gain.rounds} rounds: {percent(gain.low)} to "
-            f"{percent(gain.high)} of them",
+            f"timed both ways in {gain.rounds} rounds: without it passes take "
+            f"{percent(gain.low)} to {percent(gain.high)} less",
         ),
         change=kind.change.format(**noted),
     )

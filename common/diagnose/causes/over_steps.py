@@ -87,6 +87,7 @@ def epoch_start(case: Case) -> Verdict | None:
         ),
         lost=share,
         sure=sure,
+        whole_ms=an_epoch_ms / period,
         change=(
             f"DataLoader(..., num_workers={workers:.0f}, persistent_workers=True): workers then "
             "keep what they have opened."
@@ -131,11 +132,12 @@ def growing_memory(case: Case) -> Verdict | None:
     column, rank, growth, values = max(growths, key=lambda growth: growth[2])
     return _of_memory(
         "growing-memory",
-        "memory grows with every step",
+        f"rank {rank}'s memory grows with every step",
         f"Rank {rank}'s {HELD[column]} grew from {size_text(values[0])} to "
         f"{size_text(values[-1])} in {len(values)} steps, {size_text(growth)} a step [{STEPS}].",
         "it grows in more than half of the steps, and in both halves of the window alike",
-        "Keep loss.item() or loss.detach() in lists and logs, not the loss with its graph.",
+        "Look for a list or a log that each step adds to: keep loss.item() or loss.detach(), not "
+        "the loss with its graph, and of outputs the last ones.",
         level="medium" if values[-1] - values[0] > SURELY_GROWN * values[0] else "low",
     )
 

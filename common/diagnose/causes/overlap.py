@@ -30,9 +30,9 @@ def no_overlap(case: Case) -> Verdict | None:
     if gain < LEAST_SHARE:
         return None
     level, reason = confidence(gain, LEAST_SHARE, case.run.noise, case.steps)
-    title, named = "no bucket is on its way while gradients are computed", ""
+    title, named = "the backward pass waits for each bucket, and hides no exchange", ""
     if waits.is_known:
-        title += ": torch's nccl2"
+        title += " (torch's nccl2)"
         named = (
             f"The ranks exchange by {waits.group} of torch {case.run.torch}, whose get_future, "
             "which DDP calls for each bucket, makes the backward pass wait for the all-reduce "
@@ -59,7 +59,7 @@ def no_overlap(case: Case) -> Verdict | None:
         title=title,
         evidence=(
             f"Of {waits.buckets} buckets of a pass, {percent(waits.in_turn)} are ready only after "
-            f"the one before is back [{BUCKETS}].",
+            f"the one before has been reduced [{BUCKETS}].",
             f"Backward passes wait {waits.waited_ms:.3g} of {step_ms:.3g} ms for them "
             f"[{BUCKETS}]{longer}.",
             named,

@@ -172,7 +172,7 @@ def _slow_by_itself(case: Case, slowest: int) -> str:
     times = together_times(case)
     if times is None:
         return ""
-    by_rank = times[1].groupby("rank").median()
+    by_rank = times[1].groupby("rank").median().dropna()
     if slowest not in by_rank.index or len(by_rank) < 2:
         return ""
     ratio = by_rank[slowest] / by_rank.drop(slowest).mean()

@@ -155,6 +155,7 @@ def recompiling(case: Case) -> Verdict | None:
     by_step = slowest_rank(steps, ["step_time_ms", "recompilations"], by=STEP)
     steps_ms, hit = by_step["step_time_ms"], by_step["recompilations"] > 0
     slow, usual = steps_ms[hit], steps_ms[~hit].median()
+    unhit = f"the others {usual:.3g} ms" if math.isfinite(usual) else "and there are no others"
     longer_ms = (slow - usual).clip(lower=0).sum()
     lost = float(longer_ms / steps_ms.sum()) if math.isfinite(usual) else 0.0
     return case.verdict(
@@ -162,7 +163,7 @@ def recompiling(case: Case) -> Verdict | None:
         title="torch.compile compiles again and again",
         evidence=(
             f"{by_rank.max():.0f} graphs were compiled after the warm-up; steps in which one was "
-            f"take {slow.median():.3g} ms, the others {usual:.3g} ms [{STEPS}].",
+            f"take {slow.median():.3g} ms, {unhit} [{STEPS}].",
         ),
         lost=lost,
         lost_share=lost,  # compiling may take nearly all of a window
@@ -181,7 +182,7 @@ def allocator_retries(case: Case) -> Verdict | None:
         return None
     return Verdict(
         cause="allocator-retries",
-        title="the GPU's memory is short: the allocator starts over",
+        title=f"rank {retries.idxmax()} is short of GPU memory",
         evidence=(
             f"Rank {retries.idxmax()} gave all cached memory back and asked again "
             f"{retries.max():.0f} times [{STEPS}].",

@@ -154,7 +154,7 @@ def nccl_settings(case: Case) -> Verdict | None:
         if all(holds[condition] for condition in slowing.where):
             signals += _set_on(case, table, slowing)
     signals += _small_shared_memory(case, table, nccl=holds["nccl"])
-    verdict = of_signals(CAUSE, "settings slow the exchange", signals)
+    verdict = of_signals(CAUSE, "environment variables or a small /dev/shm slow the step", signals)
     measured = judge_of(CAUSE)(case)
     if verdict is None or measured is None:
         return verdict or measured
@@ -214,7 +214,8 @@ def gpu_surroundings(case: Case) -> Verdict | None:
     signals = []
     for _, row in table.iterrows():
         signals += [*_narrow_link(row), *_far_cores(row), *_others(row, table)]
-    return of_signals("gpu-surroundings", "a GPU is held back by its surroundings", signals)
+    title = "a GPU's link, its place or other processes slow it down"
+    return of_signals("gpu-surroundings", title, signals)
 
 
 def _narrow_link(row: pd.Series) -> Iterable[Signal]:

@@ -41,7 +41,14 @@ each has a core of its own. Two on one core take 2."""
 CROWDED_RATIO = 1.25
 """Lower threshold where there are more threads than cores: the ratio only has to confirm it."""
 PASSES = ("forward", "backward")
-EXCHANGES = ("torch.distributed.", "accelerate.accelerator.gather", "accelerate.utils.operations.")
+EXCHANGES = (
+    "torch.distributed.",
+    "accelerate.accelerator.gather",
+    "accelerate.accelerator.pad_across_processes",
+    "accelerate.accelerator.reduce",
+    "accelerate.accelerator.wait_for_everyone",
+    "accelerate.utils.operations.",
+)
 """Beginnings of the calls by which a script exchanges something itself."""
 KEYS = ["repeat", "iteration"]
 PARTS = ["forward_time_ms", "backward_time_ms", "exchange_time_ms"]
@@ -65,7 +72,7 @@ def shared_device(case: Case) -> Verdict | None:
     ratio, sentence = _together(case) or (float(most), "")
     return case.verdict(
         cause="shared-device",
-        title="ranks share a device",
+        title="ranks share a GPU",
         evidence=(*evidence, sentence),
         lost=(1 - 1 / ratio) * compute_share(case),
         sure=("high", "the device's identity is the same"),
@@ -94,7 +101,7 @@ def oversubscribed_cores(case: Case) -> Verdict | None:
         return None
     return case.verdict(
         cause="oversubscribed-cores",
-        title="ranks share cores",
+        title=f"ranks share cores: passes take {ratio:.2f} times as long as alone",
         evidence=(sentence, *crowds, *starved(case)),
         lost=(1 - 1 / ratio) * _share_on_cores(case),
         sure=confidence(ratio, threshold, together_error(case), of="together over alone"),
@@ -128,10 +135,9 @@ def together_times(case: Case) -> tuple[pd.Series, pd.Series] | None:
     """Returns both passes' time by rank and repeat, together and alone, at one batch."""
     probes = case.run.rows(PROBES)
     together = flags(probes["together"])
-    batch = probes.loc[~together, "batch_per_rank"]
-    if batch.empty or not together.any():
+    rows = probes[probes["batch_per_rank"].isin(probes.loc[~together, "batch_per_rank"].head(1))]
+    if flags(rows["together"]).nunique() < 2:
         return None
-    rows = probes[probes["batch_per_rank"] == batch.iloc[0]]
     times = rows["forward_time_ms"] + rows["backward_time_ms"]
     keys = [rows["rank"], rows["repeat"]]
     medians = times.groupby([flags(rows["together"]), *keys]).median()
@@ -212,8 +218,8 @@ def hindered(case: Case, rank: int, longer_ms: float = 0.0) -> tuple[float, str]
     if not more_ms > 0:  # not a number where the other ranks' passes were not measured
         return 0.0, ""
     return more_ms, (
-        f"Once no rank is late, passes and their exchange take {then_ms:.3g} ms of a step, "
-        f"{more_ms:.3g} ms more than if ranks did not hinder each other [{EXCHANGING}]."
+        f"Once no rank is late, ranks hinder each other: passes and their exchange then take "
+        f"{then_ms:.3g} ms of a step, {more_ms:.3g} ms more than without that [{EXCHANGING}]."
     )
 
 

@@ -61,7 +61,7 @@ class Remedy:
 
 
 REMEDIES = {
-    "bucket-cap": Remedy(("bucket_cap_mb",), "the bucket cap does not fit", is_predicted=True),
+    "bucket-cap": Remedy(("bucket_cap_mb",), "another bucket cap is faster", is_predicted=True),
     "needless-search": Remedy(
         ("find_unused_parameters",), "DDP looks for unused parameters, and there are none"
     ),

@@ -175,6 +175,7 @@ def mixed_configurations(case: Case) -> Verdict | None:
                 )
                 evidence.append(f"{name} differs between ranks: {by_rank} [{FACTS}].")
     evidence += _ranks_with_other_batches(case)
+    title = "ranks do not run the same" if evidence else "the baseline is of something else"
     if case.baseline is not None:
         for name, (theirs, mine) in differing_facts(case.run, case.baseline).items():
             evidence.append(
@@ -188,7 +189,7 @@ def mixed_configurations(case: Case) -> Verdict | None:
         return None
     return Verdict(
         cause="mixed-configurations",
-        title="what is compared is not the same",
+        title=title,
         evidence=evidence,
         lost_share=None,
         confidence="high",
@@ -255,7 +256,7 @@ def warm_up_counted(case: Case) -> Verdict | None:
     over = float(values[:early].mean()) / steady
     return case.verdict(
         cause="warm-up-counted",
-        title="warm-up is counted in",
+        title=f"{counted(early, 'step')} of warm-up count{'s' * (early == 1)} in the mean",
         evidence=(
             f"The first {counted(early, 'measured step')} took {values[:early].mean():.3g} ms, "
             f"the median of the later half is {steady:.3g} ms [{STEPS}].",

@@ -7,16 +7,15 @@ cause is judged from the same columns. Steps that not all ranks have are left ou
 from __future__ import annotations
 
 import json
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from common import tables
 from common.analysis.step_parts import PLAIN, flags
 from common.diagnose.evidence.bundle import Bundle
+from common.diagnose.evidence.bundle_samples import samples_of
 from common.diagnose.evidence.evidence import (
     ARMS,
     BUCKETS,
@@ -40,7 +39,6 @@ from common.perfmodel.scaling.step_model import LinearTime
 from common.runtime.group.network import backend_name, describe_network
 from common.runtime.machine.witness import LEAST_SPAN_S
 from common.runtime.records.run_directory import write_atomically
-from common.runtime.records.samples import sample_rows
 
 TABLES_FOLDER = "tables"
 HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16"}
@@ -63,7 +61,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         ARMS: arms,
         STEPS: steps,
         FACTS: _facts(bundle),
-        SAMPLES: _samples(bundle),
+        SAMPLES: samples_of(bundle),
         BUCKETS: _buckets(bundle),
         PROBES: probes,
         STALLS: _stalls(bundle),
@@ -184,45 +182,6 @@ def _probes(bundle: Bundle, steps: pd.DataFrame) -> pd.DataFrame:
         return probes
     update_ms = steps.groupby("rank")["optimizer_time_ms"].median()
     return probes.assign(arm=0, optimizer_time_ms=probes["rank"].map(update_ms))
-
-
-def _samples(bundle: Bundle) -> pd.DataFrame:
-    """Makes ``samples.csv``: of each epoch, which samples reached which rank."""
-    identities, facts = bundle.of("identities"), bundle.of("facts")
-    sizes = pd.to_numeric(facts["data_samples"], errors="coerce") if len(facts) else pd.Series([])
-    size = int(sizes.max()) if sizes.notna().any() else None
-    if identities.empty:
-        return pd.DataFrame()
-    by_epoch: dict[int, list[NDArray]] = {}
-    for epoch, group in identities.groupby("epoch"):
-        if group["rank"].nunique() == bundle.about["rank"].nunique():
-            by_rank = {int(row["rank"]): np.array(row["samples"]) for _, row in group.iterrows()}
-            by_epoch[int(epoch)] = [by_rank[rank] for rank in sorted(by_rank)]
-    orders = _orders(by_epoch)
-    rows = [
-        row | {"order": orders.get((epoch, row["rank"]))}
-        for epoch, everyone in by_epoch.items()
-        for row in sample_rows(everyone, arm=0, epoch=epoch, data_samples=size)
-    ]
-    is_hashed = "is_hashed" in identities and identities["is_hashed"].fillna(False).any()
-    return pd.DataFrame(rows).assign(is_hashed=bool(is_hashed))
-
-
-def _orders(by_epoch: dict[int, list[NDArray]]) -> dict[tuple[int, int], str]:
-    """Returns a checksum of each rank's order in an epoch, by (epoch, rank).
-
-    The window begins in the middle of its first epoch, and ends in that of its last. So the first
-    has none, and the others' are of as many samples as each of them has. Samples in ascending order
-    were not to be shuffled: they have none.
-    """
-    orders: dict[tuple[int, int], str] = {}
-    for rank in range(max(map(len, by_epoch.values()), default=0)):
-        begun = {epoch: by_epoch[epoch][rank] for epoch in sorted(by_epoch)[1:]}
-        length = min(map(len, begun.values()), default=0)
-        for epoch, ids in begun.items():
-            if length > 1 and not (np.diff(ids[:length]) > 0).all():
-                orders[epoch, rank] = f"{zlib.crc32(ids[:length].tobytes()):08x}"
-    return orders
 
 
 def _stalls(bundle: Bundle) -> pd.DataFrame:

@@ -65,8 +65,9 @@ class Verdict:
             speed, or nothing to predict it from was measured.
         speedup_low, speedup_high: interval of 90 %, by the steps' noise and the model's error.
         group: VALIDITY, PERFORMANCE or MINOR.
-        sure_share: the least that the cause takes, which then decides its place among others: of
-            several changes that were tried, the best looks better than it is.
+        sure_share: share of the step that decides its place among others, where that is not
+            ``lost_share``: the least that it takes, as the best of several changes that were tried
+            looks better than it is; or what it takes between steps, over the median step.
     """
 
     cause: str
@@ -188,6 +189,7 @@ class Case:
             "lost_share": lost,
             "confidence": level,
             "reason": reason,
+            "sure_share": None if whole_ms is None else lost * whole_ms / self.run.step_ms,
             "speedup_now": now,
             "predicted_speedup": None if now is None else now / (1 - lost),
         }

@@ -18,7 +18,7 @@ from common.analysis.html import rendered
 from common.analysis.style import GOOD_EFFICIENCY
 from common.diagnose.causes.trials import WORKERS, Tried, tried_against
 from common.diagnose.diagnosis import Diagnosis
-from common.diagnose.evidence.case import MINOR, VALIDITY, Case, Verdict, differing_facts, percent
+from common.diagnose.evidence.case import VALIDITY, Case, Verdict, differing_facts, percent
 from common.diagnose.evidence.evidence import Evidence, NotJudged
 from common.diagnose.evidence.measured_step import step_model
 from common.diagnose.pages.bars import (
@@ -200,8 +200,8 @@ def _healthy(diagnosis: Diagnosis, case: Case) -> str:
 def _costs(verdict: Verdict) -> str:
     if verdict.group == VALIDITY:
         return "it makes the comparison void"
-    if verdict.group == MINOR or verdict.lost_share is None:
-        return "it costs no time"
+    if not verdict.lost_share:
+        return "it is not known to cost time"
     return f"it takes {percent(verdict.lost_share)} of the time"
 
 

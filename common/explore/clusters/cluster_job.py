@@ -19,13 +19,10 @@ from common.explore.controls import Slider
 from common.perfmodel.cluster.clusters import Cluster, load_cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.scale_out import OTHERS, STRATEGIES, predict_scale_out
-from common.perfmodel.one_device.memory import STATE, MemoryPrediction
-from common.perfmodel.one_device.training_memory import (
-    LIBRARIES_BYTES,
-    largest_micro_batch,
-    predict_training_memory,
-    sharding_on,
-)
+from common.perfmodel.one_device.memory_fit import largest_micro_batch
+from common.perfmodel.one_device.moments import STATE, MemoryPrediction
+from common.perfmodel.one_device.sharding import sharding_on
+from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, predict_training_memory
 from common.settings import AtLeast, OneOf, Settings
 
 STEP_PARTS = {

@@ -6,7 +6,6 @@ import itertools
 from dataclasses import replace
 
 from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, RED, SKY
-from common.errors import UserError
 from common.explore.chosen_model import ChosenModel, named_model, offered_names
 from common.explore.clusters.cluster_job import (
     MEMORY_PARTS,
@@ -91,19 +90,16 @@ class ClusterTab(Tab):
         if self.is_quiet:
             return
         now = self.settings()
-        try:
+        with self.answering():
             model = named_model(self.model.value, self.chosen)
             view = self._view(model, now)
-        except UserError as error:
-            self.refuse(error)
-            return
-        self.message.show()
-        show_steps(self.figures["step"], view, now.gpus)
-        show_memory(self.figures["memory"], view)
-        self._say(model, view, now)
-        with self.command.hold_sync():
-            self.command.line = job_line(model, now)
-            self.command.note = "Without --cluster it prints the memory, part by part."
+            self.message.show()
+            show_steps(self.figures["step"], view, now.gpus)
+            show_memory(self.figures["memory"], view)
+            self._say(model, view, now)
+            with self.command.hold_sync():
+                self.command.line = job_line(model, now)
+                self.command.note = "Without --cluster it prints the memory, part by part."
 
     def _view(self, model: ChosenModel, now: JobSettings) -> JobView:
         """Computes a view; steps of all numbers of GPUs are kept while that number alone moves."""

@@ -122,20 +122,16 @@ class PlanTab(Tab):
             return
         values = {name: control.value for name, control in (self.choices | self.sliders).items()}
         self._searched = None
-        try:
+        with self.answering():
             model = named_model(self.model.value, self.chosen)
             searched = searched_for(model, Asked(**values))
-        except UserError as error:
-            self.refuse(error)
-            return
-        self._searched = model, searched
-        self.message.show()
-        most = searched.question.memory_bytes / GB
-        kept = (
-            min(self.memory.value, most) if self.memory.value in self.memory.values[:-1] else most
-        )
-        self.memory.offer(sorted({*steps_between(2, most, extra=most), kept}), kept)
-        self._show()
+            self._searched = model, searched
+            self.message.show()
+            most = searched.question.memory_bytes / GB
+            is_moved = self.memory.value in self.memory.values[:-1]
+            kept = min(self.memory.value, most) if is_moved else most
+            self.memory.offer(sorted({*steps_between(2, most, extra=most), kept}), kept)
+            self._show()
 
     def _offer_gpus(self) -> None:
         with self.quietly():
@@ -181,7 +177,7 @@ def plans_figure() -> Figure:
 
 
 def show_plans(made: Figure, searched: Searched, fitting: Searched) -> None:
-    """Replaces the data: all plans, those of ``here``'s memory to the left of its line."""
+    """Replaces the data: all plans; those that fit lie to the left of the memory's line."""
     *strategies, front, star, edge = made.data
     if not searched.timed:
         clear(made)

@@ -97,6 +97,8 @@ class Activations:
         forward: temporaries at the high point of its forward pass.
         backward: pieces beside ``kept`` at each moment of its backward pass that can be the
             peak; negative where kept pieces are gone by then.
+        moved: pieces that it would keep if all were trained, which its operators move through
+            memory; empty where these are ``kept``.
     """
 
     kept: tuple[Piece, ...] = ()
@@ -104,6 +106,7 @@ class Activations:
     selected: tuple[Piece, ...] = ()
     forward: tuple[Piece, ...] = ()
     backward: tuple[tuple[Piece, ...], ...] = field(default=((),))
+    moved: tuple[Piece, ...] = ()
 
 
 NO_ACTIVATIONS = Activations()

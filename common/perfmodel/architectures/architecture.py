@@ -38,8 +38,8 @@ class Layer:
 
     Attributes:
         name: ``block`` for those of a transformer.
-        tensors: parameters of one layer in the order in which PyTorch registers them, without a
-            weight that is another layer's (a tied head).
+        tensors: trained parameters of one layer in the order in which PyTorch registers them,
+            without a weight that is another layer's (a tied head).
         forward_flops: operations of one layer in the forward pass of one sample.
         attention_flops: the part of ``forward_flops`` of scores and their products with values.
         count: number of such layers.
@@ -50,6 +50,9 @@ class Layer:
         observed: places of ``tensors`` in the order in which their gradients were seen to be ready.
         activations: memory that passes of one sample hold.
         shared_elements: elements of another layer's weight that it multiplies by (a tied head).
+        frozen: parameters of one layer that are not trained, in the same order.
+        backward_ratio: operations of its backward pass over those of its forward pass: 1 where
+            products have frozen weights, 0 below the first trained parameter.
     """
 
     name: str
@@ -62,11 +65,23 @@ class Layer:
     activations: Activations = NO_ACTIVATIONS
     shared_elements: int = 0
     attention_flops: float = 0
+    frozen: tuple[Tensor, ...] = ()
+    backward_ratio: float = 2
 
     @cached_property
     def elements(self) -> int:
-        """Returns the parameters of one layer."""
+        """Returns the parameters of one layer that are trained."""
         return sum(tensor.elements for tensor in self.tensors)
+
+    @cached_property
+    def all_elements(self) -> int:
+        """Returns the parameters of one layer, frozen ones too."""
+        return self.elements + sum(tensor.elements for tensor in self.frozen)
+
+    @property
+    def has_backward(self) -> bool:
+        """Returns True if gradients are made in a layer or pass through it."""
+        return bool(self.tensors or self.backward_ratio)
 
     def ready_places(self) -> list[int]:
         """Returns places in ``tensors`` in the order in which one layer's gradients are ready.
@@ -119,6 +134,11 @@ class Architecture:
     @cached_property
     def num_parameters(self) -> int:
         """Returns the number of parameters, each shared weight once."""
+        return sum(layer.count * layer.all_elements for layer in self.layers)
+
+    @cached_property
+    def num_trained(self) -> int:
+        """Returns the number of parameters that are trained."""
         return sum(layer.count * layer.elements for layer in self.layers)
 
     @property
@@ -127,23 +147,29 @@ class Architecture:
         return sum(layer.count * layer.forward_flops for layer in self.layers)
 
     @property
+    def backward_flops(self) -> float:
+        """Returns the operations of one sample's backward pass."""
+        return sum(
+            layer.count * layer.backward_ratio * layer.forward_flops for layer in self.layers
+        )
+
+    @property
     def blocks(self) -> tuple[Layer, ...]:
         """Returns the layers that are blocks, in order."""
         return tuple(layer for layer in self.layers if layer.is_block)
 
-    @property
-    def root_shapes(self) -> list[tuple[int, ...]]:
-        """Returns the shapes of all parameters outside of blocks."""
-        outside = (layer for layer in self.layers if not layer.is_block)
-        return [
-            tensor.shape
-            for layer in outside
-            for _ in range(layer.count)
-            for tensor in layer.tensors
-        ]
+    @cached_property
+    def root(self) -> Layer:
+        """Returns all parameters outside of blocks as one layer."""
+        outside = [layer for layer in self.one_by_one() if not layer.is_block]
+        return Layer(
+            "root",
+            tensors=tuple(tensor for layer in outside for tensor in layer.tensors),
+            frozen=tuple(tensor for layer in outside for tensor in layer.frozen),
+        )
 
     def parameter_sizes(self) -> list[int]:
-        """Returns the elements of each parameter, layer by layer."""
+        """Returns the elements of each trained parameter, layer by layer."""
         sizes = []
         for layer in self.layers:
             sizes += layer.count * [tensor.elements for tensor in layer.tensors]

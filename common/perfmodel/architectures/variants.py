@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common.errors import UserError
+from common.perfmodel.architectures.activations import Piece
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
 from common.perfmodel.architectures.parts import linear, linear_flops
 
@@ -86,21 +87,30 @@ def _joined(layer: Layer, blocks: int) -> Layer:
     """Returns equal layers in a row as one."""
     if blocks == 1:
         return replace(layer, count=1)
-    kept = tuple(
-        replace(piece, sizes=tuple(blocks * size for size in piece.sizes))
-        for piece in layer.activations.kept
-    )
-    return replace(
-        layer,
-        tensors=tuple(
+
+    def pieces(of_one: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        """Returns pieces of all the layers."""
+        return tuple(
+            replace(piece, sizes=tuple(blocks * size for size in piece.sizes)) for piece in of_one
+        )
+
+    def named(of_one: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Returns parameters of all the layers."""
+        return tuple(
             replace(tensor, name=f"{number}.{tensor.name}")
             for number in range(blocks)
-            for tensor in layer.tensors
-        ),
+            for tensor in of_one
+        )
+
+    held = layer.activations
+    return replace(
+        layer,
+        tensors=named(layer.tensors),
+        frozen=named(layer.frozen),
         forward_flops=blocks * layer.forward_flops,
         attention_flops=blocks * layer.attention_flops,
         forward_modules=(),
         observed=(),
-        activations=replace(layer.activations, kept=kept),
+        activations=replace(held, kept=pieces(held.kept), moved=pieces(held.moved)),
         count=1,
     )

@@ -1,6 +1,7 @@
 """A model on GPUs that nobody has timed: its passes by ``pass_time``, or at a stated rate.
 
-The backward pass takes twice as long as the forward pass, and what checkpointing repeats.
+The backward pass of a layer that is trained takes twice as long as its forward pass, and what
+checkpointing repeats.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.cluster.assumptions import OVERLAP_SLOWDOWN
 from common.perfmodel.cluster.job import Job
-from common.perfmodel.cluster.pass_time import forward_s
+from common.perfmodel.cluster.pass_time import backward_s, forward_s
 from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.layer_tables import profile_of_layers
@@ -29,25 +30,22 @@ def computed_profile(
         samples: sequences, or images, of one backward pass.
         flops_per_s: the rate that the GPU reaches; a peak times an MFU.
     """
-    profile = timed_profile(architecture, lambda layer: layer.forward_flops * samples / flops_per_s)
+    profile = timed_profile(
+        architecture,
+        lambda layer: layer.backward_ratio * layer.forward_flops * samples / flops_per_s,
+    )
     work = "all matrix products run at one rate, and nothing else takes time"
     return replace(profile, assumptions=(work, *profile.assumptions))
 
 
 def timed_profile(
-    architecture: Architecture,
-    forward_s: Callable[[Layer], float],
-    recomputed: Callable[[Layer], float] = lambda layer: 0.0,
+    architecture: Architecture, backward_s: Callable[[Layer], float]
 ) -> BackwardProfile:
-    """Computes the ready times of a model's gradients (float32) from its layers' forward passes.
+    """Computes the ready times of a model's gradients (float32) from its layers' backward passes.
 
-    Args:
-        forward_s: seconds of a layer's forward pass; its backward pass takes twice as long.
-        recomputed: share of a layer's forward pass that checkpointing repeats.
+    ``backward_s`` gives the seconds of a layer's, with what checkpointing repeats.
     """
-    return profile_of_layers(
-        [(layer, (2 + recomputed(layer)) * forward_s(layer)) for layer in architecture.one_by_one()]
-    )
+    return profile_of_layers([(layer, backward_s(layer)) for layer in architecture.one_by_one()])
 
 
 def predicted_profile(job: Job, peak: DevicePeak, samples: float) -> BackwardProfile:
@@ -56,9 +54,11 @@ def predicted_profile(job: Job, peak: DevicePeak, samples: float) -> BackwardPro
     ``samples`` are sequences, or images, of the pass, in place of the job's micro-batch.
     """
     return timed_profile(
-        architecture=job.architecture,
-        forward_s=lambda layer: samples * forward_s(job, layer, peak),
-        recomputed=job.recomputed,
+        job.architecture,
+        lambda layer: (
+            samples
+            * (backward_s(job, layer, peak) + job.recomputed(layer) * forward_s(job, layer, peak))
+        ),
     )
 
 

@@ -99,4 +99,4 @@ class Job:
 
     def recomputed(self, layer: Layer) -> float:
         """Returns the share of a layer's forward pass that its backward pass repeats."""
-        return RECOMPUTED[self.checkpointing] if layer.is_block else 0.0
+        return RECOMPUTED[self.checkpointing] if layer.is_block and layer.has_backward else 0.0

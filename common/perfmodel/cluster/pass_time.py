@@ -51,7 +51,7 @@ def moves(job: Job) -> float:
 
 def is_convolution(layer: Layer) -> bool:
     """Returns True where a weight has the height and width of a kernel."""
-    return any(len(tensor.shape) == 4 for tensor in layer.tensors)
+    return any(len(tensor.shape) == 4 for tensor in (*layer.tensors, *layer.frozen))
 
 
 def convolutions(job: Job, peak: DevicePeak) -> tuple[float, float]:
@@ -61,14 +61,28 @@ def convolutions(job: Job, peak: DevicePeak) -> tuple[float, float]:
 
 def forward_s(job: Job, layer: Layer, peak: DevicePeak) -> float:
     """Returns the seconds of a sample in the forward pass of one layer."""
+    return sum(_forward_parts_s(job, layer, peak))
+
+
+def backward_s(job: Job, layer: Layer, peak: DevicePeak) -> float:
+    """Returns the seconds of a sample in the backward pass of one layer, which repeats nothing.
+
+    Bytes move twice as often as in the forward pass, whichever gradients are made.
+    """
+    products_s, moves_s = _forward_parts_s(job, layer, peak)
+    return layer.backward_ratio * products_s + 2 * moves_s * layer.has_backward
+
+
+def _forward_parts_s(job: Job, layer: Layer, peak: DevicePeak) -> tuple[float, float]:
+    """Returns the seconds of a forward pass's products, and those of the bytes that it moves."""
     share, moved = product_share(job, peak), moves(job)
     if is_convolution(layer):
         share, moved = convolutions(job, peak)
     flops_per_s = share * peak.flops(job.precision, job.tf32)
     flops = layer.forward_flops + (ATTENTION - 1) * layer.attention_flops
-    kept_bytes = sum(in_parts(layer.activations.kept, job.usual_types).values())
-    moved_bytes = FORWARD_SHARE * moved * kept_bytes
-    return flops / flops_per_s + moved_bytes / peak.memory_bytes_per_s
+    kept = layer.activations.moved or layer.activations.kept
+    moved_bytes = FORWARD_SHARE * moved * sum(in_parts(kept, job.usual_types).values())
+    return flops / flops_per_s, moved_bytes / peak.memory_bytes_per_s
 
 
 def adamw_s(parameters: float, memory_bytes_per_s: float) -> float:
@@ -85,8 +99,9 @@ def _kind(job: Job, peak: DevicePeak) -> str:
 def step_s(job: Job, peak: DevicePeak) -> float:
     """Returns the seconds of a step on one GPU: its micro-batches' passes, and AdamW."""
     passes_s = sum(
-        layer.count * (3 + job.recomputed(layer)) * forward_s(job, layer, peak)
+        layer.count
+        * ((1 + job.recomputed(layer)) * forward_s(job, layer, peak) + backward_s(job, layer, peak))
         for layer in job.architecture.layers
     )
-    update_s = adamw_s(job.architecture.num_parameters, peak.memory_bytes_per_s)
+    update_s = adamw_s(job.architecture.num_trained, peak.memory_bytes_per_s)
     return job.accumulation * job.batch_size * passes_s + update_s

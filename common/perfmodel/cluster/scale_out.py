@@ -31,11 +31,8 @@ from common.perfmodel.cluster.pass_time import (
 )
 from common.perfmodel.cluster.steps import BAND, ClusterSteps
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
-from common.perfmodel.one_device.training_memory import (
-    LIBRARIES_BYTES,
-    predict_training_memory,
-    sharding_on,
-)
+from common.perfmodel.one_device.sharding import sharding_on
+from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, predict_training_memory
 
 STRATEGIES = ("DDP", "SHARD_GRAD_OP", "FULL_SHARD")
 """Strategies that are predicted where none are asked for."""

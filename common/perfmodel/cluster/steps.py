@@ -29,7 +29,7 @@ from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.computed_profile import timed_profile
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing, between_nodes
-from common.perfmodel.cluster.pass_time import adamw_s, forward_s
+from common.perfmodel.cluster.pass_time import adamw_s, backward_s, forward_s
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import FLOAT32_BYTES, padded_elements
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
@@ -81,7 +81,6 @@ class ClusterSteps:
     ) -> None:
         self.job, self.cluster, self.gpus = job, cluster, gpus
         self.networks = [NcclAllReduce(cluster, n) for n in gpus]
-        flops_per_s = peak.flops(job.precision, job.tf32)
         self.memory_bytes_per_s = peak.memory_bytes_per_s
         a_step = job.batch_size * job.accumulation
         weak = [Base("weak", index, n, a_step, n * a_step) for index, n in enumerate(gpus)]
@@ -106,22 +105,30 @@ class ClusterSteps:
         # Times of one sample at the whole peak, or as ``pass_time`` has them; a case takes
         # ``of_samples`` times them.
         layers = job.architecture.layers
-        self.layer_forward_s = {
-            id(layer): layer.forward_flops / flops_per_s
-            if assumptions.mfu
-            else forward_s(job, layer, peak)
-            for layer in layers
+        self.layer_passes_s = {
+            id(layer): self._layer_passes_s(layer, peak, bool(assumptions.mfu)) for layer in layers
         }
         self.profile = timed_profile(
-            architecture=job.architecture,
-            forward_s=lambda layer: self.layer_forward_s[id(layer)],
-            recomputed=job.recomputed,
+            job.architecture, lambda layer: self.layer_passes_s[id(layer)][1]
         )
-        self.forward_s = sum(layer.count * self.layer_forward_s[id(layer)] for layer in layers)
+        self.forward_s = sum(layer.count * self.layer_passes_s[id(layer)][0] for layer in layers)
         self.passes_s = self.forward_s + self.profile.backward_s
         self.of_samples = self.samples / self.pass_rate
         self.of_micro_batch = self.of_samples / self.micro_batches
-        self.update_s = adamw_s(job.architecture.num_parameters, self.memory_bytes_per_s)
+        self.update_s = adamw_s(job.architecture.num_trained, self.memory_bytes_per_s)
+
+    def _layer_passes_s(self, layer: Layer, peak: DevicePeak, by_peak: bool) -> tuple[float, float]:
+        """Returns the seconds of a sample's forward and backward pass of one layer.
+
+        ``by_peak`` tells whether products at the whole peak are all that takes time.
+        """
+        if by_peak:
+            forward = layer.forward_flops / peak.flops(self.job.precision, self.job.tf32)
+            backward = layer.backward_ratio * forward
+        else:
+            forward = forward_s(self.job, layer, peak)
+            backward = backward_s(self.job, layer, peak)
+        return forward, backward + self.job.recomputed(layer) * forward
 
     def _of_bases(self, values: list[int]) -> NDArray:
         return np.repeat(np.array(values), self.width)
@@ -197,7 +204,7 @@ class ClusterSteps:
         """Computes the seconds of a GPU's update, and of gathering what the others updated."""
         if strategy == "DDP":
             return np.full(len(self.index), self.update_s), np.zeros(len(self.index))
-        size = FLOAT32_BYTES * self.job.architecture.num_parameters
+        size = FLOAT32_BYTES * self.job.architecture.num_trained
         gather_s = [NcclRing(self.cluster, n, "all_gather").time_s(size) for n in self.gpus]
         parts = [whole_tensors(self.job.architecture.parameter_sizes(), n) for n in self.gpus]
         largest = np.array([max(part) / sum(part) for part in parts])
@@ -219,6 +226,7 @@ class ClusterSteps:
             collective_s=collective_s,
             copy_s=copy_s,
             prefetch=self.job.prefetch,
+            forward_only=frozenset(b.name for b in blocks if not b.has_backward),
         )
         total, slowed, exposed = simulate_step(
             model, strategy, self.micro_batches, self.slowdown, reduces_each=self.job.reduces_each
@@ -236,8 +244,7 @@ class ClusterSteps:
         """Returns the seconds of a sample's forward and backward pass, by FSDP's unit."""
         forward, backward = {"root": 0.0}, {"root": 0.0}
         for layer in self.job.architecture.layers:
-            seconds = self.layer_forward_s[id(layer)]
-            again = (2 + self.job.recomputed(layer)) * seconds
+            seconds, again = self.layer_passes_s[id(layer)]
             if layer.is_block:
                 forward[layer.name], backward[layer.name] = seconds, again
             else:
@@ -259,19 +266,20 @@ class ClusterSteps:
             # Blocks of one name are equal: one stands for all.
             for layer in {layer.name: layer for layer in self._units()}.values():
                 padded = padded_elements([tensor.shape for tensor in layer.tensors], group)
+                frozen = padded_elements([tensor.shape for tensor in layer.frozen], group)
                 item_bytes = types.compute_bytes if layer.is_block else types.root_bytes
                 sizes = {
-                    "all_gather": item_bytes * padded,
+                    "all_gather": item_bytes * (padded + frozen),
                     "reduce_scatter": self.job.gradient_bytes * padded,
                 }
                 for operation, size in sizes.items():
-                    ring_s = NcclRing(self.cluster, group, operation).time_s(size)
+                    ring_s = NcclRing(self.cluster, group, operation).time_s(size) if size else 0.0
                     times.setdefault((operation, layer.name), []).append(ring_s)
                     copied_s = size * copy_s_per_byte(self.memory_bytes_per_s)
                     copies.setdefault((operation, layer.name), []).append(copied_s)
                 if strategy == "HYBRID_SHARD":
                     between = between_nodes(self.cluster, n)
-                    part_s = between.time_s(sizes["reduce_scatter"] / group)
+                    part_s = between.time_s(sizes["reduce_scatter"] / group) if padded else 0.0
                     times.setdefault(("all_reduce", layer.name), []).append(part_s)
                 padded_to[layer.name] = padded
             elements = sum(layer.count * padded_to[layer.name] for layer in self._units())
@@ -285,10 +293,7 @@ class ClusterSteps:
 
     def _units(self) -> list[Layer]:
         """Returns FSDP's units: the blocks, and one layer of all that is in no block."""
-        architecture = self.job.architecture
-        outside = [layer for layer in architecture.one_by_one() if not layer.is_block]
-        tensors = tuple(tensor for layer in outside for tensor in layer.tensors)
-        return [*architecture.blocks, Layer("root", tensors)]
+        return [*self.job.architecture.blocks, self.job.architecture.root]
 
     def _span(self, base: int) -> slice:
         return slice(base * self.width, (base + 1) * self.width)

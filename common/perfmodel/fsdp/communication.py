@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -59,6 +60,24 @@ class Collective:
     size_bytes: int
     count: int
     group_size: int
+
+
+class Unit(NamedTuple):
+    """Equal units of FSDP.
+
+    Attributes:
+        shapes: shapes of the trained parameters of one.
+        count: number of such units.
+        item_bytes: bytes of a number as they are gathered.
+        frozen: shapes of the parameters of one that are not trained: they are gathered, too.
+        has_backward: whether gradients are made in one, or pass through it.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+    count: int
+    item_bytes: int
+    frozen: Sequence[tuple[int, ...]] = ()
+    has_backward: bool = True
 
 
 def step_collectives(
@@ -108,8 +127,8 @@ def step_collectives(
         return _own_fsdp_collectives(config, ranks, accumulation, parameter_bytes)
     return sharded_collectives(
         units={
-            "block": (config.block_shapes(), config.n_layer, parameter_bytes),
-            ROOT: (config.root_shapes(), 1, FLOAT32_BYTES),
+            "block": Unit(config.block_shapes(), config.n_layer, parameter_bytes),
+            ROOT: Unit(config.root_shapes(), 1, FLOAT32_BYTES),
         },
         strategy=strategy,
         ranks=ranks,
@@ -119,7 +138,7 @@ def step_collectives(
 
 
 def sharded_collectives(
-    units: Mapping[str, tuple[Sequence[tuple[int, ...]], int, int]],
+    units: Mapping[str, Unit],
     strategy: str,
     ranks: int,
     *,
@@ -130,8 +149,8 @@ def sharded_collectives(
     """Returns the collectives of one training step of any model under ``fully_shard``.
 
     Args:
-        units: name → shapes of its parameters, how many such units there are, and the bytes of a
-            number as they are gathered; ``ROOT`` has what is in no block.
+        units: name → its sizes, in the order of the forward pass; ``ROOT``, the last, has what is
+            in no block.
         strategy: SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD.
         ranks: ranks of the whole job.
         shards: ranks that share one copy.
@@ -142,15 +161,24 @@ def sharded_collectives(
     passes = 1 if strategy == "SHARD_GRAD_OP" else 2
     gathers = passes * (accumulation if passes == 2 else steps)
     collectives = []
-    for unit, (shapes, count, item_bytes) in units.items():
+    passing = [unit.has_backward for unit in units.values()]
+    for index, (unit, (shapes, count, item_bytes, frozen, _)) in enumerate(units.items()):
         times = steps if unit == ROOT else gathers
-        elements = padded_elements(shapes, shards)
-        gathered, reduced = item_bytes * elements, FLOAT32_BYTES * elements
-        collectives.append(Collective("all_gather", unit, gathered, count * times, shards))
-        collectives.append(Collective("reduce_scatter", unit, reduced, count * steps, shards))
+        in_vain = 0
+        if not passing[index]:
+            times = gathers // passes
+            in_vain = (gathers - times) * passing[index + 1]  # ahead of the unit behind it
+        trained = padded_elements(shapes, shards)
+        gathered = item_bytes * (trained + padded_elements(frozen, shards))
+        reduced = FLOAT32_BYTES * trained
+        collectives.append(
+            Collective("all_gather", unit, gathered, count * times + in_vain, shards)
+        )
+        reductions = count * steps if trained else 0
+        collectives.append(Collective("reduce_scatter", unit, reduced, reductions, shards))
         if strategy == "HYBRID_SHARD":
             part = reduced // shards
-            collectives.append(Collective("all_reduce", unit, part, count * steps, ranks // shards))
+            collectives.append(Collective("all_reduce", unit, part, reductions, ranks // shards))
     return collectives
 
 

@@ -131,6 +131,7 @@ class ShardedModel:
         copy_s: (operation, unit) → duration of copying what was gathered out of the buffer, or
             what is to be reduced into one.
         prefetch: as in ``schedule``.
+        forward_only: units of ``blocks`` without a backward pass, for which none is gathered.
     """
 
     blocks: tuple[str, ...]
@@ -139,10 +140,15 @@ class ShardedModel:
     collective_s: Mapping[tuple[str, str], NDArray]
     copy_s: Mapping[tuple[str, str], NDArray]
     prefetch: int = 1
+    forward_only: frozenset[str] = frozenset()
 
     def simulate(self, exchange: Exchange, compute_slowdown: NDArray | float) -> Overlap:
         """Simulates one micro-batch, from its start until its last collective ends."""
-        issues = schedule(self.blocks, exchange, self.prefetch)
+        issues = [
+            issue
+            for issue in schedule(self.blocks, exchange, self.prefetch)
+            if issue.unit not in self.forward_only or issue.ready < len(self.blocks)
+        ]
         # levels[i] is the computation done when segment i begins; the last one is all of it.
         levels = np.cumsum(self._segments_s(issues), axis=0)
         levels = np.concatenate([np.zeros_like(levels[:1]), levels])

@@ -58,7 +58,7 @@ class GPT2Config:
 
     def root_shapes(self) -> list[tuple[int, ...]]:
         """Returns the shapes outside of blocks: both embeddings (the head is the first), a norm."""
-        return self._longest().root_shapes
+        return [tensor.shape for tensor in self._longest().root.tensors]
 
     def parameter_sizes(self) -> list[int]:
         """Returns the elements of each parameter, as ``common.models.gpt2`` registers them."""

@@ -53,6 +53,11 @@ class Sharding(Settings):
         return self.strategy in ("SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 
     @property
+    def keeps_all(self) -> bool:
+        """Returns True if a unit stays gathered from its forward to its backward pass."""
+        return self.strategy == "SHARD_GRAD_OP"
+
+    @property
     def has_buckets(self) -> bool:
         """Returns True if gradients are exchanged in DDP's buckets."""
         return self.strategy in ("DDP", "ZERO1")
@@ -89,49 +94,61 @@ class Sharding(Settings):
         DDP: its buckets, as large as all gradients, which may be views of them. Sharded: the
         unit of the embeddings, gathered from the first use to the last, and blocks: gathered ones,
         and in the backward pass one whole gradient as made and the next block's, handed over.
-        FULL_SHARD holds a unit twice while it is copied out of its gather; SHARD_GRAD_OP keeps all
-        from the forward pass until their backward pass is done. Units of several blocks are dropped
-        before they are reduced, and those that are gathered ahead are there then. ``prefetch``
-        counts those of the backward pass, and above 1 also of the forward pass. Found with
-        ``fully_shard`` on two ranks (tests/perfmodel/test_sharding.py).
+        A unit is held twice while it is copied out of its gather, and over gloo, which gathers into
+        a copy, once more; SHARD_GRAD_OP keeps all from the forward pass until their backward pass
+        is done. Units of several blocks are dropped before they are reduced, and those that are
+        gathered ahead are there then. ``prefetch`` counts those of the backward pass, and above 1
+        also of the forward pass. Found with ``fully_shard`` on two ranks (tests/perfmodel/test_sharding.py).
 
         Args:
-            phase: ``forward`` or ``backward`` (of ``block``), ``loss``, ``embedding`` (its backward
-                pass) or ``update``.
+            phase: ``forward``, ``gather`` or ``backward`` (of ``block``), ``loss``, ``embedding``
+                (its backward pass) or ``update``.
             block: number of the block whose pass it is, counted from 1.
             item_bytes: bytes of a number in a gathered block. Numbers of gradients take 4.
             root_bytes: bytes of a number in the embeddings' unit.
             holds_gradients: whether whole gradients are held anyway, between micro-batches.
         """
         if self.has_buckets:
-            return FLOAT32 * architecture.num_parameters
+            return FLOAT32 * architecture.num_trained
         if not self.shards or phase == "update":
             return 0
-        blocks = [layer.elements for layer in architecture.one_by_one() if layer.is_block]
+        blocks = [layer for layer in architecture.one_by_one() if layer.is_block]
         size = self.blocks_per_unit
-        units = [sum(blocks[first : first + size]) for first in range(0, len(blocks), size)] or [0]
+        in_units = [blocks[first : first + size] for first in range(0, len(blocks), size)] or [[]]
+        units = [sum(block.all_elements for block in unit) for unit in in_units]
         number = min(max(1, -(-block // size)), len(units))
-        current = units[{"loss": len(units), "embedding": 1}.get(phase, number) - 1]
-        keeps_all, alone = self.strategy == "SHARD_GRAD_OP", size == 1
+        index = {"loss": len(units), "embedding": 1}.get(phase, number) - 1
+        current, trained = units[index], sum(block.elements for block in in_units[index])
+        keeps_all, alone = self.keeps_all, size == 1
         if keeps_all:
-            every, last = len(units), 1 if alone else 0
-            count = {"forward": every, "loss": every, "backward": number, "embedding": last}[phase]
-            gathered = sum(units[:count])
+            count = {"backward": number, "embedding": 1 if alone else 0}.get(phase, len(units))
+            gathered = sum(units[:count]) + {"forward": 1, "gather": 2}.get(phase, 0) * current
         else:
             ahead = min(self.prefetch, max(number - 1, 1)) if alone else 1
-            gathered = {"forward": 2, "loss": 1, "backward": ahead, "embedding": 0}[phase] * current
-            if self.prefetch > 1 and phase in ("forward", "loss"):
-                explicit = units[number:] if phase == "forward" else units[-2::-1]
+            copies = {"forward": 2, "gather": 3, "loss": 1, "backward": ahead, "embedding": 0}
+            gathered = copies[phase] * current
+            if self.prefetch > 1 and phase in ("forward", "gather", "loss"):
+                explicit = units[-2::-1] if phase == "loss" else units[number:]
                 gathered += sum(explicit[: self.prefetch - (phase == "loss")])
-        gradients = 0 if phase in ("forward", "loss") else 2 * current
+        gradients = 0 if phase in ("forward", "gather", "loss") else 2 * trained
         if phase == "backward":
-            made = 0 if holds_gradients or (keeps_all and alone) else current
-            handed_over = current if alone and number < len(units) else 0
+            made = 0 if holds_gradients or (keeps_all and alone) else trained
+            handed_over = trained if alone and number < len(units) else 0
             gradients = made + handed_over
+            if alone and not keeps_all:  # the next unit is there before what is frozen is dropped
+                gathered += current - trained
             if not (keeps_all or alone):
                 gathered += sum(units[max(0, number - 1 - self.prefetch) : number - 1])
-        root = architecture.num_parameters - sum(blocks)
+        root = architecture.num_parameters - sum(units)
         return root_bytes * root + item_bytes * gathered + FLOAT32 * gradients
+
+
+def sharding_on(strategy: str, gpus: int, gpus_per_node: int) -> Sharding:
+    """Returns how a strategy shares a model out over a job's GPUs; a single one shares nothing."""
+    if gpus == 1:
+        return Sharding()
+    ranks = min(gpus, gpus_per_node) if strategy == "HYBRID_SHARD" else gpus
+    return Sharding(strategy, ranks)
 
 
 def whole_tensors(sizes: Sequence[int], ranks: int) -> list[int]:

@@ -8,6 +8,7 @@ What layers hold comes from their ``Activations``; states, buckets and gathered 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,12 +23,7 @@ from common.perfmodel.architectures.activations import (
     in_parts,
 )
 from common.perfmodel.architectures.architecture import Architecture, Layer, Tensor
-from common.perfmodel.one_device.memory import (
-    COMPONENTS,
-    MemoryPrediction,
-    Moment,
-    largest_that_fits,
-)
+from common.perfmodel.one_device.moments import COMPONENTS, MemoryPrediction, Moment
 from common.perfmodel.one_device.sharding import Sharding
 
 LIBRARIES_BYTES = 10**9
@@ -44,6 +40,9 @@ class Passes:
             kept) or block.
         accumulation: micro-batches of a step.
         reduces_each: whether FSDP reduces gradients in every micro-batch, and keeps none whole.
+        optimizer: adamw, or sgd without momentum.
+        optimizer_implementation: for-loop, foreach or fused, which AdamW's temporaries depend on.
+        loss_in_pieces: whether the head makes its gradients with the loss, and keeps nothing else.
     """
 
     architecture: Architecture
@@ -52,59 +51,21 @@ class Passes:
     checkpointing: str = "none"
     accumulation: int = 1
     reduces_each: bool = False
+    optimizer: str = "adamw"
+    optimizer_implementation: str = "fused"
+    loss_in_pieces: bool = False
 
 
 def predict_training_memory(passes: Passes, sharding: Sharding | None = None) -> MemoryPrediction:
     """Predicts the memory of one rank at each moment of a step that is not the first.
 
-    HYBRID_SHARD's ranks are those that share a copy. The optimizer is AdamW, with float32 moments
-    and a fused update.
+    HYBRID_SHARD's ranks are those that share a copy. The optimizer's states are float32.
 
     Raises UserError for an architecture whose activations are not known.
     """
     if not any(layer.activations.kept for layer in passes.architecture.layers):
         raise UserError(f"{passes.architecture.name}: its activations are not known")
     return MemoryPrediction(tuple(_Step(passes, sharding or Sharding()).moments()))
-
-
-def largest_micro_batch(
-    passes: Passes, capacity_bytes: float, sharding: Sharding | None = None
-) -> int:
-    """Returns the most samples of a micro-batch whose peak fits; 0 if not even one does."""
-
-    def peak_bytes(samples: int) -> int:
-        sized = replace(passes, batch_size=samples)
-        return predict_training_memory(sized, sharding).peak_bytes
-
-    return largest_that_fits(peak_bytes, capacity_bytes)
-
-
-def sharding_on(strategy: str, gpus: int, gpus_per_node: int) -> Sharding:
-    """Returns how a strategy shares a model out over a job's GPUs; a single one shares nothing."""
-    if gpus == 1:
-        return Sharding()
-    ranks = min(gpus, gpus_per_node) if strategy == "HYBRID_SHARD" else gpus
-    return Sharding(strategy, ranks)
-
-
-def reserved_bytes(passes: Passes, prediction: MemoryPrediction) -> float:
-    """Estimates what CUDA's caching allocator holds of the driver at the peak.
-
-    Blocks that are freed whole are used again, but what outlives a step (moments that are made in
-    the first one, gradients) splits one of the largest, which is then asked for anew. So about one
-    largest tensor comes on top: 0.3 to 1.0 of one in six steps on an H100
-    (data/h100-1/one-gpu/assignment0). It is no bound: on an H200 it was up to 8 where that tensor
-    is small (data/h200-1/study-models).
-    """
-    numerics, samples = passes.numerics, passes.batch_size
-    head = passes.architecture.layers[-1].activations
-    tables = [
-        *head.kept,
-        *(piece for layer in passes.architecture.layers for piece in layer.activations.entering),
-    ]
-    return prediction.peak_bytes + samples * max(
-        (piece.bytes_in(numerics) for piece in tables), default=0.0
-    )
 
 
 @dataclass(frozen=True)
@@ -126,11 +87,13 @@ class _Step:
         self.layers = passes.architecture.layers
         self.casts = passes.numerics.casts == "autocast"
         self.made_bytes = 2 if passes.numerics.casts == "half" else FLOAT32
-        self.states = state_bytes(self.architecture.num_parameters, "adamw")
+        self.states = state_bytes(self.architecture.num_trained, passes.optimizer)
         self.all_gradients = self.states["gradients"]
         self.optimizer_bytes = sharding.of_states(
             self.states["optimizer states"], self.architecture
         )
+        self.tied = self.layers[-1].shared_elements if self.architecture.ties_head else 0
+        self.has_views = sharding.has_buckets and sharding.gradient_as_bucket_view
         several = passes.accumulation > 1
         self.adds_parts = several and passes.reduces_each and sharding.shards
         self.accumulates = several and not self.adds_parts
@@ -139,13 +102,18 @@ class _Step:
         last = len(self.layers) - 1
         for group, layer in enumerate(self.layers):
             position = self._position(group, layer.count)
-            name = "loss" if group == last else f"forward of {layer.name}"
+            name = f"forward of {layer.name}"
+            if group == last:
+                name = "loss in pieces" if self.passes.loss_in_pieces else "loss"
             yield self._forward(name, position, "loss" if group == last else "forward")
+            if layer.is_block and self.sharding.shards and self.numerics.device == CPU:
+                yield from self._gathering(group)
         for group in reversed(range(len(self.layers))):
             layer = self.layers[group]
             for of_group in dict.fromkeys((layer.count, 1)):
                 yield from self._backward(self._position(group, of_group))
-        yield self._moment("update", "update", gradients=self.all_gradients, parts={})
+        parts = {"temporary buffers": self._update_temporaries()}
+        yield self._moment("update", "update", gradients=self.all_gradients, parts=parts)
 
     def _position(self, group: int, of_group: int) -> _Position:
         layer = self.layers[group]
@@ -157,7 +125,7 @@ class _Step:
     ) -> Moment:
         sharding = self.sharding
         base = {
-            "parameters": sharding.of_parameters(self.states["parameters"]),
+            "parameters": sharding.of_parameters(FLOAT32 * self.architecture.num_parameters),
             "gradients": self._held(gradients, phase, block),
             "optimizer states": self.optimizer_bytes,
             "batch": self.passes.batch_size * self.architecture.sample_bytes,
@@ -170,10 +138,9 @@ class _Step:
                 holds_gradients=self.accumulates,
             ),
         }
-        for part, size in parts.items():
-            base[part] = base.get(part, 0) + size
-        sizes = {part: round(base[part]) for part in COMPONENTS if base.get(part)}
-        return Moment(name, sizes)
+        sizes = Counter(base)
+        sizes.update(parts)
+        return Moment(name, {part: round(sizes[part]) for part in COMPONENTS if sizes[part]})
 
     def _held(self, gradients: float, phase: str, block: int) -> float:
         """Returns a rank's gradients that are not in DDP's buckets, of ``gradients`` made so far.
@@ -182,6 +149,8 @@ class _Step:
         a block's when that one's backward pass is through it; FSDP that reduces in each keeps a
         rank's part.
         """
+        if self.has_views:
+            return self.all_gradients if self.accumulates and phase != "update" else 0
         if self.adds_parts:
             return self.sharding.of_gradients(self.all_gradients)
         if not self.accumulates:
@@ -191,48 +160,68 @@ class _Step:
         reduced = self.all_gradients if phase == "update" else FLOAT32 * sum(through)
         return self.all_gradients - reduced + self.sharding.of_gradients(reduced)
 
-    def _kept(self, position: _Position, inside: bool) -> dict[str, float]:
+    def _kept(self, position: _Position, inside: bool) -> Counter[str]:
         """Returns what layers up to a position keep; inside its backward pass, all of its own."""
-        pieces: dict[str, float] = {}
+        pieces: Counter[str] = Counter()
         for group, layer in enumerate(self.layers[: position.group + 1]):
             count = position.of_group if group == position.group else layer.count
             current = inside and group == position.group
             held = self._held_by(layer)
-            _add(pieces, in_parts(held, self.numerics, self.passes.batch_size * (count - current)))
+            pieces.update(in_parts(held, self.numerics, self.passes.batch_size * (count - current)))
             if current:
                 again = layer.activations.kept
                 if layer.is_block and self.passes.checkpointing == "selective":
                     again += layer.activations.selected
-                _add(pieces, self._in_parts(again))
+                pieces.update(self._in_parts(again))
         return pieces
 
     def _held_by(self, layer: Layer) -> tuple[Piece, ...]:
         """Returns the pieces that a layer holds between its passes."""
         held: Activations = layer.activations
-        if not layer.is_block or self.passes.checkpointing == "none":
+        again = layer.is_block and layer.has_backward
+        if not again or self.passes.checkpointing == "none":
             return held.kept
         selected = held.selected if self.passes.checkpointing == "selective" else ()
         return held.entering + selected
 
     def _forward(self, name: str, position: _Position, phase: str) -> Moment:
         parts = self._kept(position, inside=False)
-        _add(parts, self._in_parts(position.layer.activations.forward))
+        parts.update(self._in_parts(position.layer.activations.forward))
         if self.casts:
             layers = self.layers if not self.sharding.shards else ()  # units are gathered as cast
-            copies = sum(tensor.elements for layer in layers for tensor in self._cast(layer))
+            copies = sum(self._cast(layer) for layer in layers)
             shared = self.layers[-1].shared_elements
-            _add(parts, {"autocast copies": 2 * (copies + shared)})
+            parts["autocast copies"] += 2 * (copies + shared)
         return self._moment(name, phase, 0, parts, max(position.block, 1))
 
-    def _cast(self, layer: Layer, biases: bool = True) -> list[Tensor]:
-        """Returns the parameters of one layer's products, of which autocast makes copies."""
+    def _gathering(self, group: int) -> Iterator[Moment]:
+        """Yields moments at which gloo gathers a block, which it holds once more meanwhile.
+
+        FULL_SHARD gathers a block ahead again where the backward pass of one begins.
+        """
+        layer, again = self.layers[group], self.sharding.prefetch and not self.sharding.keeps_all
+        for of_group in dict.fromkeys((1, layer.count)):
+            position = self._position(group, of_group)
+            held = position if again else replace(position, of_group=of_group - 1)
+            parts = self._kept(held, inside=False)
+            name = f"gather of {layer.name} {position.block}"
+            yield self._moment(name, "gather", 0, parts, position.block)
+
+    def _cast(self, layer: Layer, biases: bool = True) -> int:
+        """Returns the parameters of equal layers' products, of which autocast makes copies."""
         if not layer.forward_flops:
-            return []
-        matrices = [tensor for tensor in layer.tensors if len(tensor.shape) > 1]
-        modules = {tensor.module for tensor in matrices}
-        vectors = [tensor for tensor in layer.tensors if len(tensor.shape) == 1]
-        linear = [tensor for tensor in vectors if tensor.module in modules] if biases else []
-        return layer.count * (matrices + linear)
+            return 0
+        modules = {tensor.module for tensor in layer.tensors if len(tensor.shape) > 1}
+        elements = sum(
+            tensor.elements
+            for tensor in layer.tensors
+            if len(tensor.shape) > 1 or (biases and tensor.module in modules)
+        )
+        # No cache has a frozen weight's copy: it is there for a gradient that passes, if at all.
+        again = biases and layer.is_block and self.passes.checkpointing != "none"
+        frozen = layer.frozen if layer.backward_ratio and not again else ()
+        elements += sum(tensor.elements for tensor in frozen if len(tensor.shape) > 1)
+        return layer.count * elements
 
     def _backward(self, position: _Position) -> Iterator[Moment]:
         """Yields the moments of one layer's backward pass."""
@@ -243,15 +232,17 @@ class _Step:
         made += (layer.count - position.of_group) * layer.elements
         for number, extra in enumerate(layer.activations.backward):
             parts = self._kept(position, inside=True)
-            _add(parts, self._in_parts(extra))
+            parts.update(self._in_parts(extra))
             weights = self._own_gradients(position, number)
             waiting = 0 if is_last or is_embedding else self._waiting()
-            _add(parts, {"temporary buffers": weights + waiting})
-            _add(parts, {"autocast copies": self._copies(position, is_last)})
+            parts["temporary buffers"] += weights + waiting
+            parts["autocast copies"] += self._copies(position, is_last)
+            if is_embedding and self.tied and not (self.accumulates or self.has_views):
+                parts["gradients"] = self.made_bytes * (layer.elements - self.tied)
             phase = self._phase(position)
             name = f"backward of {layer.name}"
             if is_last:
-                name = ("loss backward", "head backward")[number]
+                name = ("loss backward", "head backward")[number or self.passes.loss_in_pieces]
             elif layer.is_block:
                 name = f"{'attention ' * (number > 0)}backward of {layer.name} {position.block}"
             block = max(position.block, 1)
@@ -271,8 +262,7 @@ class _Step:
 
         A block's is one matrix's at the first moment; by the second, those behind attention count
         as made. On a CPU oneDNN has a convolution's twice, in a layout of its own, too. A head's
-        come at its second. A tied embedding's are the head's, its own, and
-        their sum.
+        come at its second. A tied embedding's are the head's, its own, and their sum.
         """
         layer, is_embedding = position.layer, position.group == 0
         is_last = position.group == len(self.layers) - 1
@@ -282,8 +272,9 @@ class _Step:
         if number > 0:
             return 0.0
         if not layer.is_block:
-            tied = self.layers[-1].shared_elements if self.architecture.ties_head else 0
-            return self.made_bytes * (layer.elements + (2 * tied if is_embedding else 0))
+            if is_embedding and self.tied:
+                return 3 * self.made_bytes * self.tied
+            return self.made_bytes * layer.elements
         on_cpu = self.numerics.device == CPU
         matrices = [
             tensor.elements * (2 if on_cpu and len(tensor.shape) == 4 else 1)
@@ -294,30 +285,38 @@ class _Step:
 
     def _waiting(self) -> float:
         """Returns bytes of the head's gradient that wait: for the embedding's, or to be reduced."""
-        head = self.layers[-1]
-        waiting = head.elements if self.sharding.shards else 0
-        return self.made_bytes * (
-            waiting + (head.shared_elements if self.architecture.ties_head else 0)
-        )
+        reduced = self.layers[-1].elements if self.sharding.shards else 0
+        return self.made_bytes * (reduced + self.tied)
 
     def _copies(self, position: _Position, is_last: bool) -> float:
         """Returns bytes of autocast's copies that the rest of the backward pass needs."""
         if not self.casts:
             return 0.0
-        head = self.layers[-1]
-        elements = 0
-        if is_last:
-            elements = head.shared_elements + sum(t.elements for t in self._cast(head, False))
+        layer, elements = position.layer, 0.0
+        if is_last and not self.passes.loss_in_pieces:
+            head = self.layers[-1]
+            elements = head.shared_elements + self._cast(head, biases=False)
         if not self.sharding.shards:
+            matrices = self._cast(layer, biases=False) / layer.count
             if self.passes.checkpointing == "none":
-                for group, layer in enumerate(self.layers[: position.group + 1]):
-                    matrices = sum(tensor.elements for tensor in self._cast(layer, False))
-                    share = position.of_group / layer.count if group == position.group else 1
-                    elements += 0 if group == len(self.layers) - 1 else matrices * share
-            elif position.layer.is_block:
-                matrices = sum(tensor.elements for tensor in self._cast(position.layer, False))
-                elements += matrices / position.layer.count
+                before = self.layers[: position.group]
+                elements += sum(self._cast(other, biases=False) for other in before)
+                elements += 0 if is_last else position.of_group * matrices
+            elif layer.is_block:
+                elements += matrices
         return 2 * elements
+
+    def _update_temporaries(self) -> float:
+        """Returns bytes that AdamW's update takes beside its states; SGD's takes none."""
+        if self.passes.optimizer == "sgd":
+            return 0.0
+        return {
+            "fused": 0.0,
+            "foreach": self.optimizer_bytes / 2,
+            "for-loop": self.sharding.of_parameters(
+                2 * FLOAT32 * max(self.architecture.parameter_sizes())
+            ),
+        }[self.passes.optimizer_implementation]
 
     def _in_parts(self, pieces: tuple[Piece, ...]) -> dict[str, float]:
         return in_parts(pieces, self.numerics, self.passes.batch_size)
@@ -326,9 +325,3 @@ class _Step:
 def _before_scores(tensor: Tensor) -> bool:
     """Returns whether a parameter's gradient comes after the scores' in the backward pass."""
     return tensor.name.startswith("attention") and not tensor.name.startswith("attention.output")
-
-
-def _add(parts: dict[str, float], more: dict[str, float]) -> None:
-    """Adds bytes by part, in place."""
-    for part, size in more.items():
-        parts[part] = parts.get(part, 0) + size

@@ -105,7 +105,7 @@ def describe_environment(
         "launched_by": os.environ.get(LAUNCHER, ""),
         "command": _command(),
         "git": _git(),
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": {package: package_version(package) for package in PACKAGES},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": {"model": cpu_model(), "cores": usable_cores()},
@@ -199,7 +199,8 @@ def _git() -> dict:
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Returns the installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -6,12 +6,14 @@ a GPU is touched (and on a machine without one).
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from common.runtime.machine.device import NO_GPU
 from common.runtime.processes.ranks import current_ranks, tasks_on_this_node
 
 
@@ -75,8 +77,9 @@ def own_placement(
 
 
 def _entries(visible: str) -> list[str]:
-    entries = [entry.strip() for entry in visible.split(",")]
-    return [entry for entry in entries if entry not in ("", "-1", "NoDevFiles")]
+    """Returns the devices that CUDA shows: those before an invalid entry."""
+    entries = (entry.strip() for entry in visible.split(","))
+    return list(itertools.takewhile(lambda entry: entry not in NO_GPU, entries))
 
 
 def _device(devices: Sequence[str], local_rank: int) -> str:

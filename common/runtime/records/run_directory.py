@@ -168,17 +168,16 @@ class SampleStream:
 def read_environment(path: Path) -> dict:
     """Reads the environment record of a run directory, and corrects its status.
 
-    A run marked as running has failed if its process has ended, or the one that launched it. Of an
-    emulated host's process only the latter can be seen from here.
+    A run marked as running has failed if its process has ended, or the one that launched it: of an
+    emulated host's process only the latter can be seen from here. Without a status it is unknown.
     """
     try:
-        record = json.loads((path / "environment.json").read_text())
-    except (OSError, ValueError):
-        return {"status": "failed", "reason": "its environment.json cannot be read"}
-    if record.get("status") == "running":
-        identities = [record.get(name) for name in ("process", "launched_by")]
-        if any(has_ended(identity) for identity in identities if identity):
+        record = {"status": "unknown"} | json.loads((path / "environment.json").read_text())
+        names = ("process", "launched_by") if record["status"] == "running" else ()
+        if any(has_ended(record[name]) for name in names if record.get(name)):
             record.update(status="failed", reason="its process was killed")
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {"status": "failed", "reason": "its environment.json cannot be read"}
     return record
 
 
@@ -186,9 +185,11 @@ def find_table(run_dir: Path, name: str, label: str | None = None) -> Path | Non
     """Returns the path of a run's table: in the folder itself, or in its newest complete run below.
 
     With a ``label`` only runs below that carry it count: another script may write a table of this
-    name, too. None if there is no such table.
+    name, too. None if there is no such table. One of a run that broke off is none.
     """
-    if (run_dir / name).is_file():
+    is_run = (run_dir / "environment.json").is_file()
+    broke_off = is_run and read_environment(run_dir)["status"] in ("failed", "interrupted")
+    if (run_dir / name).is_file() and not broke_off:
         return run_dir / name
     below = [
         path

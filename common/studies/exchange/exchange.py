@@ -30,7 +30,7 @@ from ddplab_watch import __file__ as watch_file
 from common.analysis.accuracy.study import JudgedStudy, open_study
 from common.cluster.launch import launch
 from common.diagnose.opened import open_diagnosis
-from common.errors import UserError
+from common.errors import require_known
 from common.perfmodel.model import COPIES, FULL, NO_OVERLAP, PERFECT_OVERLAP
 from common.runtime.flags import as_flags
 from common.runtime.machine.device import choose_device
@@ -124,9 +124,9 @@ class ExchangeStudy(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        cases = {case for model in self.models for case in model.cases()}
-        if strange := [name for name in self.only if name not in cases]:
-            raise UserError(f"unknown case {strange[0]!r}; there are {', '.join(sorted(cases))}")
+        cases = sorted(case for model in self.models for case in model.cases())
+        for name in self.only:
+            require_known("case", name, cases)
 
     def wanted(self, finished: set[str]) -> Iterator[tuple[Model, dict[str, str]]]:
         """Yields each model with its cases that are asked for and not done."""

@@ -38,6 +38,7 @@ from common.studies.public.scores import (
     memory_scores,
     pair_scores,
     scaling_scores,
+    summary,
 )
 from common.studies.public.series import LOSSY, errors_by_series, with_series
 
@@ -171,9 +172,13 @@ def closing_line(run_dir: Path) -> str:
     )
     rows = rows[~rows["model_parallel"]]
     lossy = series[(series["lost"] >= LOSSY) & ~series["model_parallel"]]
-    median, perfect = (lossy[f"{name}_error"].median() for name in ("scaling", "perfect"))
+    scaling, perfect = (
+        "{value:.1%} ({low:.1%} to {high:.1%})".format(**summary(lossy[f"{name}_error"]))
+        for name in ("scaling", "perfect")
+    )
     answered = rows["predicted"].notna().sum()
     return (
-        f"scaling: median {median:.1%}, perfect scaling {perfect:.1%}, "
+        f"scaling: median {scaling}, perfect scaling {perfect}, of "
+        f"{len(lossy)} series that lose {LOSSY:.0%} or more; "
         f"answered {answered} of {len(rows)}".replace("%", " %")
     )

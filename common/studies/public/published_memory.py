@@ -12,14 +12,10 @@ import re
 
 from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.cluster.job import Job
+from common.perfmodel.one_device.memory_fit import largest_micro_batch, reserved_bytes
 from common.perfmodel.one_device.peaks import known_peak
-from common.perfmodel.one_device.training_memory import (
-    LIBRARIES_BYTES,
-    largest_micro_batch,
-    predict_training_memory,
-    reserved_bytes,
-    sharding_on,
-)
+from common.perfmodel.one_device.sharding import sharding_on
+from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, predict_training_memory
 from common.studies.public.hardware import PEAK_NAMES
 from common.studies.public.jobs import PublishedJob
 

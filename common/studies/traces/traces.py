@@ -39,7 +39,7 @@ from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import earlier_tables, study_run
 from common.runtime.stage_progress import StageProgress
-from common.samples import Interval
+from common.samples import Interval, median
 from common.settings import Positive, Settings
 from common.studies.traces.job import BASE, BF16, CAP, EVEN, LOADER, SLOW, UNEVEN
 
@@ -226,11 +226,20 @@ def summary(cases: pd.DataFrame, arms: pd.DataFrame) -> str:
     groups += [(f"judged, {kind}", rows) for kind, rows in judged.groupby("kind")]
     for name, rows in groups:
         near = (rows["error"].abs() <= NEAR).sum()
+        change, step = (_median_text(rows[name]) for name in ("error", "step_error"))
         lines.append(
             f"{name}: {len(rows)} changes that move the step by {MOVES:.0%}: predicted within "
-            f"{NEAR:.0%} of the change in {near}; median error of the change "
-            f"{rows['error'].abs().median():.1%}, of the step "
-            f"{rows['step_error'].abs().median():.1%}; "
+            f"{NEAR:.0%} of the change in {near}; median error of the change {change}, of the step "
+            f"{step}; "
             f"inside the interval in {rows['inside'].mean():.0%} of rounds."
         )
     return "\n".join(lines)
+
+
+def _median_text(errors: pd.Series) -> str:
+    """Returns the median size of errors with its interval over cases."""
+    if errors.empty:
+        return "not there"
+    middle = median(errors.abs())
+    ends = middle.text("{:.1%}", unit="case")
+    return f"{middle.estimate:.1%} ({ends})"

@@ -72,7 +72,7 @@ class TextSettings(RankOptions):
     speed_tolerance: Annotated[float, NonNegative] = 0.1
     """Ranks whose calibrated speeds differ by less are planned for as if they were alike."""
     refine_every: Annotated[int, Positive] = 10
-    """Steps after which ranks exchange how long their steps took, under cost_type calibrated."""
+    """Steps after which ranks exchange how long their steps took, where costs are calibrated."""
     bucket_cap_mb: Annotated[float | None, Positive] = None
     """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
     seed: Annotated[int, Seed] = 42

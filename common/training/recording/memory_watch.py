@@ -66,7 +66,8 @@ class AllocationWatch:
         held = [*model.parameters(), *filter(torch.is_tensor, [*states, *tree_leaves(batch)])]
         self._held_bytes = sum(_local(tensor).nbytes for tensor in held)
         if isinstance(model, DistributedDataParallel):
-            self._held_bytes += sum(parameter.nbytes for parameter in model.parameters())
+            trained = (p for p in model.parameters() if p.requires_grad)
+            self._held_bytes += sum(parameter.nbytes for parameter in trained)
         self._settled = ExitStack()
         self._settled.enter_context(_settled_waits())
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)

@@ -85,7 +85,7 @@ class TextScalingConfig(RankOptions):
     accumulation: Annotated[int, Positive] = 1
     """Micro-batches per step; gradients are exchanged after the last one."""
     total_batch_size: Annotated[int, NonNegative] = 0
-    """Texts per step over all ranks, if it is to be checked; 0 for whatever it comes to."""
+    """Texts that a step must have over all ranks, or the run is refused; 0 checks nothing."""
     lr: Annotated[float, Positive] = 1e-3
     """AdamW's learning rate after warm-up; it then falls to 0 in a straight line."""
     weight_decay: Annotated[float, NonNegative] = 0.01

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from common.errors import UserError, unknown_name
-from common.runtime.flags import as_flags, check_kind
+from common.runtime.flags import as_flags, check_kind, read_section, read_yaml
 from common.runtime.paths import project_root
-from common.runtime.script import exit_status, parse_settings, read_section, read_yaml, run_script
+from common.runtime.script import exit_status, parse_settings, run_script
 from common.training.texts.config import TextScalingConfig
 
 FOLDER = project_root() / "assignments" / "assignment4" / "configs"

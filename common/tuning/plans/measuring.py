@@ -21,6 +21,7 @@ from common.benchmarks.buckets.calibration import passes_without_ddp
 from common.benchmarks.buckets.lasting_messages import gradient_dtype
 from common.errors import UserError
 from common.perfmodel.ddp.profile import NO_COSTS
+from common.perfmodel.fsdp.communication import FLOAT32_BYTES
 from common.perfmodel.one_device.training_memory import predict_training_memory
 from common.planning.measured_times import Inputs, collectives_of
 from common.planning.space import SINGLE, Plan, Question, numerics_of, passes_of, sharding_of
@@ -318,7 +319,8 @@ def sizes_to_time(question: Question, plans: Iterable[Plan], free_bytes: float) 
     strategies = dict.fromkeys(_alone_as(plan) for plan in plans if plan.is_sharded)
     needs = [(alone_bytes(question, strategy, few, updates), few) for strategy in strategies]
     if updates:  # weights, gradients and moments, and no activations
-        needs.append((2 * MOMENTS_BYTES * question.architecture.num_parameters, few))
+        sizes_of = question.architecture
+        needs.append((FLOAT32_BYTES * (sizes_of.num_parameters + 3 * sizes_of.num_trained), few))
     if any(plan.has_buckets for plan in plans):  # whose costs are those of float32
         in_float32 = replace(question, precisions=("float32",))
         needs.append((alone_bytes(in_float32, "DDP", few), few))
@@ -349,5 +351,5 @@ def alone_bytes(question: Question, strategy: str, samples: int, updates: bool =
         ).peak_bytes
         for plan in plans
     ]
-    moments = 0 if updates else MOMENTS_BYTES * question.architecture.num_parameters
+    moments = 0 if updates else MOMENTS_BYTES * question.architecture.num_trained
     return max(peaks) - moments

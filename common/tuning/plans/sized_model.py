@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -93,22 +92,22 @@ class SizedModel:
     def architecture(self, batch_size: int, device: str) -> Architecture:
         """Follows the model's passes on fake tensors, with the kernels of cuda or cpu.
 
-        Raises UserError where that cannot be, and where parameters are frozen: what they take is
-        not counted.
+        Raises UserError where that cannot be, and where frozen parameters are not float32, as all
+        are counted.
         """
 
-        def trained() -> Made:
-            made = self._on_cpu(batch_size)
-            parameters = list(made[0].parameters())
-            if frozen := sum(not parameter.requires_grad for parameter in parameters):
+        def made() -> Made:
+            module, batch, loss = self._on_cpu(batch_size)
+            frozen = [weight for weight in module.parameters() if not weight.requires_grad]
+            if others := [weight.dtype for weight in frozen if weight.dtype != torch.float32]:
                 raise UserError(
-                    f"{self.name}: {frozen} of its {len(parameters)} parameters are frozen; plans "
-                    "are made of models whose parameters are all trained"
+                    f"{self.name}: {len(others)} of its {len(frozen)} frozen parameters are "
+                    f"{others[0]}; plans are made of float32 weights"
                 )
-            return made
+            return module, batch, loss
 
         samples = 1 if self.fixed else batch_size
-        return replace(traced_architecture(trained, self.name, device, samples), name=self.name)
+        return traced_architecture(made, self.name, device, samples)
 
     def refusals(self, sizes: Iterable[int]) -> dict[int, str]:
         """Returns the sizes of a micro-batch that the model cannot train on, and why.

@@ -22,9 +22,24 @@ def texts_of(lengths: list[int], longest: int, pad: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(("lengths", "longest"), [([3, 9, 20, 8, 8], 20), ([3, 9, 8, 5], 30)])
 def test_padding_without_a_mask_is_counted(lengths: list[int], longest: int, pad: int) -> None:
     # Padded to the longest of the batch, and to a length that no text has.
-    counted = counts((texts_of(lengths, longest, pad), torch.zeros(len(lengths))))
-    assert counted["tokens"] == sum(lengths)
-    assert counted["padded_tokens"] == counted["elements"] == len(lengths) * longest
+    texts = texts_of(lengths, longest, pad)
+    for padded in (texts, texts.flip(1)):  # behind the texts, and before them
+        counted = counts((padded, torch.zeros(len(lengths))))
+        assert counted["tokens"] == sum(lengths)
+        assert counted["padded_tokens"] == counted["elements"] == len(lengths) * longest
+
+
+def test_batches_of_equally_long_texts_show_padding_by_other_batches() -> None:
+    seen: dict[int, set[int]] = {}
+    batches = [texts_of([length] * 6, 30) for length in (10, 10, 12, 10, 30)]
+    assert [counts(b, seen)["tokens"] for b in batches] == [6 * n for n in (30, 30, 12, 10, 30)]
+
+
+def test_words_of_sounds_are_not_what_a_pass_computes() -> None:
+    words = texts_of([3, 9, 20, 8], 20)
+    assert counts((torch.ones(4, 80, 50), words))["tokens"] == words.numel()
+    labels = torch.tensor([1, 0, 0, 0, 0, 0, 0, 0])
+    assert counts((torch.ones(8, 20), labels))["tokens"] == 8
 
 
 NUMBERS = torch.manual_seed(1)
@@ -32,6 +47,10 @@ SEPARATED = torch.randint(1, 50, (8, 40), generator=NUMBERS)
 SEPARATED[:, [10, 21, 39]] = 0
 LAST_EQUAL = torch.randint(1, 50, (8, 40), generator=NUMBERS)
 LAST_EQUAL[:6, 39] = 0
+CLASS_MAPS = torch.zeros(8, 40, dtype=torch.long)
+CLASS_MAPS[:, 12:25] = 3
+UNUSED_COLUMNS = torch.randint(1, 50, (8, 40), generator=NUMBERS)
+UNUSED_COLUMNS[:, 34:] = 0
 
 
 @pytest.mark.parametrize(
@@ -46,6 +65,9 @@ LAST_EQUAL[:6, 39] = 0
         torch.arange(16 * 40).reshape(16, 40) % 7,
         texts_of([8, 30, 30, 30, 30, 30], 30),
         texts_of([4, 2, 5], 30),
+        torch.randint(1, 50, (8, 40), generator=NUMBERS),
+        CLASS_MAPS,
+        UNUSED_COLUMNS,
     ],
     ids=[
         "many labels",
@@ -57,11 +79,16 @@ LAST_EQUAL[:6, 39] = 0
         "counting",
         "few of the texts",
         "too few texts",
+        "texts of one length",
+        "class maps",
+        "unused columns",
     ],
 )
 def test_nothing_else_is_taken_for_padding(batch: torch.Tensor) -> None:
-    counted = counts(batch)
-    assert counted["tokens"] == counted["padded_tokens"] == batch.numel()
+    seen: dict[int, set[int]] = {}
+    for rows in (batch, batch.flip(0)):
+        counted = counts(rows, seen)
+        assert counted["tokens"] == counted["padded_tokens"] == batch.numel()
 
 
 def test_a_mask_is_believed() -> None:

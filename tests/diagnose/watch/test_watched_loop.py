@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
+import torch
 from watch_support import EXCHANGES_EVERY_PASS, SHORT, assert_parts_add_up, rows_of
 
 from common.diagnose.evidence.bundle import read_bundle
@@ -64,11 +66,16 @@ def test_each_step_is_recorded_once_and_its_parts_add_up(one_run) -> None:
 
 def test_samples_are_those_that_the_sampler_gave(one_run) -> None:
     folder, found = one_run
+    torch.manual_seed(3)
+    data = torch.randn(480, 32), torch.randint(0, 10, (480,))
     for rank in (0, 1):
         [row] = rows_of(folder, rank, "identities")
         # The first update is not recorded, nor are the samples of the warm-up.
         first = (1 + SHORT["warmup"]) * 8
         assert row["samples"] == found[rank]["indices"][0][first : first + 7 * 8]
+        assert sorted(index for index, *_ in row["checksums"]) == sorted(row["samples"])
+        for index, *sums in row["checksums"]:
+            assert sums == [zlib.crc32(part[index].numpy().tobytes()) & 0xFF for part in data]
 
 
 def test_buckets_are_those_of_ddp(one_run) -> None:

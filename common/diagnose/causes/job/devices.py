@@ -57,7 +57,8 @@ def gpu_links(job: LeftBehind) -> Verdict | None:
                     "low",
                 )
             )
-    return of_signals("gpu-links", "GPUs are far from each other by the machine's build", signals)
+    title = "GPUs, or their network adapters, are connected only through processors"
+    return of_signals("gpu-links", title, signals)
 
 
 def gpu_state(job: LeftBehind) -> Verdict | None:
@@ -67,7 +68,7 @@ def gpu_state(job: LeftBehind) -> Verdict | None:
         raise NotJudged("no output of nvidia-smi -q or dmon")
     signals = [signal for state in smi.states for signal in _of_state(state)]
     signals += _of_samples(job)
-    return of_signals("gpu-surroundings", "a GPU is held back by its surroundings", signals)
+    return of_signals("gpu-surroundings", "a GPU is slowed down or damaged", signals)
 
 
 def _of_state(state: GpuState) -> Iterator[Signal]:

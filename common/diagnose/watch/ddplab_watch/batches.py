@@ -14,29 +14,39 @@ LEAST_ROWS, LEAST_LENGTH, LEAST_RUN = 4, 8, 4
 """A batch with fewer texts or shorter ones, or whose longest padding is shorter, shows no padding
 without a mask: a few equal numbers at the ends of rows may mean anything."""
 HASHED_BYTES = 512
-"""Most bytes hashed of each sample, for its identity where a data set has no indices."""
+"""Most bytes hashed of each sample."""
+CHECKED_SAMPLES, LOOKED_AT, BEGINNING = 8, 256, 8
+"""Most samples of a batch with checksums, out of so many, and a text's numbers that count."""
 
 
-def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors in arguments or a batch, with the names that they have in dictionaries."""
+def tensors_in(value: Any, left_out: int = -1) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors in arguments or a batch, with the names that they have in dictionaries.
+
+    Args:
+        left_out: sequences of so many items are left out.
+    """
     if isinstance(value, Tensor):
         yield "", value
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            for inner, tensor in tensors_in(item):
+            for inner, tensor in tensors_in(item, left_out):
                 yield inner or str(name), tensor
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for item in value:
-            yield from tensors_in(item)
+        for item in value if len(value) != left_out else ():
+            yield from tensors_in(item, left_out)
 
 
-def counts(inputs: Any) -> dict[str, int]:
+def counts(inputs: Any, lengths: dict[int, set[int]] | None = None) -> dict[str, int]:
     """Returns samples, tokens, padded_tokens, longest and elements of a model's arguments.
 
     A two-dimensional tensor of whole numbers is taken for texts, one in each row, and a mask of
     its shape, or else what stands at the ends of its rows, says which of its tokens are real.
+    Without a mask, all are where most of the arguments is no text, such as sound with its words.
     Anything else has samples only. Reading a tensor on a GPU would wait for it, so there all tokens
     count as real. Elements are those of the texts, or of the first tensor.
+
+    Args:
+        lengths: of earlier texts, which are added to; see ``padding_at_ends``.
     """
     tensors = [(name, tensor) for name, tensor in tensors_in(inputs) if tensor.dim()]
     if not tensors:
@@ -54,7 +64,9 @@ def counts(inputs: Any) -> dict[str, int]:
     if mask is not None and mask.device.type == "cpu":
         tokens = int(torch.count_nonzero(mask))
     elif mask is None and texts.device.type == "cpu":
-        tokens -= padding_at_ends(texts)
+        largest = max((tensor for _, tensor in tensors), key=Tensor.numel)
+        if not largest.is_floating_point():
+            tokens -= padding_at_ends(texts, {} if lengths is None else lengths)
     return {
         "samples": int(texts.shape[0]),
         "tokens": tokens,
@@ -74,28 +86,33 @@ def elements(inputs: Any) -> int:
     return first
 
 
-def padding_at_ends(texts: Tensor) -> int:
-    """Counts the numbers at the ends of rows that are padding; 0 where they may be something else.
+def padding_at_ends(texts: Tensor, lengths: dict[int, set[int]]) -> int:
+    """Counts the numbers at one end of rows that are padding; 0 where they may be something else.
 
     They are padding if one number ends most of the rows, after texts of different lengths, and
     stands nowhere within a text. Pixels, labels and features have it elsewhere, too, or in one
-    column alone.
+    column alone. Batches whose texts are equally long show padding by differing from each other.
 
     Args:
         texts: [rows, length], whole numbers in the host's memory.
+        lengths: lengths of earlier texts by the number that pads them; these are added.
     """
     rows, length = texts.shape
     if rows < LEAST_ROWS or length < LEAST_LENGTH:
         return 0
-    numbers, counted = texts[:, -1].unique(return_counts=True)
-    if int(counted.max()) * 2 <= rows:
-        return 0
-    is_text = texts != numbers[counted.argmax()]
-    lengths = (is_text * torch.arange(1, length + 1)).amax(1)
-    stands_within = int(is_text.sum()) != int(lengths.sum())
-    if stands_within or len(lengths.unique()) < 2 or length - int(lengths.min()) < LEAST_RUN:
-        return 0
-    return texts.numel() - int(lengths.sum())
+    from_start = torch.arange(1, length + 1, device="cpu")
+    for end, distances in (-1, from_start), (0, from_start.flip(0)):
+        numbers, counted = texts[:, end].unique(return_counts=True)
+        if int(counted.max()) * 2 <= rows:
+            continue
+        number = int(numbers[counted.argmax()])
+        is_text = texts != number
+        of_rows = (is_text * distances).amax(1)
+        total, shortest = int(of_rows.sum()), int(of_rows.min())
+        if int(is_text.sum()) == total > 0 and length - shortest >= LEAST_RUN:
+            lengths.setdefault(number, set()).update(of_rows.tolist())
+            return texts.numel() - total if len(lengths[number]) > 1 else 0
+    return 0
 
 
 def is_whole(tensor: Tensor) -> bool:
@@ -112,20 +129,44 @@ def content_hashes(batch: Any) -> list[int] | None:
     """
     hashes: list[int] | None = None
     for _, tensor in tensors_in(batch):
-        is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-        if not (is_plain and tensor.dim() and tensor.numel()):
+        if not is_readable(tensor):
             continue
-        rows = tensor.detach().reshape(len(tensor), -1)
-        kept = max(1, HASHED_BYTES // rows.element_size())
-        every = -(-rows.shape[1] // kept)
-        octets = rows[:, ::every].contiguous().view(torch.uint8)
+        octets = _octets(tensor)
         hashes = [0] * len(octets) if hashes is None else hashes
         if len(octets) == len(hashes):
-            hashes = [
-                zlib.crc32(row.numpy().tobytes(), so_far)
-                for row, so_far in zip(octets, hashes, strict=True)
-            ]
+            hashes = [zlib.crc32(row, hash_) for row, hash_ in zip(octets, hashes, strict=True)]
     return hashes
+
+
+def checksums(batch: Any, indices: Sequence[int]) -> list[list[int]]:
+    """Returns of a few samples the index, then a checksum of 8 bits by each tensor of the batch.
+
+    The samples are picked by their indices, so that ranks that share samples pick the same ones.
+    Of texts the beginnings count, as their padding depends on the batch. A tensor without a row for
+    each sample has no checksums.
+    """
+    rows = range(min(len(indices), LOOKED_AT))
+    picked = sorted(rows, key=lambda row: zlib.crc32(b"%d" % indices[row]))[:CHECKED_SAMPLES]
+    by_tensor = []
+    for _, tensor in tensors_in(batch, left_out=len(indices)):
+        if is_readable(tensor) and len(tensor) == len(indices):
+            is_text = tensor.dim() == 2 and is_whole(tensor)
+            octets = _octets((tensor[:, :BEGINNING] if is_text else tensor)[picked])
+            by_tensor.append([zlib.crc32(row) & 0xFF for row in octets])
+    return [[indices[row], *sums] for row, *sums in zip(picked, *by_tensor, strict=True)]
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Returns True for a tensor with rows in the host's memory."""
+    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return bool(is_plain and tensor.dim() and tensor.numel())
+
+
+def _octets(tensor: Tensor) -> Any:
+    """Returns the octets of each row; of a large one, those of columns spread evenly."""
+    rows = tensor.detach().reshape(len(tensor), -1)
+    every = -(-rows.shape[1] // max(1, HASHED_BYTES // rows.element_size()))
+    return rows[:, ::every].contiguous().view(torch.uint8).numpy()
 
 
 def halved(value: Any, samples: int, factor: float) -> Any:

@@ -93,7 +93,7 @@ class Calls:
         if self.brief:
             self.loop.forward_began(elements=elements((args, kwargs)))
             return
-        counted = counts((args, kwargs))
+        counted = counts((args, kwargs), self.feed.lengths)
         if self.feed.counts_tokens:
             counted["tokens"] = self.feed.tokens_of(counted)
         self.loop.forward_began(**counted)

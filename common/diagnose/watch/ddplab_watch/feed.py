@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ddplab_watch import private
-from ddplab_watch.batches import content_hashes, counts, tensors_in
+from ddplab_watch.batches import checksums, content_hashes, counts, tensors_in
 from ddplab_watch.loading import SEEN, Loading
 from ddplab_watch.steps import Fetch
 
@@ -26,6 +27,8 @@ class Feed:
         """True while nobody asks which samples a batch has."""
         self.counts_tokens = False
         """True if a model's own batches cannot be read without waiting for a GPU."""
+        self.lengths: dict[int, set[int]] = {}
+        """Lengths of texts so far by the number that pads them, as far as batches have no mask."""
         self._tokens: dict[tuple[int, int], int] = {}
         """Real tokens of the newest batch of each shape, (texts, their padded length)."""
         self._is_first = True
@@ -38,6 +41,8 @@ class Feed:
         self._identities_left = MOST_IDENTITIES
         self._hashed: set[int] = set()
         """Epochs whose samples are told apart by their content."""
+        self._checksums: dict[int, list[list[int]]] = {}
+        """Checksums of some samples of each epoch, as ``batches.checksums`` has them."""
 
     def count_epochs(self, iterator: Any) -> None:
         """Begins an epoch where an iterator has given its first batch."""
@@ -60,10 +65,13 @@ class Feed:
         if self.brief:
             return fetch
         if self.counts_tokens:
-            counted = counts(batch)
+            counted = counts(batch, self.lengths)
             self._tokens[counted["samples"], counted["longest"]] = counted["tokens"]
         fetch.identities = content_hashes(batch) if ids is None else _indices(ids)
         fetch.is_hashed = ids is None
+        if not fetch.is_hashed and fetch.identities:
+            with contextlib.suppress(Exception):  # tensors of kinds that have no octets
+                fetch.checksums = checksums(batch, fetch.identities)
         return fetch
 
     def tokens_of(self, counted: dict[str, int]) -> int:
@@ -88,6 +96,8 @@ class Feed:
         identities = (fetch.identities or [])[: self._identities_left]
         self._identities_left -= len(identities)
         self._identities.setdefault(fetch.epoch, []).extend(identities)
+        if identities:
+            self._checksums.setdefault(fetch.epoch, []).extend(fetch.checksums)
         if fetch.is_hashed:
             self._hashed.add(fetch.epoch)
 
@@ -95,7 +105,8 @@ class Feed:
         """Yields a row for each epoch with the samples that were kept."""
         for epoch, identities in sorted(self._identities.items()):
             if identities:
-                yield {"epoch": epoch, "samples": identities, "is_hashed": epoch in self._hashed}
+                row = {"epoch": epoch, "samples": identities, "is_hashed": epoch in self._hashed}
+                yield row | {"checksums": self._checksums[epoch]}
 
     def loading(self) -> Loading:
         """Reads how the newest batches were loaded; raises as ``Loading.of``."""

@@ -35,6 +35,8 @@ class Fetch:
     epoch: int = 0
     identities: list[int] | None = None
     is_hashed: bool = False
+    checksums: list[list[int]] = field(default_factory=list)
+    """Checksums of some of the samples; see ``batches``."""
 
 
 @dataclass

@@ -1,0 +1,156 @@
+"""Ranks with data of their own are told from ranks that go through the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from bundle_support import add_rows, change_rows, opened, write_bundle
+from ddplab_watch import hooks
+from ddplab_watch.batches import checksums
+from ddplab_watch.feed import Feed
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from common.diagnose.causes.validity import wrong_sampler
+from common.diagnose.evidence.case import Verdict
+
+NUMBERS = torch.manual_seed(1)
+IMAGES = [*torch.randn(240, 3, 40, 40, generator=NUMBERS)]
+LABELED = list(zip(IMAGES, torch.randint(0, 10, (240,), generator=NUMBERS), strict=True))
+TEXTS = [
+    torch.randint(1, 900, (length,), generator=NUMBERS)
+    for length in torch.randint(4, 30, (240,), generator=NUMBERS).tolist()
+]
+
+
+class Shifted(Dataset):
+    """Samples whose images are changed at random each time."""
+
+    def __init__(self, samples: Sequence) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> object:
+        sample = self.samples[index]
+        noise = torch.randn(3, 1, 1)
+        return sample + noise if torch.is_tensor(sample) else (sample[0] + noise, *sample[1:])
+
+
+def pad(texts: list[torch.Tensor]) -> torch.Tensor:
+    """Pads texts to the longest of their batch."""
+    return pad_sequence(texts, batch_first=True)
+
+
+def noted(loader: DataLoader, epochs: int) -> list[dict]:
+    """Returns what a watch notes of the samples of a loader."""
+    feed, kept = Feed(), hooks.Hooks()
+
+    def ended(_: None, iterator: object, ids: object, batch: object) -> None:
+        feed.count_epochs(iterator)
+        feed.keep(feed.fetch(iterator, ids, batch))
+
+    hooks.watch_fetches(kept, lambda: None, ended, lambda: None)
+    try:
+        for _ in range(epochs):
+            assert list(loader)
+    finally:
+        kept.remove()
+    return [{"table": "identities"} | row for row in feed.rows()]
+
+
+def bundle_of(folder: Path, of_ranks: Sequence, epochs: int = 1, **settings: object) -> Path:
+    """Writes the bundle of ranks that go through data of theirs, each in an order of its own."""
+    bundle = write_bundle(folder / "b")
+    for rank, data in enumerate(of_ranks):
+        torch.manual_seed(rank)
+        rows = noted(DataLoader(data, 12, **{"shuffle": True} | settings), epochs)
+        add_rows(bundle, *rows, ranks=(rank,))
+    return bundle
+
+
+def judged(folder: Path, of_ranks: Sequence, **settings: object) -> Verdict | None:
+    return wrong_sampler(opened(bundle_of(folder, of_ranks, **settings)))
+
+
+def halves(samples: list, change: Callable = list) -> list:
+    """Returns a partition for each of two ranks."""
+    return [change(samples[rank::2]) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "settings"),
+    [
+        (halves(IMAGES), {}),
+        (halves(LABELED), {"epochs": 2}),
+        (halves(LABELED, Shifted), {}),
+        (halves(TEXTS), {"collate_fn": pad}),
+    ],
+    ids=["images", "images with labels", "images that change", "texts"],
+)
+def test_partitions_of_ranks_are_no_wrong_sampler(
+    tmp_path: Path, of_ranks: list, settings: dict
+) -> None:
+    assert judged(tmp_path, of_ranks, **settings) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        (IMAGES, {}),
+        (Shifted(LABELED), {}),
+        (Shifted(IMAGES), {"epochs": 2}),
+        (TEXTS, {"collate_fn": pad}),
+        (list(map(str, range(240))), {}),
+        ([torch.eye(3).to_sparse()] * 240, {"collate_fn": torch.stack}),
+    ],
+    ids=["images", "changing, labels", "changing, met twice", "texts", "words", "sparse"],
+)
+def test_ranks_without_a_distributed_sampler_are_named(
+    tmp_path: Path, data: Sequence, settings: dict
+) -> None:
+    verdict = judged(tmp_path, [data, data], **settings)
+    assert verdict.title.startswith("no distributed sampler")
+    assert verdict.confidence == "high"
+
+
+def test_a_partition_that_is_drawn_from_with_replacement_is_named(tmp_path: Path) -> None:
+    parts = halves(IMAGES)
+    bundle = write_bundle(tmp_path / "b")
+    for rank, data in enumerate(parts):
+        sampler = RandomSampler(data, replacement=True)
+        add_rows(bundle, *noted(DataLoader(data, 12, sampler=sampler), 1), ranks=(rank,))
+    assert "more than once" in wrong_sampler(opened(bundle)).title
+
+
+def test_a_bundle_of_an_earlier_watch_is_judged_by_indices(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, halves(IMAGES))
+    change_rows(bundle, lambda row: {k: v for k, v in row.items() if k != "checksums"})
+    assert wrong_sampler(opened(bundle)).title.startswith("no distributed sampler")
+
+
+def test_ranks_pick_the_same_samples_of_batches_in_another_order() -> None:
+    images, indices = torch.stack(IMAGES[:30]), torch.arange(30)
+    order = torch.randperm(30, generator=torch.manual_seed(2))
+    first, second = (checksums([images[o]], indices[o].tolist()) for o in (indices, order))
+    assert first == second
+    assert len(first) == 8
+    # A list with an item for each sample, here three images of three channels, has no rows.
+    assert [len(row) for row in checksums({"images": IMAGES[:3]}, [0, 1, 2])] == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_have_no_rows_leave_the_training_alone() -> None:
+    class Loader:
+        """Stands for a loader's iterator."""
+
+    feed, iterator = Feed(), Loader()
+    feed.count_epochs(iterator)
+    ragged = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)])
+    unread = torch.empty(2, device="meta")
+    fetch = feed.fetch(iterator, [4, 5], {"ragged": ragged, "unread": unread})
+    assert (fetch.identities, fetch.checksums) == ([4, 5], [])
