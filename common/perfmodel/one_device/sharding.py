@@ -98,7 +98,8 @@ class Sharding(Settings):
         a copy, once more; SHARD_GRAD_OP keeps all from the forward pass until their backward pass
         is done. Units of several blocks are dropped before they are reduced, and those that are
         gathered ahead are there then. ``prefetch`` counts those of the backward pass, and above 1
-        also of the forward pass. Found with ``fully_shard`` on two ranks (tests/perfmodel/test_sharding.py).
+        also of the forward pass. Found with ``fully_shard`` on two ranks
+        (tests/perfmodel/test_sharding.py, tests/planning/frozen_worker.py).
 
         Args:
             phase: ``forward``, ``gather`` or ``backward`` (of ``block``), ``loss``, ``embedding``
