@@ -154,7 +154,7 @@ class DeviceOptions(RunOptions):
     """The device of a script, and where its results go."""
 
     device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
+    """cpu or cuda; by default CUDA where there is a GPU that can be used."""
 
 
 @dataclass(frozen=True, kw_only=True)

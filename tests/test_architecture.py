@@ -310,6 +310,7 @@ WITHOUT_TORCH = [
 ]
 
 
+@pytest.mark.slow  # six seconds
 def test_predicting_and_reading_do_not_import_torch() -> None:
     # One after another in one interpreter: the first that imports torch shows itself and the rest.
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name); "

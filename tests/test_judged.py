@@ -63,7 +63,10 @@ def upper_limit(share: float, count: int = PAGES) -> float:
     ("rounds", "arms"),
     [
         (4, 8),
-        *(pytest.param(rounds, arms, marks=pytest.mark.slow) for rounds, arms in ((4, 2), (8, 4))),
+        *(
+            pytest.param(rounds, arms, marks=pytest.mark.slow)
+            for rounds, arms in ((4, 2), (6, 4), (8, 4))
+        ),
     ],
 )
 def test_where_nothing_differs_few_tables_say_that_something_does(rounds: int, arms: int) -> None:

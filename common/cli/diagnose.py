@@ -63,7 +63,8 @@ class Diagnose:
     anonymise: bool = False
     """Hash names of hosts, users and paths."""
     baseline: str = ""
-    """Bundle or run directory of the same training on one rank, to compare with."""
+    """Bundle or run directory of the same training on one rank, to compare with; by default that of
+    the run itself, or what is predicted from its passes."""
     compare: bool = False
     """Compare two folders, before and after: step, phases and causes. Each is a bundle, a run
     directory, or a folder of bundles, one of each run."""

@@ -41,6 +41,8 @@ def plant(out: Path, seed: int, progress: StageProgress, only: Sequence[str] = (
     if any(case.rate for case in cases) and (reason := why_not()):
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
+    if not cases:
+        raise UserError(f"--only {' '.join(only)}: a set can have none of these faults here")
     with written_beside(out) as beside, TemporaryDirectory() as scratch:
         beside.mkdir(parents=True)
         folder = Path(scratch)

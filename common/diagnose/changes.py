@@ -87,6 +87,7 @@ class Changes:
 
     @property
     def ranks(self) -> int:
+        """Returns the number of ranks of the run."""
         return int(self.table["world_size"].iloc[0])
 
     @cached_property
@@ -138,7 +139,7 @@ class ChangesLab:
 
     def table(self) -> Table | None:
         """Returns a row per change."""
-        return self.changes and show(told_apart(self.changes), CHANGES)
+        return self.changes and show(judged_changes(self.changes), CHANGES)
 
     def figure(self) -> Figure | None:
         """Draws predicted and achieved speedup by change."""
@@ -244,7 +245,7 @@ def best_or_tied(changes: Changes) -> str:
     return f"{' and '.join(names)} are tied" if len(names) > 1 else names[0]
 
 
-def told_apart(changes: Changes) -> pd.DataFrame:
+def judged_changes(changes: Changes) -> pd.DataFrame:
     """Returns the table of changes with a column, told: the verdict on each against no change."""
     words = {change: str(told.said) for change, told in changes.told.items()}
     return changes.table.assign(told=changes.table["change"].map(words).fillna("–"))

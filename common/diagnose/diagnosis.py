@@ -103,7 +103,7 @@ def examine_case(case: Case) -> Diagnosis:
     What makes the comparison void comes first, then what costs time, the largest share first.
     """
     causes = CAUSES | OF_SCRIPTS if case.run.watched else CAUSES
-    verdicts, not_judged = judged(causes, case)
+    verdicts, not_judged = judged_causes(causes, case)
     of_profile, not_judged = by_profile(case, not_judged)
     verdicts += of_profile
     tried = tried_changes(case)
@@ -133,7 +133,7 @@ def _hint(verdict: Verdict) -> Verdict:
     )
 
 
-def judged(
+def judged_causes(
     causes: Mapping[str, Callable[[Subject], Verdict | None]], subject: Subject
 ) -> tuple[list[Verdict], list[tuple[str, str]]]:
     """Judges causes; returns the verdicts, and (cause, why) of those that cannot be judged."""

@@ -23,7 +23,7 @@ from common.diagnose.diagnosis import (
     case_of,
     examine_case,
     in_order,
-    judged,
+    judged_causes,
     lines_of,
     lines_of_causes,
     new_causes,
@@ -204,7 +204,7 @@ def open_postmortem(*paths: Path | str, hardware: str = "") -> PostMortem:
     """
     named = [Path(path) for path in paths]
     job = read_left_behind(named, load_cluster(hardware) if hardware else None)
-    verdicts, not_judged = judged(JOB_CAUSES, job)
+    verdicts, not_judged = judged_causes(JOB_CAUSES, job)
     diagnosis = Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(job))
     folder = named[0] if len(named) == 1 and named[0].is_dir() else None
     return PostMortem(", ".join(path.name for path in named), folder, job, diagnosis)

@@ -172,7 +172,7 @@ def _partly_frozen(
     with gradient_counter() as counter:
         loss()
     flops = _by_unit(module, counter, {layer.name: layer.is_block for layer in architecture.layers})
-    flops["rest"] = flops.pop("", 0)
+    flops.setdefault("rest", flops.pop("", 0))  # a module may have that name
     layers = (
         partly_frozen(layer, frozen, flops.get(layer.name, 0) / samples)
         for layer in architecture.layers

@@ -289,4 +289,5 @@ def collectives_of(question: Question, plan: Plan) -> list[Collective]:
         shards=question.shards(plan),
         accumulation=plan.accumulation,
         reduces_each=plan.reduces_each,
+        prefetch=plan.prefetch,
     )

@@ -43,4 +43,5 @@ class LocalKernelManager(AsyncKernelManager):
 def end_kernels() -> None:
     """Kills all kernels, which other threads wait for."""
     for process in list(_running):
-        kill_group(process)
+        if process.poll() is None:  # the number of one that died may be another process's by now
+            kill_group(process)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 from common.runtime.flags import read_yaml
 from common.runtime.paths import project_root
 from common.runtime.records.run_directory import read_environment, write_atomically, written_beside
@@ -54,7 +54,8 @@ def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None =
         for table in tables:
             copy = beside / table.relative_to(run_dir)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(table, copy)
+            with naming_os_errors(table):
+                shutil.copyfile(table, copy)
         for record in run_dir.glob("**/environment.json"):
             copy = beside / record.parent.relative_to(run_dir)
             is_run = (record.parent / "config.yaml").is_file()  # a watch's record has none

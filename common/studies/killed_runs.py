@@ -110,7 +110,7 @@ class Training:
             path.name for path in self.checkpoint_dir.iterdir() if path.name.startswith(prefixes)
         ]
 
-    def resumed_from(self, attempt: int) -> int:
+    def resumed_step(self, attempt: int) -> int:
         """Returns the step that an attempt resumed from; 0 if there was no checkpoint."""
         config = yaml.safe_load((self.attempts[attempt - 1] / "config.yaml").read_text())
         return config["resumed_from_step"] or 0

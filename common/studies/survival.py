@@ -192,7 +192,7 @@ def one_trial(
         }
         run_to_the_end(training)
         return row | {
-            "resumed_from_step": training.resumed_from(2),
+            "resumed_from_step": training.resumed_step(2),
             "losses_equal": equal_losses(training.rows(), reference.rows()),
             "unfinished_at_end": len(training.being_changed()),
         }

@@ -190,7 +190,7 @@ def measure_costs(step: FixedBatchStep, recorder: Recorder) -> DdpCosts:
     worker = recorder.worker
     lab = OverlapLab(step)
     rows = []
-    arms = lab.plan()
+    arms = lab.arms()
     for round_, arm in recorder.rounds(arms, CONTENTION_ROUNDS, stage="contention"):
         rows += lab.visit(arm, round_, passes=CONTENTION_PASSES)
     path = _write(recorder, "overlap-times.csv", OVERLAP_TIME_COLUMNS, rows)

@@ -21,7 +21,7 @@ from common.analysis.buckets.choice import cap_or_ties, choice_facts, spread_fac
 from common.analysis.buckets.sweep import Accuracy, BucketSweep
 from common.analysis.sweep_speedups import against_one_rank, sweep_speedups
 from common.diagnose.causes.trials import AS_IT_IS, tried_changes
-from common.diagnose.changes import Changes, best_or_tied, told_apart
+from common.diagnose.changes import Changes, best_or_tied, judged_changes
 from common.judged import DISTURBED, Verdict
 from common.samples import CONFIDENCE, Interval
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
@@ -208,7 +208,7 @@ def changes_of(times: pd.DataFrame) -> Changes:
 @pytest.mark.parametrize("rounds", [8, pytest.param(4, marks=pytest.mark.slow)])
 def test_changes_that_do_nothing_are_seldom_told_or_called_the_best(rounds: int) -> None:
     made = [changes_of(times) for times in pages(rounds, 10)]
-    told = [told_apart(changes)["told"].eq("settled").any() for changes in made]
+    told = [judged_changes(changes)["told"].eq("settled").any() for changes in made]
     assert alarms(told) <= MOST_FALSE
     named = [best_or_tied(changes) in ("no change", *changes.rounds) for changes in made]
     assert alarms(named) <= MOST_FALSE
@@ -219,7 +219,7 @@ def test_a_change_that_helps_is_told_and_named() -> None:
     for times in pages(8, 10):
         times[3] /= 1.4  # two ranks under the first change
         made.append(changes_of(times))
-    told = [told_apart(changes)["told"].tolist() for changes in made]
+    told = [judged_changes(changes)["told"].tolist() for changes in made]
     assert sum(words[1] == "settled" for words in told) >= 0.9 * PAGES
     assert alarms(["settled" in words[2:] for words in told]) <= MOST_FALSE
     named = [best_or_tied(changes) for changes in made if changes.lead.is_settled]

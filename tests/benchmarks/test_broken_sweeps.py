@@ -125,7 +125,7 @@ def test_a_killed_rank_fails_the_ddp_sweep_and_the_finished_caps_are_kept(sweep,
     processes = with_descendants(sweep)
     assert len(processes) == 4  # who launched, torchrun, two ranks
     variables = {process: process.environ() for process in processes}
-    [rank_1] = [p for p, own in variables.items() if MARK in own and own.get("RANK") == "1"]
+    [rank_1] = [p for p, env in variables.items() if MARK in env and env.get("RANK") == "1"]
     rank_1.kill()
     _, stderr = sweep.communicate(timeout=60)
 

@@ -94,12 +94,12 @@ def test_messages_larger_than_all_gradients_are_not_launched_by_them():
     lab.gradient_bytes, lab.backward_s = 1000, 1.0
     lab.clock, lab.ready_order = HostClock(), [None] * 4
     lab.messages = SimpleNamespace(dtype=torch.float32, lasting=lambda size, duration_s: 7)
-    arms = lab.plan([300, 1000, 1001])
+    arms = lab.arms([300, 1000, 1001])
     launched = {arm.size_bytes: arm.messages for arm in arms if arm.kind == "launched"}
     assert launched == {300: 3, 1000: 1}  # of 1001 bytes none is ever full
     for kind in ("continuous", "all_reduce"):
         assert OverlapArm(kind, 1001, 7) in arms
-    assert lab.plan([300, 300]) == lab.plan([300])
+    assert lab.arms([300, 300]) == lab.arms([300])
 
 
 @pytest.mark.parametrize(("runs_ahead", "buckets"), [(True, [1, 6]), (False, [6])])
@@ -119,7 +119,7 @@ def test_a_gpu_is_held_equally_long_in_all_arms_but_those_that_count_buckets(
         step = FixedBatchStep(model, lambda module: module(torch.ones(1, 8)).sum(), worker)
         lab = OverlapLab(step)
         lab.clock.runs_ahead = runs_ahead
-        arms = lab.plan([100])
+        arms = lab.arms([100])
         for arm in arms:
             kind = arm.kind
             lab.visit(arm, 0, passes=1)

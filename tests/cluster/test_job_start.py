@@ -128,7 +128,7 @@ def test_steps_get_the_jobs_variables_also_after_sbatch_export(run):
     assert step.variables["SLURM_EXPORT_ENV"] == "ALL"
 
 
-@pytest.mark.parametrize("path", RUNS_RANKS[-2:], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [TRAINING[1], *RUNS_RANKS[-2:]], ids=lambda path: path.stem)
 def test_a_job_that_cannot_use_its_device_ends_with_status_2_before_any_rank(run, path):
     job = run(path, DEVICE_STATUS="2")
     assert (job.status, job.stderr, job.torchruns) == (2, "", [])

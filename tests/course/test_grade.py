@@ -1,4 +1,4 @@
-"""Whole gradings of assignment 3, the shortest: the reference, and what goes wrong."""
+"""Gradings of assignment 3, the shortest: reference, untouched exercises, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from right_answers import right_answers
 
 from common.course import autograder
 from common.course.answers import NUMBER, questions_path, read_questions
-from common.course.grading.checks import FAULT
+from common.course.grading.checks import FAULT, Exercises
 from common.course.grading.classes import Class
 from common.course.grading.grade import Grader, marks_of, write_json
 from common.course.grading.marks import Grade, Mark, read_key
@@ -160,6 +160,14 @@ def test_references_get_all_in_the_sandbox(of: HandedIn) -> None:
     own = of.tasks(read_tasks())
     marks = [mark for mark in grade_references(of, ROOT, {}, variant=3).marks if mark.of in own]
     assert [mark for mark in marks if mark.score != mark.points] == []
+
+
+@pytest.mark.grading
+def test_untouched_exercises_get_nothing() -> None:
+    exercises = Exercises(ROOT, TASKS, untouched(), 0, ISOLATION)
+    marks = marks_of(TASKS, exercises.outcomes(), {})
+    assert {mark.score for mark in marks} <= {0, None}  # what times them may not be judged here
+    assert {mark.of for mark in marks if "is not written yet" in mark.why} == set(TASKS)
 
 
 @pytest.mark.usefixtures("read_here")

@@ -128,6 +128,7 @@ def test_barriers_of_accelerate_between_steps_are_no_other_work(tmp_path: Path) 
     )
     causes = verdicts_on(watched(tmp_path / "run", looks=looks, between_time_ms=10.0))
     assert causes["own-exchange"].title.endswith("wait_for_everyone in each step (train.py:31)")
+    assert causes["own-exchange"].change.startswith("Leave the barrier out")
     assert "evaluation-or-logging" not in causes
 
 

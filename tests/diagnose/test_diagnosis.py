@@ -17,7 +17,7 @@ from scaling_evidence import (
     verdicts_on,
 )
 
-from common.diagnose.changes import Changes, changes_facts, told_apart
+from common.diagnose.changes import Changes, changes_facts, judged_changes
 from common.diagnose.diagnosis import (
     WIDTH,
     diagnose_folder,
@@ -430,11 +430,11 @@ def test_right_predictions_and_changes_that_suffice_are_counted():
     assert facts["largest error of a gain"] == "+63.6% (compression=fp16)"
     assert facts["changes that reach 80% of the ideal"] == "1 of 2"
     # Rounds do not agree on fp16: nothing can be told.
-    assert told_apart(changes)["told"].tolist() == ["–", "settled", "hidden by noise"]
+    assert judged_changes(changes)["told"].tolist() == ["–", "settled", "hidden by noise"]
     assert facts["the change that helps most"] == "accumulation=8"
     # The first page asks for more rounds than four, and so does what stands on it.
     few = replace(changes, rounds=rounds[:4])
-    said = {words.split(":")[0] for words in told_apart(few)["told"]}
+    said = {words.split(":")[0] for words in judged_changes(few)["told"]}
     assert said == {"–", "not settled"}
     words = changes_facts(few)["the change that helps most"]
     assert words.startswith("not settled, ")

@@ -64,7 +64,7 @@ tried on tables made up in tests/diagnose/test_diagnosis.py, and one by ``ddplab
 @pytest.mark.parametrize(
     "cause",
     [
-        "wrong-sampler",
+        pytest.param("wrong-sampler", marks=pytest.mark.slow),
         *(pytest.param(cause, marks=JUDGED_BY_TIMES) for cause in [*TESTED][1:]),
     ],
 )

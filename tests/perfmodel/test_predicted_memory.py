@@ -76,11 +76,12 @@ def test_every_layer_keeps_what_is_predicted_to_the_byte(options):
     assert head[0] == pytest.approx(head[1], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch_size", "parameters"),
     [
         ("gpt2", 16, 124_439_808),
-        pytest.param("gpt2-medium", 8, 354_823_168, marks=pytest.mark.slow),
+        ("gpt2-medium", 8, 354_823_168),
     ],
 )
 def test_a_published_size_is_tracked_without_its_memory(model, batch_size, parameters):

@@ -28,19 +28,23 @@ from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.fsdp.schedule import Exchange, ShardedModel
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
-from common.planning.space import Plan
+from common.planning.measured_times import collectives_of
+from common.planning.space import Plan, Question
 from common.training.recording.memory_watch import AllocationWatch
 
 HERE = Path(__file__).parent
 SAMPLES, TOKENS = 4, 64
-QUICK = [(adapted, Plan(name, 2)) for name in ("FULL_SHARD", "SHARD_GRAD_OP", "DDP")]
-QUICK += [(last_block, Plan("FULL_SHARD", 2, 2))]
-SLOW = [(last_block, Plan(name, 2)) for name in ("FULL_SHARD", "SHARD_GRAD_OP")]
-SLOW += [(probed, Plan(name, 2)) for name in ("FULL_SHARD", "DDP")]
-SLOW += [(adapted, Plan("FULL_SHARD", 2, blocks_per_unit=2))]
-SLOW += [(make, Plan("DDP", 2, 1, "block")) for make in (adapted, last_block)]
-SLOW += [(adapted, Plan("FULL_SHARD", 2, prefetch=ahead)) for ahead in (0, 2)]
-partly_frozen = pytest.mark.parametrize("make", PARTLY_FROZEN)
+CASES = [(adapted, Plan(name, 2)) for name in ("FULL_SHARD", "SHARD_GRAD_OP", "DDP")]
+CASES += [(last_block, Plan("FULL_SHARD", 2, 2))]
+CASES += [(last_block, Plan(name, 2)) for name in ("FULL_SHARD", "SHARD_GRAD_OP")]
+CASES += [(probed, Plan(name, 2)) for name in ("FULL_SHARD", "DDP")]
+CASES += [(adapted, Plan("FULL_SHARD", 2, blocks_per_unit=2))]
+CASES += [(make, Plan("DDP", 2, 1, "block")) for make in (adapted, last_block)]
+CASES += [(adapted, Plan("FULL_SHARD", 2, prefetch=ahead)) for ahead in (0, 2)]
+partly_frozen = pytest.mark.parametrize(
+    "make",
+    [PARTLY_FROZEN[0], *(pytest.param(m, marks=pytest.mark.slow) for m in PARTLY_FROZEN[1:])],
+)
 
 
 def followed(make: Callable[..., nn.Module], samples: int = SAMPLES) -> Architecture:
@@ -55,7 +59,10 @@ def elements(module: nn.Module, trained: bool) -> int:
 
 
 @partly_frozen
-@pytest.mark.parametrize("strategy", ["none", "DDP", "ZERO1", "FULL_SHARD"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["FULL_SHARD", *(pytest.param(s, marks=pytest.mark.slow) for s in ("none", "DDP", "ZERO1"))],
+)
 def test_gradients_and_states_are_those_of_what_is_trained(make, strategy: str) -> None:
     architecture, module = followed(make), make(4, 128)
     every, trained = elements(module, False), elements(module, True)
@@ -87,7 +94,16 @@ def test_operations_are_those_that_torch_counts(make) -> None:
 
 
 @partly_frozen
-@pytest.mark.parametrize(("samples", "half"), [(4, False), (4, True), (16, False), (16, True)])
+@pytest.mark.parametrize(
+    ("samples", "half"),
+    [
+        (16, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((4, False), (4, True), (16, False))
+        ),
+    ],
+)
 def test_the_peak_is_the_allocators(make, samples: int, half: bool) -> None:
     passes = Passes(
         followed(make), samples, Numerics("autocast" if half else "float32", device=CPU)
@@ -179,13 +195,36 @@ def test_no_unit_is_gathered_for_a_backward_pass_that_it_does_not_have() -> None
     assert forward_only.simulate(exchange, np.ones(1)).total_s == 3
 
 
+def test_a_module_that_is_called_rest_has_its_own_backward_pass() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(50, 16).requires_grad_(False)
+            self.rest, self.head = nn.Linear(16, 16), nn.Linear(16, 50)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.rest(self.embedding(tokens)))
+
+    def made() -> tuple:
+        return Named(), torch.randint(50, (2, 8)), loss_of
+
+    layers = traced_architecture(made, "made", "cpu").layers
+    assert [layer.backward_ratio for layer in layers] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_as_many_frozen_units_are_gathered_in_vain_as_are_gathered_ahead(ahead: int) -> None:
+    question = Question(followed(last_block), 2, 2, 4, 1e9, device="cpu")
+    calls = collectives_of(question, Plan("FULL_SHARD", 2, prefetch=ahead))
+    gathers = [call.count for call in calls if call.operation == "all_gather"]
+    assert gathers == [3 + ahead, 2, 1]  # frozen blocks, the last one, the root
+
+
+@pytest.mark.slow
 @pytest.mark.two_ranks
-def test_real_steps_take_the_memory_and_send_the_bytes_that_are_predicted(
-    rank_server, slow_chosen, tmp_path
-):
+def test_real_steps_take_the_memory_and_send_the_bytes_that_are_predicted(rank_server, tmp_path):
     worker = HERE / "frozen_worker.py"
-    cases = QUICK + (SLOW if slow_chosen else [])
-    named = [f"{make.__name__} {plan!r}" for make, plan in cases]
+    named = [f"{make.__name__} {plan!r}" for make, plan in CASES]
     done = rank_server.run(worker, tmp_path, *named, ranks=2, timeout_s=120)
     assert done.exit_codes == [0, 0], done.stderr[0]
     for line in done.lines():

@@ -50,20 +50,16 @@ def test_a_batch_that_no_ranks_split_is_refused_and_a_budget_below_the_weights_a
     assert any("would do" in line for line in answer["nothing_fits"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "left_out"),
     [
         ("counting", ""),  # buffers, and a list that grows with each call
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("no_common_dimension", ""),
-                ("tied", "is shared between two of its units"),
-                ("custom", ""),
-                ("compiled", ""),
-                ("pooled", "micro-batches of size 1 were left out: ValueError: Expected more than"),
-            )
-        ),
+        ("no_common_dimension", ""),
+        ("tied", "is shared between two of its units"),
+        ("custom", ""),
+        ("compiled", ""),
+        ("pooled", "micro-batches of size 1 were left out: ValueError: Expected more than"),
     ],
 )
 def test_unusual_modules_are_planned_as_far_as_they_can_be(

@@ -77,6 +77,9 @@ def test_a_run_that_lacks_a_file_leaves_what_was_recorded(tmp_path: Path) -> Non
         keep_run(run, "h100-1", "assignment0", tmp_path / "data")
     assert [path.name for path in kept.parent.iterdir()] == ["assignment0"]
     assert (kept / "config.yaml").is_file()
+    (run / "folder.csv").mkdir()
+    with pytest.raises(UserError, match=r"folder\.csv: Is a directory"):
+        keep_run(run, "h100-1", "assignment0", tmp_path / "data")
 
 
 def test_a_record_of_another_version_may_lack_the_command_and_the_variables(tmp_path: Path) -> None:

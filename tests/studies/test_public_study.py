@@ -205,6 +205,7 @@ def test_the_study_scores_the_rest_of_a_table_with_a_bad_row(tmp_path: Path) -> 
     run_dir, lines = _run(tmp_path, written(tmp_path / "t.csv", rows))
     assert "t.csv line 4: unit 'words/s'" in lines
     assert closing_line(run_dir).endswith("answered 2 of 3")
+    assert " to " not in closing_line(run_dir)  # of one series there is no interval
     assert len(pd.read_csv(run_dir / "series.csv")) == 1
     assert pd.read_csv(run_dir / "refusals.csv")["rows"].tolist() == [1]
 

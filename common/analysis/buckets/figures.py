@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.analysis.buckets.networks import NetworkRun
-from common.analysis.buckets.sweep import DEFAULT_NAME, BucketSweep, predicted_fastest
+from common.analysis.buckets.sweep import DEFAULT_NAME, BucketSweep, predicted_fastest_cap
 from common.analysis.style import (
     BLACK,
     BLUE,
@@ -124,7 +124,7 @@ def predicted_stars(
     starred caps; ``caps_named`` puts them into the legend.
     """
     caps = sweep.distinct().measured_s()
-    chosen = predicted_fastest({cap: best.predicted_s(cap) for cap in caps}, caps)
+    chosen = predicted_fastest_cap({cap: best.predicted_s(cap) for cap in caps}, caps)
     name = f", {chosen:g} MiB" if caps_named else ""
     star(axes, best, chosen, f"predicted best of the measured caps{name}")
     if best.matched_by(caps):

@@ -111,7 +111,7 @@ class BucketSweep:
             table=table,
             rounds=self.rounds()[[*predicted_s]],
             noise_floor=distinct.noise_floor(),
-            predicted_best_mib=predicted_fastest(predicted_s, predicted_s),
+            predicted_best_mib=predicted_fastest_cap(predicted_s, predicted_s),
             scope=scope,
             machine=self.machine,
         )
@@ -344,6 +344,6 @@ def regret_of(rounds: pd.DataFrame, chosen_mib: float, **conditions: object) -> 
     return replace(rival, interval=lost, null=0.0)
 
 
-def predicted_fastest(predicted_s: Mapping[float, float], caps: Iterable[float]) -> float:
+def predicted_fastest_cap(predicted_s: Mapping[float, float], caps: Iterable[float]) -> float:
     """Chooses the cap that is predicted to be fastest; of equal ones the largest."""
     return min(sorted(caps, reverse=True), key=lambda cap: predicted_s[cap])

@@ -33,7 +33,7 @@ _options_of = cache(options.open_options)
 
 
 def _largest_at_peak(run_dir: str) -> Seen:
-    first = _memory_of(run_dir).at_peak.iloc[0]
+    first = _memory_of(run_dir).at_predicted_peak.iloc[0]
     return counted(
         first["component"] == "logits and loss", f"{first['component']}, {first['share']:.0%}"
     )

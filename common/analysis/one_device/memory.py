@@ -44,7 +44,7 @@ class MemoryRun(OneDeviceRun):
         return self.moments.groupby("moment")["predicted_bytes"].sum().idxmax()
 
     @property
-    def at_peak(self) -> pd.DataFrame:
+    def at_predicted_peak(self) -> pd.DataFrame:
         """Returns the rows of ``moments`` at the peak, the largest first, with their ``share``."""
         rows = self.moments[self.moments["moment"] == self.peak_moment]
         rows = rows.assign(share=rows["predicted_bytes"] / rows["predicted_bytes"].sum())
@@ -119,7 +119,7 @@ AT_PEAK = {
     "predicted_bytes": "predicted (MiB)",
     "share": ("share of the peak", "{:.0%}"),
 }
-"""Titles of ``MemoryRun.at_peak``."""
+"""Titles of ``MemoryRun.at_predicted_peak``."""
 PEAK = {
     "predicted_bytes": ("predicted peak", lambda size: f"{mib(size)} MiB"),
     "seen_bytes": ("peak seen", lambda size: f"{mib(size)} MiB"),

@@ -57,7 +57,7 @@ class ComprehensiveAnalysis:
     out: str = "experiments/plots"
     """Folder to write to."""
     warmup: int = 1
-    """First epochs of each run that no time counts."""
+    """First epochs of each run that no time counts; a run without others is left out."""
     datasets: tuple[str, ...] = ("IMDB", "AGNews")
     """Data sets to analyse; case and punctuation do not matter."""
 

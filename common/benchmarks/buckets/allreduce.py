@@ -48,7 +48,8 @@ class AllReduceBenchmark(RankOptions):
     iterations: Annotated[int, Positive] = 10
     """Timed calls per size, mode and round."""
     warmup_steps: Annotated[int, NonNegative] = 2
-    """Untimed calls before the timed ones."""
+    """Untimed calls before the timed ones of each size and round, one after another. In flight one
+    batch is untimed."""
     in_flight_mib: Annotated[float, Positive] = 256
     """Memory for the buffers of calls in flight; 2 to 16 of them."""
     launch_included: bool = False
@@ -90,7 +91,6 @@ def measure(settings: AllReduceBenchmark, recorder: Recorder) -> pd.DataFrame:
     worker = recorder.worker
     samples = recorder.stream("allreduce-samples.csv", ALL_REDUCE_COLUMNS)
     dtype = DTYPES[settings.dtype]
-    calls = settings.warmup_steps + settings.iterations
     progress = Progress(settings.rounds * len(settings.numel), worker.is_main)
     for round_, numel in recorder.rounds(settings.numel, settings.rounds, stage="sizes"):
         fitting = settings.in_flight_mib * 2**20 // (numel * dtype.itemsize)
@@ -104,7 +104,7 @@ def measure(settings: AllReduceBenchmark, recorder: Recorder) -> pd.DataFrame:
                 alone=settings.iterations,
                 warmup=settings.warmup_steps,
                 in_flight=in_flight,
-                batches=-(-calls // in_flight),
+                batches=-(-settings.iterations // in_flight),
             ),
             checked=True,
             launch_included=settings.launch_included,

@@ -60,7 +60,7 @@ def measure(settings: OverlapBenchmark, step: FixedBatchStep, recorder: Recorder
     """Visits the arms in rotated rounds; returns the samples of all ranks, on rank 0."""
     stream = recorder.stream("overlap-times.csv", OVERLAP_TIME_COLUMNS)
     lab = OverlapLab(step)
-    arms = lab.plan([int(size * 2**20) for size in settings.message_mib])
+    arms = lab.arms([int(size * 2**20) for size in settings.message_mib])
     progress = Progress(settings.rounds * len(arms), recorder.worker.is_main)
     for round_, arm in recorder.rounds(arms, settings.rounds, stage="arms"):
         rows = lab.visit(arm, round_, passes=settings.num_steps, warmup=settings.warmup_steps)

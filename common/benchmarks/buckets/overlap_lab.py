@@ -111,7 +111,7 @@ class OverlapLab:
         )
         self.ready_order, self.backward_s = self._watch_backward()
 
-    def plan(self, sizes_bytes: Sequence[int] = ()) -> tuple[OverlapArm, ...]:
+    def arms(self, message_bytes: Sequence[int] = ()) -> tuple[OverlapArm, ...]:
         """Returns the arms, with so many all-reduces of each size that they outlast the pass.
 
         Alone they take LASTING times as long as the pass, which they make longer. By default they
@@ -123,7 +123,7 @@ class OverlapLab:
         # A CPU is never held back: one bucket is timed by ``bookkeeping``.
         counts = [1] * self.clock.runs_ahead + [len(self.ready_order)]
         arms += [OverlapArm("buckets", total // buckets, buckets) for buckets in counts]
-        for size in dict.fromkeys(sizes_bytes or [max(least, total // s) for s in SHARES]):
+        for size in dict.fromkeys(message_bytes or [max(least, total // s) for s in SHARES]):
             count = self.messages.lasting(size, LASTING * self.backward_s)
             if size <= total:
                 arms.append(OverlapArm("launched", size, min(MOST, total // size)))

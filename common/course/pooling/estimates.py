@@ -15,7 +15,7 @@ import yaml
 
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
-from common.analysis.buckets.sweep import predicted_fastest
+from common.analysis.buckets.sweep import predicted_fastest_cap
 from common.analysis.data_parallel.strategies import read_strategies
 from common.analysis.data_parallel.training_runs import TIMES
 from common.analysis.findings.finding import UNREADABLE
@@ -175,7 +175,7 @@ def _of_caps(folder: Path) -> Iterator[Estimate]:
 def _cap_ratios(network: NetworkRun) -> Iterator[tuple[str, str, Interval]]:
     distinct = network.sweep.distinct()
     caps = sorted(distinct.measured_s())
-    chosen = predicted_fastest({cap: network.model.backward_s(cap) for cap in caps}, caps)
+    chosen = predicted_fastest_cap({cap: network.model.backward_s(cap) for cap in caps}, caps)
     explicit = per_round(distinct.steps, "backward_time_ms", "bucket_cap_mib")
     if network.sweep.default() is not None:
         rounds = per_round(network.sweep.steps, "backward_time_ms", "bucket_cap_mib")

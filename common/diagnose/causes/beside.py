@@ -43,8 +43,10 @@ SURELY_LONGER = 1.5
 LIBRARIES = ("torch.optim.", "transformers.", "accelerate.", "lightning.", "pytorch_lightning.")
 """Callers of an optimizer: what they take in the phase of the update is the update itself."""
 GRADIENTS = ("all_reduce", "reduce_scatter", "all_gather_into_tensor", "all_reduce_coalesced")
+BARRIER = "Leave the barrier out: collectives wait for all ranks by themselves."
 CHANGES = {
-    "barrier": "Leave the barrier out: collectives wait for all ranks by themselves.",
+    "barrier": BARRIER,
+    "wait_for_everyone": BARRIER,
     "object": (
         "Put the numbers into one tensor and exchange that, every so many steps: objects are "
         "pickled, and their sizes sent before them."

@@ -233,7 +233,13 @@ def _evaluation(case: Case) -> Verdict | None:
             f"{percent(share)} [{EPOCHS}].",
         ),
         lost=share,
-        sure=confidence(share, EVALUATION_SHARE, error, of="share of the epoch"),
+        # An epoch has many steps, and one epoch has no error.
+        sure=confidence(
+            share,
+            EVALUATION_SHARE,
+            error if len(epoch) > 1 else math.nan,
+            of="share of the epoch",
+        ),
         whole_ms=case.run.step_ms / (1 - min(share, MOST_LOST)),
         change=CHANGES[EVALUATING],
     )

@@ -19,10 +19,12 @@ def samples_of(bundle: Bundle) -> pd.DataFrame:
     """
     identities, facts = bundle.of("identities"), bundle.of("facts")
     sizes = pd.to_numeric(facts["data_samples"], errors="coerce") if len(facts) else pd.Series([])
-    size = int(sizes.max()) if sizes.notna().any() else None
     if identities.empty:
         return pd.DataFrame()
     ranks, are_apart = bundle.about["rank"].nunique(), have_own_data(identities)
+    size = None
+    if sizes.notna().any():
+        size = int(sizes.sum() if are_apart else sizes.max())
     by_epoch: dict[int, list[NDArray]] = {}
     for epoch, group in identities.groupby("epoch"):
         if group["rank"].nunique() == ranks:

@@ -88,7 +88,7 @@ def _use_sampler(sampler: type) -> None:
     torch.utils.data.distributed.DistributedSampler = sampler
 
 
-def one_core(_: float) -> None:
+def one_core(_strength: float) -> None:
     """Pins all ranks to the first core that they may use."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 

@@ -71,7 +71,7 @@ class Piece:
     """A tensor, or several of one use.
 
     Attributes:
-        part: the use, one of ``memory.COMPONENTS``.
+        part: the use, one of ``moments.COMPONENTS``.
         sizes: bytes of a sample in each of ``CASTS``.
         only: conditions (of ``Numerics.conditions``) under which it is there at all.
     """

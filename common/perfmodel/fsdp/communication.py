@@ -145,6 +145,7 @@ def sharded_collectives(
     shards: int,
     accumulation: int = 1,
     reduces_each: bool = False,
+    prefetch: int = 1,
 ) -> list[Collective]:
     """Returns the collectives of one training step of any model under ``fully_shard``.
 
@@ -156,6 +157,7 @@ def sharded_collectives(
         shards: ranks that share one copy.
         accumulation: micro-batches a step.
         reduces_each: whether every micro-batch gathers and reduces, as a step of its own does.
+        prefetch: units that are gathered ahead in the backward pass.
     """
     steps = accumulation if reduces_each else 1
     passes = 1 if strategy == "SHARD_GRAD_OP" else 2
@@ -167,7 +169,8 @@ def sharded_collectives(
         in_vain = 0
         if not passing[index]:
             times = gathers // passes
-            in_vain = (gathers - times) * passing[index + 1]  # ahead of the unit behind it
+            ahead = min(prefetch, count) * passing[index + 1]  # of the unit behind them
+            in_vain = (gathers - times) * ahead
         trained = padded_elements(shapes, shards)
         gathered = item_bytes * (trained + padded_elements(frozen, shards))
         reduced = FLOAT32_BYTES * trained

@@ -201,9 +201,9 @@ class CaseRounds:
     @cached_property
     def between(self) -> tuple[OverlapArm, ...]:
         """Returns the arms that measure DDP's bookkeeping and contention."""
-        return tuple(arm for arm in self.lab.plan() if self.contention or not arm.messages)
+        return tuple(arm for arm in self.lab.arms() if self.contention or not arm.messages)
 
-    def known(self) -> bool:
+    def is_precise_enough(self) -> bool:
         """Returns True on rank 0 if no standard error of a judged median exceeds the target.
 
         The target is the setting ``noise``, a fraction of the median. Only rank 0 has the table;
@@ -334,7 +334,7 @@ def take_turns(settings: RoundSettings, cases: list[CaseRounds], worker: Worker)
         if worker.broadcast(next_s) > settings.budget_s:
             break
         if round_ + 1 >= settings.rounds:
-            settled = worker.broadcast([case.known() for case in cases])
+            settled = worker.broadcast([case.is_precise_enough() for case in cases])
             cases = [case for case, enough in zip(cases, settled, strict=True) if not enough]
             if not cases:
                 break

@@ -20,6 +20,7 @@ from common.errors import UserError
 from common.runtime.machine.environment import describe_environment
 from common.runtime.records.study import say_tables, study_run
 from common.runtime.stage_progress import StageProgress
+from common.samples import LEAST_ROUNDS
 from common.settings import Settings
 from common.studies.public import predictor
 from common.studies.public.collectives import collective_tables, predict_collectives
@@ -172,9 +173,11 @@ def closing_line(run_dir: Path) -> str:
     )
     rows = rows[~rows["model_parallel"]]
     lossy = series[(series["lost"] >= LOSSY) & ~series["model_parallel"]]
+    form = "{value:.1%}"
+    if len(lossy) >= LEAST_ROUNDS:
+        form += " ({low:.1%} to {high:.1%})"
     scaling, perfect = (
-        "{value:.1%} ({low:.1%} to {high:.1%})".format(**summary(lossy[f"{name}_error"]))
-        for name in ("scaling", "perfect")
+        form.format(**summary(lossy[f"{name}_error"])) for name in ("scaling", "perfect")
     )
     answered = rows["predicted"].notna().sum()
     return (

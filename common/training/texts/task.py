@@ -100,7 +100,7 @@ def open_task(
     )
     optimizer = make_optimizer(model.parameters(), config.lr, config.weight_decay)
     step = MicroBatchStep(exchange, optimizer, precision=precision, loss_mean=config.loss_mean)
-    step.settle(first_texts(train, worker))
+    step.settle(few_tokens(train, worker))
     step.make_states()
     return Task(train, validation, step, limits)
 
@@ -177,7 +177,7 @@ def planner_for(config: TextSettings, mode: str, task: Task, worker: Worker) -> 
     return planner
 
 
-def first_texts(data: TokenizedTexts, worker: Worker) -> MicroBatch:
+def few_tokens(data: TokenizedTexts, worker: Worker) -> MicroBatch:
     """Returns a few tokens of one text for this rank, enough to let DDP form its buckets."""
     groups = tuple((rank,) for rank in range(worker.world_size))
     return collate(data, StepPlan(groups, data.lengths), worker.rank).first_tokens()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from bundle_support import add_rows, change_rows, opened, write_bundle
 from ddplab_watch import hooks
-from ddplab_watch.batches import checksums
+from ddplab_watch.batches import CHECKED_TENSORS, checksums
 from ddplab_watch.feed import Feed
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, RandomSampler
@@ -124,7 +124,9 @@ def test_a_partition_that_is_drawn_from_with_replacement_is_named(tmp_path: Path
     for rank, data in enumerate(parts):
         sampler = RandomSampler(data, replacement=True)
         add_rows(bundle, *noted(DataLoader(data, 12, sampler=sampler), 1), ranks=(rank,))
-    assert "more than once" in wrong_sampler(opened(bundle)).title
+    verdict = wrong_sampler(opened(bundle))
+    assert "more than once" in verdict.title
+    assert "The data set has 200 samples" in " ".join(verdict.evidence)  # 100 of each rank
 
 
 def test_a_bundle_of_an_earlier_watch_is_judged_by_indices(tmp_path: Path) -> None:
@@ -141,6 +143,17 @@ def test_ranks_pick_the_same_samples_of_batches_in_another_order() -> None:
     assert len(first) == 8
     # A list with an item for each sample, here three images of three channels, has no rows.
     assert [len(row) for row in checksums({"images": IMAGES[:3]}, [0, 1, 2])] == [1, 1, 1]
+
+
+def test_how_a_batch_lies_in_memory_changes_no_checksum() -> None:
+    images, indices = torch.stack(IMAGES[:30]), list(range(30))
+    turned = images.to(memory_format=torch.channels_last)
+    assert checksums(turned, indices) == checksums(images, indices)
+
+
+def test_of_a_batch_with_a_tensor_for_each_word_the_first_ones_are_looked_at() -> None:
+    by_word = [torch.arange(30)] * 512
+    assert {len(row) for row in checksums(by_word, list(range(30)))} == {1 + CHECKED_TENSORS}
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ LEAST_ROWS, LEAST_LENGTH, LEAST_RUN = 4, 8, 4
 without a mask: a few equal numbers at the ends of rows may mean anything."""
 HASHED_BYTES = 512
 """Most bytes hashed of each sample."""
-CHECKED_SAMPLES, LOOKED_AT, BEGINNING = 8, 256, 8
-"""Most samples of a batch with checksums, out of so many, and a text's numbers that count."""
+CHECKED_SAMPLES, LOOKED_AT, CHECKED_TENSORS, BEGINNING = 8, 256, 16, 8
+"""Most samples of a batch with checksums, out of so many; most of its tensors, of which a batch in
+lists may have one for each word; and a text's numbers that count."""
 
 
 def tensors_in(value: Any, left_out: int = -1) -> Iterator[tuple[str, Tensor]]:
@@ -148,10 +150,11 @@ def checksums(batch: Any, indices: Sequence[int]) -> list[list[int]]:
     rows = range(min(len(indices), LOOKED_AT))
     picked = sorted(rows, key=lambda row: zlib.crc32(b"%d" % indices[row]))[:CHECKED_SAMPLES]
     by_tensor = []
-    for _, tensor in tensors_in(batch, left_out=len(indices)):
+    tensors = tensors_in(batch, left_out=len(indices))
+    for _, tensor in islice(tensors, CHECKED_TENSORS):
         if is_readable(tensor) and len(tensor) == len(indices):
             is_text = tensor.dim() == 2 and is_whole(tensor)
-            octets = _octets((tensor[:, :BEGINNING] if is_text else tensor)[picked])
+            octets = _octets(tensor[:, :BEGINNING] if is_text else tensor, picked)
             by_tensor.append([zlib.crc32(row) & 0xFF for row in octets])
     return [[indices[row], *sums] for row, *sums in zip(picked, *by_tensor, strict=True)]
 
@@ -162,11 +165,20 @@ def is_readable(tensor: Tensor) -> bool:
     return bool(is_plain and tensor.dim() and tensor.numel())
 
 
-def _octets(tensor: Tensor) -> Any:
-    """Returns the octets of each row; of a large one, those of columns spread evenly."""
+def _octets(tensor: Tensor, picked: Sequence[int] | None = None) -> Any:
+    """Returns the octets of each row; of a large one, those of columns spread evenly.
+
+    Args:
+        tensor: one that can be read.
+        picked: rows that are wanted, if not all.
+    """
+    if picked is not None and not tensor.is_contiguous():  # flattening copies all there is
+        tensor, picked = tensor[picked], None
     rows = tensor.detach().reshape(len(tensor), -1)
     every = -(-rows.shape[1] // max(1, HASHED_BYTES // rows.element_size()))
-    return rows[:, ::every].contiguous().view(torch.uint8).numpy()
+    columns = rows[:, ::every]
+    chosen = columns if picked is None else columns[picked]
+    return chosen.contiguous().view(torch.uint8).numpy()
 
 
 def halved(value: Any, samples: int, factor: float) -> Any:
