@@ -54,8 +54,8 @@ class Grade:
     part: int = 0
     """Part 1 or 2 of assignment 1."""
     due: str | None = None
-    """Deadline with its zone, like 2027-10-01T23:59+02:00: grades.csv then says how many days late a
-    hand-in is; no points are taken for it."""
+    """Deadline with its zone, like 2027-10-01T23:59+02:00: grades.csv then says how many days
+    late a hand-in is; no points are taken for it."""
     file_times: bool = False
     """Count by the time of change of each file, not by that which the student's machine claims."""
     lms: Literal["canvas", "moodle", "gradescope"] | None = None

@@ -245,7 +245,7 @@ class MeasuredTimes:
             copy_s=dict.fromkeys(calls, np.zeros(1)),  # they are in the work of its own
             prefetch=plan.prefetch,
             forward_only=frozenset(
-                unit for unit, layer in units if layer.is_block and not layer.has_backward
+                unit for unit, layer in units if layer.is_block and not layer.is_gathered_again
             ),
         )
         counts, slowdown = np.array([plan.accumulation]), np.ones(1)
@@ -269,7 +269,7 @@ def unit_name(index: int, layer: Layer) -> str:
 def _unit(layer: Layer, item_bytes: int) -> Unit:
     """Returns the sizes of a layer that FSDP gathers in numbers of so many bytes."""
     trained, frozen = ([tensor.shape for tensor in of] for of in (layer.tensors, layer.frozen))
-    return Unit(trained, layer.count, item_bytes, frozen, layer.has_backward)
+    return Unit(trained, layer.count, item_bytes, frozen, layer.is_gathered_again)
 
 
 def collectives_of(question: Question, plan: Plan) -> list[Collective]:

@@ -212,12 +212,19 @@ def test_a_module_that_is_called_rest_has_its_own_backward_pass() -> None:
     assert [layer.backward_ratio for layer in layers] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_as_many_frozen_units_are_gathered_in_vain_as_are_gathered_ahead(ahead: int) -> None:
+def test_units_are_gathered_as_often_as_their_backward_pass_asks_for() -> None:
     question = Question(followed(last_block), 2, 2, 4, 1e9, device="cpu")
-    calls = collectives_of(question, Plan("FULL_SHARD", 2, prefetch=ahead))
-    gathers = [call.count for call in calls if call.operation == "all_gather"]
-    assert gathers == [3 + ahead, 2, 1]  # frozen blocks, the last one, the root
+    # Of frozen units as many are gathered in vain as are gathered ahead; one that has a trained
+    # block, too, is gathered again with it, and counts as two.
+    expected = [(Plan("FULL_SHARD", 2, prefetch=n), [3 + n, 2, 1]) for n in (0, 1, 2)]
+    expected += [
+        (Plan("FULL_SHARD", 2, blocks_per_unit=2), [2, 2, 2, 1]),
+        (Plan("FULL_SHARD", 2, blocks_per_unit=4), [2, 2, 1]),
+        (Plan("SHARD_GRAD_OP", 2, blocks_per_unit=4), [1, 1, 1]),
+    ]
+    for plan, counts in expected:
+        calls = collectives_of(question, plan)
+        assert [call.count for call in calls if call.operation == "all_gather"] == counts, plan
 
 
 @pytest.mark.slow

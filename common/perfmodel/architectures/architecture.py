@@ -53,6 +53,8 @@ class Layer:
         frozen: parameters of one layer that are not trained, in the same order.
         backward_ratio: operations of its backward pass over those of its forward pass: 1 where
             products have frozen weights, 0 below the first trained parameter.
+        shares_unit: whether FSDP gathers it at once with a block behind it that has a backward
+            pass, where it has none itself.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Layer:
     attention_flops: float = 0
     frozen: tuple[Tensor, ...] = ()
     backward_ratio: float = 2
+    shares_unit: bool = False
 
     @cached_property
     def elements(self) -> int:
@@ -82,6 +85,11 @@ class Layer:
     def has_backward(self) -> bool:
         """Returns True if gradients are made in a layer or pass through it."""
         return bool(self.tensors or self.backward_ratio)
+
+    @property
+    def is_gathered_again(self) -> bool:
+        """Returns True if FSDP's unit with a layer is there in the backward pass, too."""
+        return self.has_backward or self.shares_unit
 
     def ready_places(self) -> list[int]:
         """Returns places in ``tensors`` in the order in which one layer's gradients are ready.

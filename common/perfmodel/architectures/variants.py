@@ -7,6 +7,7 @@ operations here are those of a step that takes as long.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 
 from common.errors import UserError
 from common.perfmodel.architectures.activations import Piece
@@ -69,17 +70,20 @@ def in_float8(architecture: Architecture) -> Architecture:
 def in_units(architecture: Architecture, blocks: int) -> Architecture:
     """Returns a model whose blocks are joined, so many in a row, as FSDP may gather them.
 
-    A unit has the sizes and times of all of its blocks; the last of a row may have fewer.
+    A unit has the sizes and times of all of its blocks; the last of a row may have fewer. One that
+    holds blocks without a backward pass, and behind these others with it, is two here.
     """
     layers: list[Layer] = []
-    for layer in architecture.layers:
+    for layer, behind in zip_longest(architecture.layers, architecture.layers[1:]):
         full, remainder = divmod(layer.count, blocks) if layer.is_block else (0, 0)
         if not layer.is_block:
             layers.append(layer)
         if full:
             layers.append(replace(_joined(layer, blocks), count=full))
         if remainder:
-            layers.append(replace(_joined(layer, remainder), name=f"{layer.name} of {remainder}"))
+            part = replace(_joined(layer, remainder), name=f"{layer.name} of {remainder}")
+            goes_on = behind is not None and behind.is_block and behind.has_backward
+            layers.append(replace(part, shares_unit=goes_on and not layer.has_backward))
     return replace(architecture, layers=tuple(layers))
 
 

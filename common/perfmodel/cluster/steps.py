@@ -226,7 +226,7 @@ class ClusterSteps:
             collective_s=collective_s,
             copy_s=copy_s,
             prefetch=self.job.prefetch,
-            forward_only=frozenset(b.name for b in blocks if not b.has_backward),
+            forward_only=frozenset(b.name for b in blocks if not b.is_gathered_again),
         )
         total, slowed, exposed = simulate_step(
             model, strategy, self.micro_batches, self.slowdown, reduces_each=self.job.reduces_each

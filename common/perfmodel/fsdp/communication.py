@@ -70,7 +70,7 @@ class Unit(NamedTuple):
         count: number of such units.
         item_bytes: bytes of a number as they are gathered.
         frozen: shapes of the parameters of one that are not trained: they are gathered, too.
-        has_backward: whether gradients are made in one, or pass through it.
+        has_backward: whether gradients are made in one, or pass through it or a part of it.
     """
 
     shapes: Sequence[tuple[int, ...]]
