@@ -153,7 +153,7 @@ def as_typst(page: FirstPage, *, with_figures: bool = True) -> tuple[str, dict[s
     for title, findings in page.groups.items():
         rows = [_typst_row(finding) for finding in findings]
         lines.append(
-            f"#text(size: 10pt)[#strong[{_typst(title)}]]\n"
+            f"#block(sticky: true)[#text(size: 10pt)[#strong[{_typst(title)}]]]\n"
             "#table(columns: (27%, 1fr), align: (left, left), inset: (x: 4pt, y: 3pt), "
             "stroke: (x, y) => (bottom: 0.4pt + luma(200)),\n" + "\n".join(rows) + "\n)"
         )

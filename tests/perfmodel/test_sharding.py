@@ -26,7 +26,7 @@ def seen(rank_server, slow_chosen) -> dict[str, dict]:
     """Returns what rank 0 of 2 held, by precision and strategy."""
     worker = Path(__file__).with_name("sharding_worker.py")
     cases = (*QUICK, *OTHERS) if slow_chosen else QUICK
-    done = rank_server.run(worker, *cases, ranks=2, timeout_s=100)
+    done = rank_server.run(worker, *cases, ranks=2, timeout_s=300)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     return {f"{line['precision']}:{line['strategy']}": line for line in done.lines()}
 
