@@ -43,6 +43,7 @@ def table(run, networks):
     return term_errors(networks, ready_samples(run))
 
 
+@pytest.mark.slow
 def test_the_full_model_is_the_one_that_is_evaluated_elsewhere(run, table):
     full = compare(run)[FULL]
     own = table[(table["network"] == "loopback") & (table["group"] == ADDED)]

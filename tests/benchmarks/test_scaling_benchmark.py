@@ -73,6 +73,7 @@ def test_it_prints_what_the_original_printed_and_keeps_raw_steps(run):
     assert (samples["shared"] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.two_ranks
 def test_a_sweep_has_every_rank_count_in_both_regimes(sweep):
     arms = pd.read_csv(sweep / "arms.csv")
@@ -96,6 +97,7 @@ def test_a_sweep_has_every_rank_count_in_both_regimes(sweep):
     assert (counts.loc[8] == 4).all()
 
 
+@pytest.mark.slow
 @pytest.mark.two_ranks
 def test_proposed_changes_are_run_beside_what_they_change(run, sweep):
     how = ("--rounds", 2, "--steps_per_visit", 1, "--kinds", "accumulation", "--device", "cpu")

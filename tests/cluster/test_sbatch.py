@@ -1,7 +1,7 @@
 """The job files of sbatch/, submitted as they are to a private Slurm of two nodes.
 
-One of them stands for all others, of which the slow tests submit one of each kind; what each file
-runs, and how it ends, is tested without a Slurm (test_job_files.py, test_job_start.py).
+One of each kind is submitted by the slow tests; what each file runs, and how it ends, is tested
+without a Slurm (test_job_files.py, test_job_start.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ pytestmark = [
     pytest.mark.xdist_group("slurm"),
     pytest.mark.timeout(300),
 ]
-
-SUBMITTED_ALWAYS = "launch-memory-analysis"
 
 SIGNALLED = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive --signal=USR1@60
@@ -118,13 +116,10 @@ def processes_of_job(job_id: int) -> list[psutil.Process]:
     return living(lambda own: own.get("SLURM_JOB_ID") == str(job_id))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name == SUBMITTED_ALWAYS else [pytest.mark.slow])
-        for name, case in CASES.items()
-        if case.is_submitted and name != "launch-report"
-    ],
+    [name for name, case in CASES.items() if case.is_submitted and name != "launch-report"],
 )
 def test_a_job_file_runs_as_it_is(slurm, submitted, output, name):
     case = CASES[name]

@@ -416,6 +416,7 @@ def shown(several, tmp_path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_page_at_any_width_in_light_and_dark(chromium, shown):
     with open_page(chromium, shown) as (page, problems):
         page.evaluate(UNFOLD)
@@ -434,6 +435,7 @@ def test_a_browser_shows_the_page_at_any_width_in_light_and_dark(chromium, shown
     assert dark_paper < dark_ink
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "dark"),
     [(360, True), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in AXE_BESIDES)],

@@ -17,7 +17,16 @@ from common.explore.clusters.plan_tab import GB, Asked, PlanTab, searched_for, w
 from common.perfmodel.architectures.published_sizes import sized_architecture
 
 
-@pytest.mark.parametrize(("memory_gb", "seq_len"), [(80, None), (12, None), (3, None), (6, 256)])
+@pytest.mark.parametrize(
+    ("memory_gb", "seq_len"),
+    [
+        (80, None),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((12, None), (3, None), (6, 256))
+        ),
+    ],
+)
 def test_less_memory_leaves_what_the_command_finds_with_it(
     tmp_path: Path, memory_gb: int, seq_len: int | None
 ) -> None:

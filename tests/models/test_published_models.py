@@ -93,6 +93,7 @@ def counted(run) -> int:
 
 
 # Torch counts the product with the mixed sources, and none of a matrix with a vector.
+@pytest.mark.slow
 def test_gnmts_operations_are_two_for_each_weight_and_token_and_those_of_attention() -> None:
     units = 64
 
@@ -159,6 +160,7 @@ def test_a_transformer_xl_sees_its_memory_as_if_it_were_one_segment() -> None:
     torch.testing.assert_close(later, whole[:, 6:])
 
 
+@pytest.mark.slow
 def test_biases_that_blocks_share_are_ready_before_the_first_block_and_embeddings_last() -> None:
     sizes = replace(TINY, layers=3, narrower=1)
     first, *layers = traced_architecture(lambda: transformer_xl(sizes), "transformer-xl").layers
@@ -177,6 +179,7 @@ def small_gnmt() -> Made:
     return Gnmt(units=8, words=11), {"from": sentences, "to": sentences}, gnmt_loss_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -131,7 +131,9 @@ def test_search_finds_what_brute_force_finds_with_any_times(seed):
     check_against_all(on(0.4, llama()), MadeUpTimes(seed))
 
 
-@pytest.mark.parametrize(("make", "memory_gb"), [(llama, 0.2), (gpt2, 2.5)])
+@pytest.mark.parametrize(
+    ("make", "memory_gb"), [pytest.param(llama, 0.2, marks=pytest.mark.slow), (gpt2, 2.5)]
+)
 def test_search_finds_what_brute_force_finds_on_a_cluster(make, memory_gb):
     question = on(memory_gb, make(), ranks=16, ranks_per_node=8)
     job = Job(question.architecture, precision="float32")

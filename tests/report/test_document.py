@@ -211,6 +211,7 @@ def opened(folder: Path, chromium) -> Iterator:
         context.close()
 
 
+@pytest.mark.slow
 def test_a_page_never_scrolls_sideways_and_its_lines_are_short(opened) -> None:
     page = opened(WIDTHS[0])
     for width in WIDTHS:
@@ -232,6 +233,7 @@ def test_a_page_never_scrolls_sideways_and_its_lines_are_short(opened) -> None:
     assert longest <= 75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scripts", [True, False])
 def test_a_table_is_copied_with_tabs_between_its_cells(
     opened, documents: list[Document], scripts: bool
@@ -250,6 +252,7 @@ def test_a_table_is_copied_with_tabs_between_its_cells(
     assert [line.split("\t") for line in copied.splitlines()] == shown[0]
 
 
+@pytest.mark.slow
 def test_the_contents_are_closed_above_the_text_of_a_narrow_window(opened) -> None:
     state = "document.querySelector('details.contents').open"
     assert not opened(360).evaluate(state)
@@ -262,6 +265,7 @@ def test_the_contents_are_closed_above_the_text_of_a_narrow_window(opened) -> No
     assert first <= second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1300, "light")])
 def test_axe_finds_nothing(opened, scheme: str, width: int) -> None:
     page = opened(width, color_scheme=scheme)

@@ -367,6 +367,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "index.html"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(360, True), (1920, False)])
 def test_a_browser_shows_it_whole(chromium, written: Path, width: int, dark: bool) -> None:
     with open_page(chromium, written, width=width, dark=dark) as (shown, problems):

@@ -37,6 +37,7 @@ def case(rank_server, tmp_path_factory) -> Path:
     return folder / "case-loopback"
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("accuracy_case")
 @pytest.mark.two_ranks
 def test_bucketings_differ_and_are_those_that_ddp_made(case):
@@ -52,6 +53,7 @@ def test_bucketings_differ_and_are_those_that_ddp_made(case):
         assert found == (len(sizes), sizes[0], sizes[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("accuracy_case")
 @pytest.mark.two_ranks
 def test_every_table_of_the_study_gets_rows_of_the_case(case):
@@ -72,6 +74,7 @@ def test_every_table_of_the_study_gets_rows_of_the_case(case):
     assert 0 < gradients["ready_time_ms"].max() < 1e3
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("accuracy_case")
 @pytest.mark.two_ranks
 def test_predictions_are_those_of_the_shipped_calibration_and_come_first(case):
@@ -199,6 +202,7 @@ def cut_study(case, tmp_path) -> Path:
     return cut.path
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("accuracy_case")
 @pytest.mark.two_ranks
 @pytest.mark.skipif(why_not() is not None, reason="no emulated hosts")
@@ -211,6 +215,7 @@ def test_a_study_that_was_cut_goes_on_from_its_complete_cases(cut_study, tmp_pat
     assert list((done / "runs").iterdir()) == []  # nothing was measured again
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("accuracy_case")
 @pytest.mark.two_ranks
 @pytest.mark.skipif(why_not() is not None, reason="no emulated hosts")

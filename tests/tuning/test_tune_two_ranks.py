@@ -242,6 +242,7 @@ def refusals(rank_server, tmp_path_factory) -> list[list[dict]]:
     return [done.lines(rank) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_all_ranks_refuse_in_one_line_and_write_nothing(refusals, name):
     for rank in refusals:

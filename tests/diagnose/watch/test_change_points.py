@@ -291,6 +291,7 @@ def test_a_time_of_day_that_jumps_is_said_and_changes_nothing(
     assert "rank 1's forward pass takes" in change
 
 
+@pytest.mark.slow
 def test_a_rank_that_becomes_slow_is_found_in_a_run_and_its_cause_after(loop_run) -> None:
     flags = ("--steps", 180, "--slow_rank_s", 0.05, "--slow_after", 100)
     folder, _ = loop_run(*flags, to_end=1)
