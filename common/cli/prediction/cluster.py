@@ -94,7 +94,7 @@ class ClusterQuestion:
     seed: int | None = None
     """Seed of the draws, by default 0."""
     csv: str | None = None
-    """Write every column of the prediction to this file."""
+    """With --cluster or --gradient-mib: write every column of the prediction to this file."""
     capacity_gb: tuple[float, ...] = ()
     """Without --cluster: memories whose largest micro-batch is said, in 10⁹ bytes; by default cards
     of 24, 40, 80 and 141 GiB."""

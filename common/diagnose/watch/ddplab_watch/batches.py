@@ -48,7 +48,7 @@ def counts(inputs: Any, lengths: dict[int, set[int]] | None = None) -> dict[str,
     count as real. Elements are those of the texts, or of the first tensor.
 
     Args:
-        lengths: of earlier texts, which are added to; see ``padding_at_ends``.
+        lengths: lengths of earlier texts, to which these are added; see ``padding_at_ends``.
     """
     tensors = [(name, tensor) for name, tensor in tensors_in(inputs) if tensor.dim()]
     if not tensors:
