@@ -172,8 +172,8 @@ class RoundOptions(Settings):
     rounds: Annotated[int, Positive] = 4
     """Rounds, at least; each visits every arm once."""
     budget_s: Annotated[float, NonNegative] = 0
-    """Go on, up to so many seconds, until intervals are narrow enough; 0 makes no more rounds than
-    the least number."""
+    """Make further rounds until there are six and intervals are narrow enough, as long as all
+    rounds together have taken less than so many seconds; 0 for the least number only."""
     half_width: Annotated[float, Positive] = 0.05
     """Half-width of the ratios of arms' times that is narrow enough; 0.05 is ±5 %. With a smaller
     one two equal arms seem to differ in 7 to 8 % of runs in place of 5 %."""

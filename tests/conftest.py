@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import re
@@ -54,6 +55,7 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 # What is imported while tests are collected lives as long as the process: a tenth of the time went
 # to looking through it for what can be freed.
 gc.disable()
+atexit.register(gc.unfreeze)  # libraries count at the end what they made and was not freed
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the tests in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -64,11 +66,6 @@ def pytest_collection_finish() -> None:
     """Leaves out of later searches for garbage what is there before the first test."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Lets what was left out be freed at the end: libraries count what they made."""
-    gc.unfreeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -31,6 +31,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from common.runtime import script
+from common.runtime.machine import witness
 from common.runtime.processes.ranks import free_port
 
 ASSIGNMENT2 = Path(__file__).resolve().parents[1] / "assignments" / "assignment2"
@@ -215,6 +216,7 @@ def serve(listening: int, preloaded: Sequence[str]) -> None:
         with contextlib.suppress(Exception):  # a student's mistake is for the ranks to report
             importlib.import_module(name)
     script.SAID_S = 0  # no torchrun ends the others where one has left
+    witness.PIECES = 1  # how fast a machine is that other tests run on nobody asks
     gc.freeze()
     gc.enable()
     cpu_s = time.process_time()

@@ -21,7 +21,7 @@ RECORDED = (
     ("assignment2/emulated-2x2gbit", *SWEEP),
     ("assignment0", "options/options-times.csv", "step_time_ms", "arm"),
 )
-PAGES = 400
+PAGES = 250
 
 
 def recorded_noise() -> list[NDArray]:

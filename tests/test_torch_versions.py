@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from common.course.outcomes import own_variables
-from common.runtime.private import WORKING
+from common.runtime.torch_internals import WORKING
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,7 +32,7 @@ PYTHONS = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"])
 NOT_THERE = ("Failed to fetch", "Failed to download", "network was disabled", "No interpreter")
 """Parts of what uv says where an environment cannot be had."""
 USERS = (
-    "runtime/test_private.py",
+    "runtime/test_torch_internals.py",
     "training/test_checkpoint_parts.py",
     "perfmodel/test_memory_of_passes.py",
     "training/test_data_parallel_step.py",

@@ -32,7 +32,7 @@ class Export:
     without: tuple[str, ...] = ()
     """Tasks that the course leaves out; the tree has them solved, and its handout not at all."""
     overlay: Path | None = None
-    """Folder of the staff's files, laid out as in the project; they replace its own."""
+    """Folder of the staff's files, laid out as in the project; they replace the project's."""
 
     def run(self) -> None:
         """Writes the tree and says what is solved in it."""
@@ -58,7 +58,8 @@ class Check:
     isolation: bool = False
     """Also leave out each of the assignment's tasks by itself: it alone loses points (minutes)."""
     overlay: Path | None = None
-    """Folder of the staff's files, laid out as in the project; they replace its own."""
+    """Folder of the staff's files, laid out as in the project; in a copy they take the place of
+    the project's, which the tree is held against."""
 
     def run(self) -> None:
         """Prints what was looked at; raises RunFailed with what was found."""

@@ -71,7 +71,7 @@ class Grade:
     without: tuple[str, ...] = ()
     """Tasks that the course leaves out: they leave score and maximum."""
     overlay: Path | None = None
-    """Folder of the staff's files, laid out as in the project; they replace its own."""
+    """Folder of the staff's files, laid out as in the project; they replace the project's."""
 
     def run(self) -> None:
         """Grades, and prints a line for each submission."""
@@ -118,7 +118,7 @@ class Oral:
     seed: int = 0
     """Seed of the draw; another one gives other questions."""
     overlay: Path | None = None
-    """Folder of the staff's files, laid out as in the project; they replace its own."""
+    """Folder of the staff's files, laid out as in the project; they replace the project's."""
 
     def run(self) -> None:
         """Writes the sheet and says where it is."""
@@ -154,7 +154,7 @@ class Autograder:
     visibility: Visibility = "after_published"
     """When students see checks and what they say. What was handed in they see at once."""
     overlay: Path | None = None
-    """Folder of the staff's files, laid out as in the project; they replace its own."""
+    """Folder of the staff's files, laid out as in the project; they replace the project's."""
 
     def run(self) -> None:
         """Writes the bundle; says what is in it, and what points to set on Gradescope."""

@@ -41,7 +41,7 @@ class Handin:
     run_dir: str | None = None
     """Run directory to hand in; by default that of the newest complete run."""
     output_dir: str = "."
-    """Folder of the tarball."""
+    """Folder that the tarball is written to; it must exist."""
 
     def run(self) -> None:
         """Builds the tarball and says what is in it."""

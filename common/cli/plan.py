@@ -111,11 +111,13 @@ class Plan:
         check_output("--json", self.json)
         check_output("--page", self.page)
         if self.cluster is None:
-            why = "has an effect with --cluster only; here it is --ranks"
+            why = "has an effect with --cluster only"
+            refuse_given(self, f"{why}; here it is --ranks", only=["gpus"])
             refuse_given(self, why, only=ON_CLUSTER)
         else:
-            why = "has no effect with --cluster, whose GPUs are --gpus and where nothing is run"
-            refuse_given(self, why, only=HERE)
+            why = "has no effect with --cluster"
+            refuse_given(self, f"{why}, whose GPUs are --gpus", only=["ranks"])
+            refuse_given(self, f"{why}, where nothing is run", only=HERE)
         if self.function is not None:
             refuse_given(self, "has an effect with --model only", only=("seq_len", "fused_loss"))
 
@@ -244,7 +246,7 @@ class Plan:
         import json
 
         from common.planning.answer import as_json
-        from common.planning.report import WIDTH, print_answer
+        from common.planning.terminal import WIDTH, print_answer
 
         console = console_of(WIDTH)
         print_answer(searched, best, where, console)

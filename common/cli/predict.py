@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from common.cli.flags import refuse_given
-from common.cli.prediction.cluster import ClusterQuestion
+from common.cli.prediction.cluster import WITHOUT_CLUSTER, ClusterQuestion
 from common.cli.prediction.question import TableQuestion
 from common.errors import UserError
 
@@ -29,8 +29,8 @@ class Predict(TableQuestion):
     gradient_mib: tuple[float, ...] = ()
     """MiB of your model's gradients (4 bytes a parameter in float32); also several. Shows how many
     buckets DDP's default makes of them and what the best cap gains over it, beside GPT-2s of all
-    sizes, on every cluster of data/clusters (with --gpus GPUs, by default 64), and on the networks
-    of --run-dir. With --csv the best caps, too."""
+    sizes, on six clusters of A100, H100 and H200 (with --gpus GPUs, by default 64), and on the
+    networks of --run-dir. With --csv the best caps, too."""
 
     from_traces: str | None = None
     """Folder with the profiler's traces (Kineto's .json or .json.gz, one a rank) of a job of yours:
@@ -72,7 +72,7 @@ class Predict(TableQuestion):
             refuse_given(self, why, leave_out=["on_cluster"])
             self.on_cluster.print_memory()
             return
-        refuse_given(self.on_cluster, "has an effect with --cluster only")
+        self.on_cluster.refuse_without_cluster()
 
         from common.cli.prediction.report import Report
 
@@ -81,7 +81,7 @@ class Predict(TableQuestion):
     def _print_gains(self) -> None:
         why, left_out = "has no effect with --gradient-mib", ("gradient_mib", "run_dir")
         refuse_given(self, why, leave_out=("on_cluster", *left_out))
-        refuse_given(self.on_cluster, why, leave_out=("gpus", "csv"))
+        refuse_given(self.on_cluster, why, leave_out=WITHOUT_CLUSTER["--gradient-mib"])
         from common.cli.prediction.gains import print_gains
 
         print_gains(self.gradient_mib, self.run_dir, self.on_cluster.gpus, self.on_cluster.csv)

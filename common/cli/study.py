@@ -45,18 +45,20 @@ class Study:
     """Run directory of an accuracy, exchange, grading, plan, scripts, traces or tune study that was
     cut: what is complete stays."""
     assignments: tuple[int, ...] = ()
-    """Assignments that the study grading grades; by default all."""
+    """For grading alone: assignments that it grades; by default all."""
     only: tuple[str, ...] = ()
-    """Cases or causes to run, for diagnosis, exchange, plan, scripts and tune; for grading
-    gradings, class, or kinds of hand-ins, then one of each. By default all cases (of scripts, those
-    of its first two sets)."""
+    """Cases or causes to run, for diagnosis, exchange, models, plan, scripts and tune; for grading
+    gradings, class, or kinds of hand-ins, then one of each. By default all cases (of scripts,
+    those of its first two sets)."""
     rounds: int = 0
     """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""
-    """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
+    """For cs336 alone: folder of a clone of Stanford CS336's assignment 2, whose tests the
+    exercises' solutions are put under."""
     table: tuple[str, ...] = ()
-    """Tables of published rows, or folders with training.csv and collectives.csv, for public;
-    bundles, for gate, instead of a run of its own."""
+    """For public: tables of published rows, or folders with training.csv and collectives.csv. For
+    gate: bundles whose own steps are paired, each bundle by itself, in place of a run that it
+    would make."""
 
     def run(self) -> None:
         """Runs the study and says where the results are."""

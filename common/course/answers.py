@@ -6,6 +6,7 @@ questions are read from the project.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ def read_questions(root: Path, assignment: int) -> dict[str, Question]:
     """Reads an assignment's questions, in order. Raises UserError where the file is not right."""
     path = questions_path(root, assignment)
     questions = {}
-    for name, entries in load(path.read_bytes(), str(path)).items():
+    for name, entries in _listed(path.read_bytes(), str(path)).items():
         attributes = {key: value for key, value in entries.items() if key != "answer"}
         try:
             question = Question(name, **attributes)
@@ -66,6 +67,12 @@ def read_questions(root: Path, assignment: int) -> dict[str, Question]:
             raise UserError(f"{path}: {name}: no whole question of kind {question.kind!r}")
         questions[name] = question
     return questions
+
+
+@functools.lru_cache(maxsize=8)
+def _listed(content: bytes, where: str) -> dict[str, dict]:
+    """Reads the project's own questions, which each hand-in needs several times."""
+    return load(content, where)
 
 
 def read_answers(

@@ -43,18 +43,20 @@ class LayerTables:
     source: str
 
 
-def read_layer_tables(sizes_path: Path | str, times_path: Path | str) -> LayerTables:
-    """Reads ``layer-sizes.csv`` and ``layer-times.csv`` in the course's columns.
+def read_layer_tables(parameter_counts_path: Path | str, times_path: Path | str) -> LayerTables:
+    """Reads each layer's parameters and median seconds from two tables in the course's columns.
+
+    They are ``layer-sizes.csv`` (numbers of parameters) and ``layer-times.csv`` (seconds).
 
     Raises UserError where a layer of one table is not in the other.
     """
-    size_table = read_table(sizes_path, ["Name", "No. Params"])
+    size_table = read_table(parameter_counts_path, ["Name", "No. Params"])
     time_table = read_table(times_path, ["Name", "median"])
-    counts = numbers(size_table, "No. Params", sizes_path, above=0).astype(int)
+    counts = numbers(size_table, "No. Params", parameter_counts_path, above=0).astype(int)
     medians = numbers(time_table, "median", times_path, at_least=0)
-    sizes = _by_layer(size_table["Name"], counts, sizes_path)
+    sizes = _by_layer(size_table["Name"], counts, parameter_counts_path)
     times = _by_layer(time_table["Name"], medians, times_path)
-    notes = _check_rows(sizes, times, sizes_path, times_path)
+    notes = _check_rows(sizes, times, parameter_counts_path, times_path)
     blocks = sorted((k for k in sizes if k.startswith("block ")), key=lambda k: int(k[6:]))
     layers = [(name, int(sizes[name]), float(times[name])) for name in blocks]
     layers.append(("ln_f", int(sizes["ln_f"]), float(times["ln_f"])))
@@ -67,7 +69,7 @@ def read_layer_tables(sizes_path: Path | str, times_path: Path | str) -> LayerTa
         forward_s=times.get("forward"),
         step_s=times.get("step"),
         notes=tuple(notes),
-        source=str(sizes_path),
+        source=str(parameter_counts_path),
     )
 
 

@@ -43,7 +43,7 @@ class VerifiedPlan:
     is_mine: bool = False
 
 
-def chosen(searched: Searched, verified: tuple[VerifiedPlan, ...] = ()) -> TimedPlan | None:
+def plan_to_take(searched: Searched, verified: tuple[VerifiedPlan, ...] = ()) -> TimedPlan | None:
     """Returns the plan to take: of those that were run, the best one within the memory.
 
     Of those that are not told from it, it is the simplest one (``simplest``). Without any, it is
@@ -67,7 +67,7 @@ def _tied(searched: Searched, verified: Sequence[VerifiedPlan]) -> list[Verified
     return [fitting[0], *over]
 
 
-def choice(searched: Searched, verified: Sequence[VerifiedPlan]) -> str:
+def lead_sentence(searched: Searched, verified: Sequence[VerifiedPlan]) -> str:
     """Returns whether the best plan is told from the second best, in a sentence, or nothing."""
     if verified and not _tied(searched, verified):
         return "no plan that was run ended within the memory: the one to take is only predicted"
@@ -127,7 +127,7 @@ def shown_frontier(searched: Searched) -> list[TimedPlan]:
     return picked[::-1]
 
 
-def losers(
+def why_not(
     searched: Searched, best: TimedPlan, verified: Sequence[VerifiedPlan] | None = None
 ) -> list[str]:
     """Returns a sentence for each strategy that was not chosen, and for neighbours of the plan.
@@ -143,10 +143,10 @@ def losers(
         other = searched.fastest(**fields)
         if other is None:
             if refused := searched.nearest_refused(**fields):
-                lines.append(f"{name}: {lack(searched, refused)}")
+                lines.append(f"{name}: {missing_memory(searched, refused)}")
             return
         it = ran.get(other.plan)
-        why = beside(best, other, it.over_best if it and in_final else None)
+        why = difference_in_words(best, other, it.over_best if it and in_final else None)
         if it and it.died:
             why = it.died
         elif it and it.peak_bytes > searched.question.usable_bytes:
@@ -167,7 +167,7 @@ def losers(
     return lines
 
 
-def beside(best: TimedPlan, other: TimedPlan, over_best: Judged | None = None) -> str:
+def difference_in_words(best: TimedPlan, other: TimedPlan, over_best: Judged | None = None) -> str:
     """Returns how much time and memory a plan takes beside the best, in words.
 
     ``over_best`` is its time over the best one's, where both ran.
@@ -187,7 +187,7 @@ def beside(best: TimedPlan, other: TimedPlan, over_best: Judged | None = None) -
     return f"{slower}, {memory}"
 
 
-def lack(searched: Searched, refused: SizedPlan) -> str:
+def missing_memory(searched: Searched, refused: SizedPlan) -> str:
     """Returns what a plan that does not fit lacks, in words."""
     usable = searched.question.usable_bytes
     missing = refused.peak_bytes - usable
@@ -232,7 +232,7 @@ def as_json(
 ) -> dict:
     """Returns the answer as plain values; arguments are those of ``print_answer``."""
     question, ran = searched.question, verified or ()
-    taken = chosen(searched, ran)
+    taken = plan_to_take(searched, ran)
     answer = {
         "strategy": None,
         **_fields(best),
@@ -249,7 +249,7 @@ def as_json(
             (plan.over_best.verdict for plan in ran if plan.over_best),
             Verdict.NOT_MEASURED,
         ),
-        "choice": choice(searched, ran),
+        "choice": lead_sentence(searched, ran),
         "rejected": [*_slower(searched, best), *_too_large(searched)],
         "frontier": [
             {**_fields(plan), "peak_bytes": plan.peak_bytes} for plan in searched.frontier

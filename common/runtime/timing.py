@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from ddplab_watch.marks import Clock, clock_of
 
-from common.runtime import private
+from common.runtime import torch_internals
 
 MARK_S = 8e-6
 """Time in which a Python hook marks a moment on CUDA: estimated, not measured."""
@@ -17,4 +17,4 @@ def clock_for(device: torch.device) -> Clock:
     Its ``hold`` raises UserError where this version of torch cannot keep a stream busy: a benchmark
     would measure the host instead.
     """
-    return clock_of(device, private.sleep_on_gpu)
+    return clock_of(device, torch_internals.sleep_on_gpu)

@@ -10,6 +10,7 @@ exchanging the slowest rank with others. Nothing depends on a clock, so all rank
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,14 +34,24 @@ EXCHANGE_BUDGET = 50_000
 """Upper bound on the ranks tried while exchanging, in all about a sixth of a second."""
 
 
-def heuristic_order(
-    batch: SortedBatch, costs: Sequence[Cost], limits: Sequence[int]
-) -> tuple[float, list[int], list[int], float]:
-    """Finds a good order of ranks of many speeds, with its groups.
+class RankOrder(NamedTuple):
+    """Groups of consecutive samples, and the order of the ranks that take them.
 
-    Returns the bottleneck, bounds of the groups [G + 1], the rank of each group [G], and a lower
-    bound on the bottleneck of any plan.
+    Attributes:
+        bottleneck: the largest cost of a rank.
+        bounds: bounds of the groups [G + 1].
+        ranks: the rank of each group [G].
+        lower_bound: lower bound on the bottleneck of any plan.
     """
+
+    bottleneck: float
+    bounds: list[int]
+    ranks: list[int]
+    lower_bound: float
+
+
+def heuristic_order(batch: SortedBatch, costs: Sequence[Cost], limits: Sequence[int]) -> RankOrder:
+    """Finds a good order of ranks of many speeds, with its groups."""
     size, longest = max(1, len(batch) // len(costs)), int(batch.lengths.mean())
     speed = [float(cost(size, longest)) for cost in costs]
     by_speed = sorted(range(len(costs)), key=lambda rank: speed[rank])  # fastest first
@@ -57,7 +68,7 @@ def heuristic_order(
         for order in map(list, dict.fromkeys(map(tuple, orders)))
     )
     best, bounds, order = _exchanged(batch, costs, limits, best, bounds, order, low)
-    return best, bounds, order, float(low)
+    return RankOrder(best, bounds, order, float(low))
 
 
 def _in_this_order(

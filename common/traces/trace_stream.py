@@ -22,7 +22,7 @@ DECODER = json.JSONDecoder()
 
 
 def open_trace(path: Path) -> TextIO:
-    """Opens a trace, which may be compressed, whatever its name."""
+    """Opens a profiler's trace, plain or gzip by its first bytes, whatever its name."""
     with path.open("rb") as file:
         is_packed = file.read(len(GZIP)) == GZIP
     return gzip.open(path, "rt", errors="replace") if is_packed else path.open(errors="replace")

@@ -104,7 +104,8 @@ class TrainingConfig(RankOptions):
     """On a CPU, measure the peak by following the allocations of the third step; traced steps come
     after it. On a GPU the allocator's peak is always known."""
     save_every: Annotated[int, NonNegative] = 0
-    """Make a checkpoint each so many steps and at the end; 0 for none."""
+    """Steps after which a checkpoint is made; 0 for none before the end. With this or
+    --checkpoint_dir the end makes a checkpoint, too, and so do SIGTERM and SIGUSR1."""
     keep_checkpoints: Annotated[int, Positive] = 2
     """Newest checkpoints that are kept."""
     checkpoint_dir: str = ""

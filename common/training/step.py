@@ -25,7 +25,7 @@ from common.exercises.sharded_optimizer import ShardedOptimizer
 from common.models.chunked_loss import chunked_cross_entropy
 from common.models.gpt2 import GPT2
 from common.perfmodel.one_device.workload import Workload
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.seeding import seed_everything
 from common.runtime.timing import clock_for
 from common.training.precision import autocast, check_precision, grad_scaler, set_tf32
@@ -241,7 +241,7 @@ def limit_in_few_launches(gradients: Sequence[Tensor], max_norm: float) -> Tenso
         squares.append(square)
     norm = torch.stack(squares).sum().sqrt()
     if math.isfinite(max_norm):
-        private.multiply(parts, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's own
+        torch_internals.multiply(parts, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's own
     return norm
 
 

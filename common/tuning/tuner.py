@@ -33,10 +33,10 @@ from common.tuning.user_model import UserModel, checked_model, user_step
 from common.tuning.visit_plan import (
     ROUNDS_PER_LEVEL,
     VisitPlan,
-    halved,
     plan_visits,
     rounds_with_time_left,
     saving,
+    successive_halving,
     with_final_rounds,
 )
 from common.tuning.visits import (
@@ -66,7 +66,7 @@ class Budget:
     began: float
     visiting: float
 
-    def left(self, visits: Visits) -> float:
+    def visits_left(self, visits: Visits) -> float:
         """Returns how many more fit, by the cost of those made; the same on every rank."""
         now = time.perf_counter()
         visit_s = (now - self.visiting) / visits.count
@@ -142,13 +142,13 @@ def _tune(
         recorder.run.write_table("predictions.csv", bucketing_table(predicted, measured))
     budget = Budget(allowed, began, visiting=time.perf_counter())
     visits = Visits(step, recorder, "visits.csv", Progress(plan.visits, worker.is_main))
-    ranked = rank_candidates(visits, predicted.candidates, plan)
+    ranked = rank_by_measured_saving(visits, predicted.candidates, plan)
     best = ranked[0]
     if visits.count:
-        plan = with_final_rounds(plan, budget.left(visits))
+        plan = with_final_rounds(plan, budget.visits_left(visits))
     options = [option.setting for option in predicted.options[: len(plan.options)]]
     samples = visits.rounds(FINAL, [DEFAULT, best.setting, *options], plan.final_rounds)
-    more = rounds_with_time_left(plan.final_rounds, budget.left(visits))
+    more = rounds_with_time_left(plan.final_rounds, budget.visits_left(visits))
     added = visits.rounds(FINAL, [DEFAULT, best.setting], more, first=plan.final_rounds)
     final = instance_times_s(pd.concat([samples, added]))
     now = time.perf_counter()
@@ -218,10 +218,13 @@ def _expected_error(measured: Measured, best: Prediction, recorder: Recorder) ->
     return f"{expected}\n{chance.text()}"
 
 
-def rank_candidates(
+def rank_by_measured_saving(
     visits: Visits, candidates: Sequence[Prediction], plan: VisitPlan
 ) -> list[Prediction]:
-    """Halves the candidates by what they save of the default's time; every rank does alike."""
+    """Ranks all candidates by successive halving of what they save of the default's time.
+
+    The best come first, unvisited ones last; every rank does alike.
+    """
 
     def times_after(level: int, visited: list[Prediction]) -> pd.DataFrame:
         settings = [DEFAULT, *(candidate.setting for candidate in visited)]
@@ -231,7 +234,7 @@ def rank_candidates(
     def label(candidate: Prediction) -> str:
         return candidate.setting.label
 
-    return halved(candidates, plan.levels, times_after, label, DEFAULT.label)
+    return successive_halving(candidates, plan.levels, times_after, label, DEFAULT.label)
 
 
 def instance_times_s(samples: pd.DataFrame) -> pd.DataFrame:

@@ -87,14 +87,14 @@ def plan_visits(visits: int, candidates: int, options: Sequence[int] = ()) -> Vi
     return chosen
 
 
-def halved(
+def successive_halving(
     arms: Sequence[Arm],
     levels: Sequence[int],
     times_after: Callable[[int, list[Arm]], pd.DataFrame],
     name: Callable[[Arm], str],
     reference: str | None = None,
 ) -> list[Arm]:
-    """Halves arms by real steps until one is left; returns all, the best first.
+    """Ranks arms by real steps, of fewer of them at each level; returns all, the best first.
 
     A level goes on with those that have saved most in all rounds so far. What it leaves out stays
     behind what it keeps, what has no time comes behind what has one, and what no level visits comes

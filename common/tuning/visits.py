@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.benchmarks.buckets.ddp_record import bucket_sizes
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, gather_rows
 from common.runtime.timing import clock_for
@@ -157,7 +157,7 @@ def visit(step: FixedBatchStep, setting: DdpSetting) -> list[dict]:
         timed_step(step, ddp, setting.accumulation) | {"iteration": iteration}
         for iteration in range(-WARMUP_STEPS, STEPS)
     ]
-    num_buckets = len(bucket_sizes(private.ddp_record(ddp)))
+    num_buckets = len(bucket_sizes(torch_internals.ddp_record(ddp)))
     step.zero_grad()
     del ddp
     gc.collect()  # its hooks and buckets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -146,10 +147,16 @@ UNLIKE = {
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
+def written(tmp_path_factory):
+    """Writes the study of ``CASES``, which tests copy to change it."""
     folder = tmp_path_factory.mktemp("accuracy") / "study"
     write_study(folder, CASES)
-    return open_study(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(written):
+    return open_study(written)
 
 
 def test_contention_of_messages_without_pause_holds_for_every_bucketing(study):
@@ -327,9 +334,8 @@ def test_intervals_are_judged_by_the_errors_of_other_cases(study):
     assert by_regime["expected"].dropna().between(0, 1).all()
 
 
-def test_predictions_that_were_written_first_are_the_ones_that_are_judged(study, tmp_path):
-    folder = tmp_path / "new"
-    write_study(folder, CASES)
+def test_predictions_that_were_written_first_are_the_ones_that_are_judged(study, written, tmp_path):
+    folder = shutil.copytree(written, tmp_path / "new")
     steps = pd.read_csv(folder / "steps.csv")
     witness = steps[steps["role"] == "local"].assign(role="witness")
     judged = steps["role"] == "judged"
@@ -368,24 +374,24 @@ def test_error_and_noise_are_told_apart(study):
     assert (table["excess"] <= table["median"]).all()
 
 
-def test_what_noise_hides_is_not_judged(tmp_path):
-    write_study(tmp_path / "noisy", CASES)
-    steps = pd.read_csv(tmp_path / "noisy" / "steps.csv")
+def test_what_noise_hides_is_not_judged(written, tmp_path):
+    folder = shutil.copytree(written, tmp_path / "noisy")
+    steps = pd.read_csv(folder / "steps.csv")
     steps["backward_time_ms"] *= 1 + 0.2 * (steps["round"] % 2)
-    steps.to_csv(tmp_path / "noisy" / "steps.csv", index=False)
-    table = open_study(tmp_path / "noisy").by_regime()
+    steps.to_csv(folder / "steps.csv", index=False)
+    table = open_study(folder).by_regime()
     assert (table["n"] > 0.015).all()
     assert (table["judged"] == 0).all()
     assert table[["excess", "excess p90"]].isna().all(axis=None)
     assert "not judged" in show(table, JUDGED)._repr_markdown_()
 
 
-def test_a_case_without_measurements_is_named(study, tmp_path):
-    write_study(tmp_path / "cut", CASES)
-    steps = pd.read_csv(tmp_path / "cut" / "steps.csv")
-    steps[steps["case"] != "b_2_balanced"].to_csv(tmp_path / "cut" / "steps.csv", index=False)
+def test_a_case_without_measurements_is_named(written, tmp_path):
+    folder = shutil.copytree(written, tmp_path / "cut")
+    steps = pd.read_csv(folder / "steps.csv")
+    steps[steps["case"] != "b_2_balanced"].to_csv(folder / "steps.csv", index=False)
     with pytest.raises(UserError, match=r"steps\.csv: no rows of case b_2_balanced"):
-        open_study(tmp_path / "cut")
+        open_study(folder)
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,19 @@ def copied(folder: Path, view: bool | None) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def views(tmp_path_factory):
+    return open_run(copied(tmp_path_factory.mktemp("copied") / "views", True))
+
+
 def test_without_the_setting_a_run_is_predicted_as_without_views(tmp_path):
     silent = open_run(copied(tmp_path / "silent", None))
     assert silent.model.costs == open_run(RECORDED).model.costs
     assert silent.model.costs.copy_out_s_per_byte > 0
 
 
-def test_with_views_no_network_of_the_run_copies_anything_back(tmp_path):
-    runs = measured_networks(open_run(copied(tmp_path / "views", True)))
+def test_with_views_no_network_of_the_run_copies_anything_back(views):
+    runs = measured_networks(views)
     assert len(runs) == 3
     for run, plain in zip(runs, measured_networks(open_run(RECORDED)), strict=True):
         assert run.model.costs.copy_out_s_per_byte == 0
@@ -50,10 +55,9 @@ def test_with_views_no_network_of_the_run_copies_anything_back(tmp_path):
         assert saved_s == pytest.approx(copied_s)
 
 
-def test_bands_and_predictions_are_of_the_same_model(tmp_path):
-    run = open_run(copied(tmp_path / "views", True))
-    drawn = run.calibration.drawn(np.random.default_rng(0))
-    assert run.calibration.model().backward_s(4) == pytest.approx(run.model.backward_s(4))
+def test_bands_and_predictions_are_of_the_same_model(views):
+    drawn = views.calibration.drawn(np.random.default_rng(0))
+    assert views.calibration.model().backward_s(4) == pytest.approx(views.model.backward_s(4))
     assert drawn.costs.copy_out_s_per_byte == 0
 
 

@@ -28,8 +28,17 @@ MIB = 2**20
 
 
 @pytest.fixture(scope="module")
-def recorded() -> pd.DataFrame:
-    return cap_gains(on_networks(RECORDED), [200.0])
+def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pd.DataFrame]:
+    """Asks the command; returns what it prints, and the table that it writes."""
+    path = tmp_path_factory.mktemp("gains") / "gains.csv"
+    flags = ("--run-dir", RECORDED, "--gpus", 16, "--csv", path)
+    return answered("predict", "--gradient-mib", 200, 900, *flags), pd.read_csv(path)
+
+
+@pytest.fixture(scope="module")
+def recorded(asked: tuple[str, pd.DataFrame]) -> pd.DataFrame:
+    """Returns the rows of the networks that were measured."""
+    return asked[1][~asked[1]["network"].isin(COURSE_CLUSTERS)]
 
 
 def test_the_runs_own_model_has_the_gain_that_its_own_profile_predicts(
@@ -74,11 +83,13 @@ def test_a_gain_is_none_that_the_model_itself_does_not_predict(recorded: pd.Data
     assert ours["gradient_bytes"].to_numpy() == pytest.approx(200 * MIB, rel=1e-4)
 
 
-def test_clusters_and_networks_are_columns_and_models_rows_by_size(recorded: pd.DataFrame) -> None:
-    table = pd.concat([recorded, cap_gains(on_clusters(16), [200.0])])
-    matrix = gain_matrix(table)
+def test_clusters_and_networks_are_columns_and_models_rows_by_size(
+    asked: tuple[str, pd.DataFrame],
+) -> None:
+    matrix = gain_matrix(asked[1])
     assert list(matrix.columns[3:]) == ["1 Gbit/s", "2 Gbit/s", "loopback", *COURSE_CLUSTERS]
-    assert list(matrix["gradients"]) == [MODELS[0], "yours, 200 MiB", *MODELS[1:]]
+    ours = ["yours, 200 MiB", MODELS[1], "yours, 900 MiB"]
+    assert list(matrix["gradients"]) == [MODELS[0], *ours, *MODELS[2:]]
     assert matrix["gradient_bytes"].is_monotonic_increasing
     assert matrix.notna().all().all()
 
@@ -100,14 +111,12 @@ def test_a_replayed_run_has_no_speed_of_its_own(tmp_path: Path) -> None:
         on_networks(tmp_path / "run")
 
 
-def test_the_command_prints_the_table_and_writes_every_column(tmp_path: Path) -> None:
-    path = tmp_path / "gains.csv"
-    printed = answered(
-        *("predict", "--gradient-mib", 200, 900, "--run-dir", RECORDED, "--gpus", 16, "--csv", path)
-    )
+def test_the_command_prints_the_table_and_writes_every_column(
+    asked: tuple[str, pd.DataFrame],
+) -> None:
+    printed, table = asked
     for words in ("yours, 200 MiB", "yours, 900 MiB", "gpt2-xl", "loopback", "h100-ib", "16 GPUs"):
         assert words in printed
-    table = pd.read_csv(path)
     assert len(table) == 7 * (3 + len(COURSE_CLUSTERS))
     assert (table["best_cap_mib"] > 0).all()
 

@@ -28,7 +28,6 @@ from common.analysis.scaling.study_report import (
 from common.analysis.scaling.text_study import open_text_study
 from common.errors import UserError
 
-ORIGINAL = Path(__file__).resolve().parents[3] / "shared" / "measured" / "text-scaling"
 FIGURES = ("epoch_time_detailed", "speedup_efficiency", "throughput", "accuracy")
 COLUMNS = ["Configuration", "Dataset", "Train Size", "Mean Epoch Time (s)", "Total Time (s)"]
 COLUMNS += ["Speedup", "Efficiency", "Throughput (sps)", "Final Val Acc"]
@@ -97,18 +96,6 @@ def test_the_published_summary() -> None:
     # Four GPUs computed all 120,000 four times: 480,000 in 42.33 s.
     rates = agnews["Throughput (sps)"].astype(float)
     assert rates[1] == pytest.approx(480_000 / 42.33, rel=1e-3)
-
-
-@pytest.mark.skipif(not ORIGINAL.is_dir(), reason="no ../shared/measured here")
-def test_the_report_on_the_original_files() -> None:
-    text = report(analyse(ComprehensiveAnalysis(root=str(ORIGINAL))))
-    assert "As printed* 0.46x" in text
-    assert "Negative scaling detected" in text
-    assert "* not comparable: samples per epoch not counted" in text
-    assert "Per sample 1.85x" in text
-    assert "Per sample 3.20x" in text
-    assert re.search(r"As printed\* 3\.49x .*87\.3 %: Excellent scaling performance", text)
-    assert "2 jobs wrote into one metrics.csv (#1 epochs 1 to 20, #2 epochs 6 to 20)" in text
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 from test_judged import NOISE
-from test_rules_by_rounds import CAPS, MOST_FALSE, PAGES, alarms, held_against, pages, sweep
+from test_rules_by_rounds import CAPS, FEW, MOST_FALSE, PAGES, alarms, held_against, pages, sweep
 
 from common.analysis.conclusions import bucket_evaluation, buckets, synthetic_scaling
 from common.analysis.conclusions.conclusion import (
@@ -44,7 +44,10 @@ def count(outcomes: list[Seen], status: Status) -> int:
     return sum(outcome.status is status for outcome in outcomes)
 
 
-@pytest.mark.parametrize(("rounds", "arms"), [(4, 2), (6, 8), (8, 4)])
+@pytest.mark.parametrize(
+    ("rounds", "arms"),
+    [(8, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 2), (6, 8)))],
+)
 def test_where_arms_do_not_differ_none_is_said_to_be_the_first_or_behind(
     rounds: int, arms: int
 ) -> None:
@@ -56,11 +59,11 @@ def test_where_arms_do_not_differ_none_is_said_to_be_the_first_or_behind(
 
 
 def test_of_a_planted_first_the_sentences_hold_and_fail() -> None:
-    drawn = pages(8, 6, 0.2)  # arm 0 takes less
-    assert count([is_first(times, 0) for times in drawn], HOLDS) >= 0.85 * PAGES
-    assert count([is_first(times, 3) for times in drawn], FAILS) >= 0.85 * PAGES
-    assert count([is_behind(times, 3) for times in drawn], HOLDS) >= 0.85 * PAGES
-    assert count([is_behind(times, 0) for times in drawn], FAILS) >= 0.85 * PAGES
+    drawn = pages(8, 6, 0.2, count=FEW)  # arm 0 takes less
+    assert count([is_first(times, 0) for times in drawn], HOLDS) >= 0.85 * FEW
+    assert count([is_first(times, 3) for times in drawn], FAILS) >= 0.85 * FEW
+    assert count([is_behind(times, 3) for times in drawn], HOLDS) >= 0.85 * FEW
+    assert count([is_behind(times, 0) for times in drawn], FAILS) >= 0.85 * FEW
     few = [is_first(times[:3], 0) for times in drawn]
     assert {outcome.status for outcome in few} == {OPEN}
 

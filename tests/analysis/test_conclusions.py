@@ -109,12 +109,14 @@ NOT_SETTLED = {
 }
 """By notebook what the recorded run leaves open: noise hides it, or there are too few rounds."""
 LONG = {
+    "assignment2_emulated_hosts",
     "assignment2_part3_evaluation",
     "assignment2_part4_scale",
     "assignment2_discussion",
     "assignment4_synthetic_scaling",
+    "assignment4_text_scaling",
 }
-"""Notebooks whose conclusions take seconds."""
+"""Notebooks whose conclusions take longest."""
 NOT_MEASURED = {"assignment0_memory": {"more is reserved than allocated"}}  # on a CPU
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import answered, ddplab, error_line
-from trace_support import FLOATS, SHARED, STEPS, trace, write
+from trace_support import FLOATS, STEPS, trace, write
 
 from common.analysis.replay.caps import at_caps, own_error
 from common.analysis.replay.job import read_job
@@ -93,9 +93,9 @@ def test_a_trace_takes_little_memory_however_long_it_is(tmp_path: Path, monkeypa
         assert len(read.busy) >= count
         return path.stat().st_size, peak
 
-    (short, low), (long, high) = size_and_peak(2_000), size_and_peak(14_000)
+    (short, low), (long, high) = size_and_peak(1_000), size_and_peak(8_000)
     # An operator leaves its beginning, end and thread: 24 of more than 200 bytes, sorted in a copy.
-    assert long - short > 2.5e6
+    assert long - short > 1.4e6
     assert high - low < (long - short) / 2
 
 
@@ -199,13 +199,3 @@ def test_traces_are_a_system_of_the_explorer(folder: Path) -> None:
 def test_traces_of_cpus_are_no_network_of_gpus(folder: Path) -> None:
     job = ("--model", "gpt2", "--cluster", "a100-ib", "--from-traces", folder)
     assert "all-reduces of CPUs" in error_line(ddplab("plan", *job))
-
-
-def test_a_gpu_job_of_one_rank_is_replayed() -> None:
-    if not SHARED.exists():
-        pytest.skip(f"no {SHARED}")
-    job = read_job(SHARED)
-    replayed = run(job.program)
-    assert gate_of(replayed).within == 3
-    assert waits(replayed).set_index("cause")["seconds"].idxmax() == "its host"
-    assert abs(own_error(system_of(job))) < 0.05

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -62,10 +61,10 @@ def optimum(batch: np.ndarray, ranks: int) -> list[list[int]]:
     return min_max_contiguous(batch, ranks, TokensCost())
 
 
-@pytest.fixture
-def comparison(tmp_path: Path) -> ModeComparison:
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> ModeComparison:
     """Compares twenty global batches of 8 texts in all modes, on two ranks."""
-    return compared(tmp_path / "run", mode_times())
+    return compared(tmp_path_factory.mktemp("compared") / "run", mode_times())
 
 
 # Ratios
@@ -103,7 +102,7 @@ def test_pairing_takes_the_difference_of_batches_out_of_the_interval(tmp_path: P
 def test_the_interval_of_a_noisy_ratio_holds_the_true_one(tmp_path: Path) -> None:
     draw = np.random.default_rng(5)
     held = 0
-    for trial in range(12):
+    for trial in range(6):
         times = mode_times(40, {"static": 1.0, "dynamic": 0.6})
         truth = np.where(times["mode"] == "dynamic", 80.0, 100.0)
         noise = 1 + 0.1 * draw.standard_normal((40, len(set(times["mode"]))))
@@ -114,7 +113,7 @@ def test_the_interval_of_a_noisy_ratio_holds_the_true_one(tmp_path: Path) -> Non
         held += row["ratio_low"] <= 0.8 <= row["ratio_high"]
         # two halves of 20 steps with 10 % of noise: half the time within 0.67 of 0.1·√(2/20)
         assert found.noise_floor == pytest.approx(0.67 * 0.1 * np.sqrt(2 / 20), rel=0.6)
-    assert held >= 10
+    assert held >= 5
 
 
 def test_a_mode_within_its_noise_is_not_told_from_static_or_from_the_fastest(
@@ -469,17 +468,19 @@ def test_std_over_ranks_is_that_of_a_training_run(tmp_path: Path) -> None:
     assert judged.estimate == pytest.approx(stats.trim_mean(halves, 0.1))
 
 
-@pytest.mark.parametrize("draw", [mode_ratios, per_sample])
-def test_ends_of_few_steps_are_not_drawn(tmp_path: Path, draw: Callable) -> None:
+def test_ends_of_few_steps_are_not_drawn(tmp_path: Path) -> None:
     noise = np.random.default_rng(3).uniform(0.9, 1.1, 1000)
-    lengths, widths = {}, {}
+    found = []
     for steps in (2, 20):
         times = mode_times(steps)
         times["step_time_ms"] *= noise[: len(times)]
-        axes = draw(compared(tmp_path / f"{steps}", times)).axes[0]
-        [bar] = [bar for bar in axes.containers if isinstance(bar, ErrorbarContainer)]
-        lengths[steps] = [ends[1][0] - ends[0][0] for ends in bar.lines[2][0].get_segments()]
-        widths[steps] = axes.get_xlim()[1]
-    assert lengths[2] == [0] * len(lengths[20])
-    assert min(lengths[20]) > 0
-    assert widths[2] < 2 * widths[20]
+        found.append(compared(tmp_path / f"{steps}", times))
+    for draw in (mode_ratios, per_sample):
+        few, many = (draw(each).axes[0] for each in found)
+        lengths = []
+        for axes in (few, many):
+            [bar] = [bar for bar in axes.containers if isinstance(bar, ErrorbarContainer)]
+            lengths.append([end[0] - begin[0] for begin, end in bar.lines[2][0].get_segments()])
+        assert lengths[0] == [0] * len(lengths[1])
+        assert min(lengths[1]) > 0
+        assert few.get_xlim()[1] < 2 * many.get_xlim()[1]

@@ -42,7 +42,7 @@ def named(table: pd.DataFrame, per_host: int = 1) -> list[tuple[int, ...]]:
     return [part.ranks for part in slow_parts(table, hosts)]
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("ranks", [3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_slow_host_is_named_and_nobody_in_healthy_ones(ranks: int) -> None:
     slow = [named(times(ranks, seed, (seed % ranks,))) for seed in range(SEEDS)]
     assert [found == [(seed % ranks,)] for seed, found in enumerate(slow)].count(True) == SEEDS

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.text import Text
 from PIL import Image
 
+from common.analysis.buckets import readme_picture
 from common.analysis.buckets.readme_picture import (
     COMMAND,
     PICTURE,
@@ -103,7 +104,10 @@ def test_letters_can_be_read_where_a_readme_shows_it(recorded):
     assert min(text.get_fontsize() for text in letters) * pixels_per_point >= LEAST_LETTERS
 
 
-def test_the_command_writes_a_light_picture_and_prints_the_caption(tmp_path, capsys, recorded):
+def test_the_command_writes_a_light_picture_and_prints_the_caption(
+    tmp_path, capsys, monkeypatch, recorded
+):
+    monkeypatch.setattr(readme_picture, "slowest_network", lambda _: recorded)
     main(PictureSettings(output=str(tmp_path / "picture.png")))
     assert caption(recorded) in capsys.readouterr().out
     with Image.open(tmp_path / "picture.png") as picture:
@@ -111,8 +115,11 @@ def test_the_command_writes_a_light_picture_and_prints_the_caption(tmp_path, cap
     assert corner == (255, 255, 255)
 
 
-def test_a_run_without_hosts_and_a_folder_that_is_not_there_are_refused(tmp_path: Path):
+def test_a_run_without_hosts_and_a_folder_that_is_not_there_are_refused(
+    tmp_path: Path, monkeypatch, recorded
+):
     with pytest.raises(UserError, match="no such run directory"):
         main(PictureSettings(run_dir=str(tmp_path / "none")))
+    monkeypatch.setattr(readme_picture, "slowest_network", lambda _: recorded)
     with pytest.raises(UserError, match="No such file"):
         main(PictureSettings(output=str(tmp_path / "none" / "picture.png")))

@@ -105,17 +105,17 @@ def first_of_each_study(folders: list[Path]) -> Iterator:
 
 @pytest.mark.parametrize("folder", [*first_of_each_study(SCALING)])
 def test_throughput_of_a_scaling_run_is_that_of_its_raw_rows(folder: Path) -> None:
-    rows = read(folder / "steps.csv")
-    for arm in read(folder / "arms.csv"):
+    rows, arms = read(folder / "steps.csv"), read(folder / "arms.csv")
+    for arm in arms:
         step_s, samples = step_of_arm(rows, arm["arm"])
         opened = open_evidence(folder, int(arm["arm"]))
         assert opened.throughput == pytest.approx(samples / step_s, rel=EXACT)
         # A step of a sweep consumes the global batch that its table states.
-        if len(read(folder / "arms.csv")) > 1:
+        if len(arms) > 1:
             assert samples == float(arm["global_batch"])
 
 
-@pytest.mark.parametrize("folder", SWEEPS, ids=name_of)
+@pytest.mark.parametrize("folder", [*first_of_each_study(SWEEPS)])
 def test_speedup_and_efficiency_are_one_number_in_sweep_and_diagnosis(folder: Path) -> None:
     arms, rows = read(folder / "arms.csv"), read(folder / "steps.csv")
     table = sweep_speedups(pd.read_csv(folder / "arms.csv"), pd.read_csv(folder / "steps.csv"))
@@ -209,7 +209,7 @@ def test_speedup_of_strategies_is_that_of_rounds_beside_one_rank(folder: Path) -
         assert row.tokens_per_s == pytest.approx(tokens / median(steps) * 1e3, rel=EXACT)
 
 
-@pytest.mark.parametrize("folder", COMPARED, ids=name_of)
+@pytest.mark.parametrize("folder", [*first_of_each_study(COMPARED)])
 def test_gain_of_micro_batch_modes_is_that_of_their_mean_steps(folder: Path) -> None:
     slowest: dict[tuple, float] = defaultdict(float)
     for row in read(folder / "mode-times.csv"):

@@ -29,7 +29,7 @@ from common.tuning.results.recommendation import Recommendation, Verified
 from common.tuning.results.report import verdict
 
 CAPS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
-PAGES, FEW = 80, 40
+PAGES, FEW = 80, 20
 MOST_FALSE, MOST_OF_FEW = (stats.binom.ppf(0.999, count, 1 - CONFIDENCE) for count in (PAGES, FEW))
 """What a share of one in twenty exceeds once in a thousand studies, of all pages and of few."""
 

@@ -48,7 +48,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(
 ) -> None:
     generator = np.random.default_rng(5)
     speedup = by_hand(law.name, RANKS, *true)
-    trials = 20 if known == "rounds" else 100
+    trials = 10 if known == "rounds" else 100
     held = np.zeros(len(true))
     for _ in range(trials):
         if known == "rounds":

@@ -172,6 +172,7 @@ def test_gpu_times_are_those_of_a_boolean_timeline(tmp_path_factory, seed):
             assert getattr(row, name) == pytest.approx(value / 1000, abs=1e-9), name
 
 
+@pytest.mark.slow  # in kind: the boolean timeline above
 @pytest.mark.filterwarnings("ignore:The inplace keyword")
 @pytest.mark.parametrize("seed", range(4))
 def test_gpu_times_are_those_of_holistic_trace_analysis(tmp_path, seed):

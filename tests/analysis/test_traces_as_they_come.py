@@ -12,7 +12,7 @@ import pytest
 from command_line import answered
 from trace_support import FLOATS, SHARED, STEPS, device_trace, trace, write
 
-from common.analysis.replay.caps import at_caps, best_cap, checked_system
+from common.analysis.replay.caps import at_caps, best_cap, checked_system, own_error
 from common.analysis.replay.job import read_job
 from common.analysis.replay.system import system_of
 from common.cli.prediction.network import measured_cluster
@@ -20,6 +20,7 @@ from common.errors import UserError
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.replay.engine import run
 from common.perfmodel.replay.gate import gate_of
+from common.perfmodel.replay.waits import waits
 from common.traces.rank_trace import read_rank_trace
 from common.traces.step_overlap import read_step_overlap
 
@@ -212,14 +213,19 @@ def test_what_a_rank_sends_another_receives(tmp_path: Path, world) -> None:
 # Answers
 
 
-def test_b_star_is_the_fastest_of_the_table_above_it() -> None:
+def test_a_gpu_job_is_replayed_and_its_b_star_is_the_fastest_of_the_table_above_it() -> None:
     if not SHARED.exists():
         pytest.skip(f"no {SHARED}")
     job = read_job(SHARED)
+    replayed = run(job.program)
+    gate = gate_of(replayed)
+    assert gate.within == 3
+    assert waits(replayed).set_index("cause")["seconds"].idxmax() == "its host"
     system = checked_system(job)
+    assert abs(own_error(system)) < 0.05
     best, _ = best_cap(system)
     caps = [None, best.cap_mib, *np.geomspace(0.5, 100, 20)]
-    table = at_caps(system, gate_of(run(job.program)).steps["measured_s"], caps)
+    table = at_caps(system, gate.steps["measured_s"], caps)
     assert table["backward_s"][1] == pytest.approx(best.total_s)
     assert best.total_s <= table["backward_s"].min() * 1.001
 

@@ -39,7 +39,7 @@ from common.perfmodel.fsdp.schedule import StepPrediction
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 SETTLED = "settled"
-MANY, FEW = 100, 40
+MANY, FEW = 100, 20
 """Pages on which nothing differs, and on which something does."""
 WORKLOAD = {
     **{"model": "gpt2-nano", "batch_size": 4, "seq_len": 64, "precision": "float32"},
@@ -206,10 +206,9 @@ def test_a_planted_difference_is_said_of_the_right_arm(
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_of_few_rounds_no_table_says_anything(rule: str, rounds: int) -> None:
+def test_of_few_rounds_no_table_says_anything(rule: str) -> None:
     says, arms, _ = RULES[rule]
-    assert not any(says(page) for page in drawn(rounds, arms, 1.0, count=4))
+    assert not any(says(page) for rounds in (1, 3) for page in drawn(rounds, arms, 1.0, count=2))
 
 
 # The first page
@@ -294,7 +293,7 @@ def test_the_first_page_says_not_settled_exactly_where_the_section_does(
 ) -> None:
     monkeypatch.setattr("common.analysis.runs.Run.machine_state", QUIET)
     seen = set()
-    for number, faster in enumerate((0.0, 0.05, 0.1, 0.2, 0.6)):
+    for number, faster in enumerate((0.0, 0.1, 0.6)):
         [*_, times] = pages(rounds, 3, faster, count=number + 1)
         answer, section = FINDINGS[name](tmp_path / str(number), times)
         assert answer.is_settled == section

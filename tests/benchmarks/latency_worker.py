@@ -40,10 +40,10 @@ ARMS = {
 def small_ddp(rank: int, **arguments) -> tuple[DistributedDataParallel, torch.Tensor]:
     """Makes the same model on every rank, and a batch of the rank's own."""
     torch.manual_seed(0)
-    widths = (40, 90, 70, 60, 50)
+    widths = (16, 24, 20, 18, 17, 16)
     model = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(widths)))
     torch.manual_seed(rank + 1)
-    batch = torch.randn(8, 40)
+    batch = torch.randn(8, widths[0])
     return DistributedDataParallel(model, bucket_cap_mb=CAP_MIB, **arguments), batch
 
 

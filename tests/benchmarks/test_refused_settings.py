@@ -26,6 +26,7 @@ TINY = {
     "overlap_benchmark": (*STEP, "--rounds", 1, "--num_steps", 1, "--message_mib", 0.001),
     "train_benchmark": (*STEP, "--num_steps", 1),
     "profile_training": ("--model", "gpt2-pico", "--batch_size", 2, "--seq_len", 32),
+    "compare_modes": ("--dataset", "synthetic"),
 }
 """Flags of scripts with which they would not run for long."""
 SYSTEM = "umd-2x4-a100"
@@ -98,6 +99,7 @@ REFUSED = {
         (("--model", "gpt2-nanp"), "did you mean 'gpt2-nano'?"),
         (("--seq_len", 257), "gpt2-pico has 256 positions; use --seq_len 256 or less"),
     ],
+    "compare_modes": [(("--lr", 0.1), "unknown: --lr")],  # its modes have the same weights
 }
 OF_VARIABLES = {
     ("allreduce_benchmark", "NUMEL"): [

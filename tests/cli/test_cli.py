@@ -4,6 +4,7 @@ One refusal is that of a process of its own; everything else comes from the same
 process. CI runs the README's commands as processes.
 """
 
+import json
 import math
 import os
 import re
@@ -33,11 +34,17 @@ def test_doctor_shows_what_works() -> None:
         assert word in shown
 
 
+@pytest.fixture(scope="module")
+def predicted() -> str:
+    """Returns what is said of the recorded run, on a terminal of a known width."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        return answered("predict", "--run-dir", RECORDED)
+
+
 def test_predict_reads_a_run_directory_and_compares_as_the_students_script_does(
-    rank_server: RankServer, monkeypatch: pytest.MonkeyPatch
+    rank_server: RankServer, predicted: str
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")  # else a terminal's width is taken where there is one
-    predicted = answered("predict", "--run-dir", RECORDED)
     for word in ("b* =", "within 1 %", "noise floor", "Regret", "measured (ms)"):
         assert word in predicted
     assert "contention" not in predicted  # it was measured as it is now
@@ -49,18 +56,16 @@ def test_predict_reads_a_run_directory_and_compares_as_the_students_script_does(
     assert (done.exit_codes, done.stdout) == ([0], [predicted])
 
 
-def test_predict_gives_the_interval_that_the_studys_errors_and_chance_make() -> None:
-    said = answered("predict", "--run-dir", RECORDED)
-
+def test_predict_gives_the_interval_that_the_studys_errors_and_chance_make(predicted: str) -> None:
     def numbers(pattern: str) -> list[float]:
-        return list(map(float, re.search(pattern, said).groups()))
+        return list(map(float, re.search(pattern, predicted).groups()))
 
-    [predicted] = numbers(r"b\* = .*? MiB: ([\d.]+) ms")
+    [best] = numbers(r"b\* = .*? MiB: ([\d.]+) ms")
     [error] = numbers(r"90 % were within ([\d.]+)%")
     chance = numbers(r"in 90 % of draws the backward pass takes ([\d.]+) to ([\d.]+) ms")
-    wide = math.hypot(error / 100, (chance[1] - chance[0]) / 2 / predicted)
+    wide = math.hypot(error / 100, (chance[1] - chance[0]) / 2 / best)
     expected = numbers(r"So expect ([\d.]+) to ([\d.]+) ms")
-    assert expected == pytest.approx([predicted / (1 + wide), predicted / (1 - wide)], abs=0.2)
+    assert expected == pytest.approx([best / (1 + wide), best / (1 - wide)], abs=0.2)
 
 
 def test_predict_says_that_contention_was_not_measured(tmp_path: Path) -> None:
@@ -154,11 +159,15 @@ def test_a_table_of_operations_has_no_caps_and_no_timeline(flags: tuple, tmp_pat
     assert refused(*question).count("ops.csv") == 1
 
 
-def test_predict_refuses_missing_inputs() -> None:
+def test_predict_refuses_missing_inputs(tmp_path: Path) -> None:
     assert "--allreduce" in refused("predict")
     assert "--layer-sizes" in refused("predict", "--allreduce", "x.csv")
     assert "no such file" in refused("predict", "--run-dir", RECORDED, "--allreduce", "nowhere.csv")
     assert "no such run" in refused("predict", "--run-dir", "nowhere")
+    record = {"status": "interrupted", "reason": "ended by\nSIGTERM"}
+    (tmp_path / "environment.json").write_text(json.dumps(record))
+    why = "which broke off (ended by SIGTERM), has no complete allreduce-samples.csv"
+    assert why in refused("predict", "--run-dir", tmp_path)
 
 
 def test_predict_refuses_another_number_of_ranks(tmp_path: Path) -> None:

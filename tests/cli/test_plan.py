@@ -23,7 +23,7 @@ CPU = ("--device", "cpu")
         ((), "name MODULE:FUNCTION, or --model"),
         (("a:b", "--model", "gpt2"), "name MODULE:FUNCTION, or --model"),
         (("a:b", *CPU), "a CPU has no memory of its own: say --memory"),
-        (("a:b", "--gpus", 2, "--memory", "1GB"), "--gpus has an effect with --cluster only"),
+        (("a:b", "--gpus", 2, "--memory", "1GB"), "--gpus has an effect with --cluster only; here"),
         (("a:b", "--tf32", "--memory", "1GB"), "--tf32 has an effect with --cluster only"),
         (("a:b", "--cluster", "h100-ib", "--fused-loss"), "--fused-loss has an effect"),
         (("a:b", "--seq-len", 8, "--memory", "1GB"), "--seq-len has an effect with --model only"),
@@ -43,8 +43,8 @@ CPU = ("--device", "cpu")
             ("a:b", "--allreduce", "x", "--memory", "1GB"),
             "--allreduce has an effect with --cluster",
         ),
-        ((*CLUSTER, "--ranks", 2), "--ranks has no effect with --cluster"),
-        ((*CLUSTER, "--tune-seconds", 9), "--tune-seconds has no effect with --cluster"),
+        ((*CLUSTER, "--ranks", 2), "--ranks has no effect with --cluster, whose GPUs are --gpus"),
+        ((*CLUSTER, "--tune-seconds", 9), "no effect with --cluster, where nothing is run"),
         ((*CLUSTER, "--mine", "DDP"), "--mine has no effect with --cluster"),
         (("json:b", *CPU, "--memory", "1GB", "--mine", "DPP"), "unknown strategy 'DPP'"),
         (("json:b", *CPU, "--memory", "1GB", "--mine", "DDP", "--no-verify"), "--mine has no"),
@@ -84,7 +84,7 @@ def test_files_that_cannot_be_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == [config]
 
 
-@pytest.mark.parametrize("memory", ["80GB", "1.2GB", "1MB"])
+@pytest.mark.parametrize("memory", ["80GB", pytest.param("1.2GB", marks=pytest.mark.slow), "1MB"])
 def test_the_answer_is_strict_json_with_the_same_keys_whether_anything_fits(memory, tmp_path):
     path, page = tmp_path / "answer.json", tmp_path / "answer.html"
     printed = answered("plan", *CLUSTER, "--memory", memory, "--json", path, "--page", page)

@@ -68,12 +68,13 @@ def test_images_need_no_length() -> None:
     ("arguments", "message"),
     [
         (("--model", "gpt2", "--mfu", 0.5), "--mfu has an effect with --cluster only"),
+        (("--model", "gpt2", "--csv", "x.csv"), "with --cluster or --gradient-mib only"),
         (("--model", "gpt2", "--alpha-us", 5), "--alpha-us has no effect with --model"),
         (("--model", "gpt2", "--strategies", "DDP"), "--strategies has an effect on several"),
         (("--model", "gpt2", "--capacity-gb", -1), "--capacity-gb -1: above 0 and finite"),
         (("--model", "gpt2", "--seq-len", 0), "sequence length"),
         (("--model", "gpt2", "--checkpointing", "all"), "unknown checkpointing 'all'"),
-        (("--capacity-gb", 80), "--capacity-gb has an effect with"),
+        (("--capacity-gb", 80), "--capacity-gb has an effect with --model only"),
         (
             ("--model", "gpt2", "--cluster", "h100-ib", "--gpus", 8, "--capacity-gb", 80),
             "--capacity-gb has no effect with --cluster",

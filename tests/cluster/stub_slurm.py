@@ -22,7 +22,9 @@ NAMES = ("srun", "uv", "scontrol", "squeue", "getent")
 # srun runs its command on each node in turn; a step gets the GPUs that it asks for, else as many as
 # the job asked for. No node's name is a host's, as on many a cluster.
 STUB = r"""#!/bin/bash
-name=${0##*/} call=$CALLS/$(find "$CALLS" -name '*.words' | wc -l)
+shopt -s nullglob
+noted=("$CALLS"/*.words) name=${0##*/}
+call=$CALLS/${#noted[@]}
 trap -p USR1 >"$call.trap"
 env -0 >"$call.variables"
 printf '%s\0' "$name" "$@" >"$call.words"

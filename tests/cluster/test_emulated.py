@@ -35,6 +35,7 @@ from common.runtime.records.run_directory import read_environment
 pytestmark = pytest.mark.xdist_group("emulated")
 
 DDPLAB = Path(sys.executable).with_name("ddplab")
+ONE_HOST = EmulatedCluster.of(1, ["1gbit"])
 REASON = emulated.why_not()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=f"no emulated hosts here: {REASON}")
 
@@ -209,30 +210,24 @@ def test_a_kernel_without_tbf_says_so(script, tmp_path: Path) -> None:
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.' >&2\nexit 2\n")
     fake.chmod(0o755)
-    process = subprocess.run(
-        [DDPLAB, "emulate", "--", script(REPORT)],
-        env=os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    path = {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    process = start("--", script(REPORT), variables=path)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert process.stderr == "error: this kernel has no tbf (sch_tbf), which limits the links\n"
+    assert errors == "error: this kernel has no tbf (sch_tbf), which limits the links\n"
 
 
 @needs_hosts
-def test_delay_needs_netem(script) -> None:
+def test_delay_needs_netem(script, tmp_path: Path) -> None:
     tried = subprocess.run(
         [*emulated.own_namespaces(), "tc", "qdisc", "add", "dev", "lo", "root", "netem"],
         capture_output=True,
     )
     if tried.returncode == 0:
         pytest.skip("this kernel has netem")
-    process = start("--delay-ms", 5, "--", script(REPORT))
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert errors.startswith("error: this kernel has no netem")
-    assert len(errors.splitlines()) == 1
+    late = EmulatedCluster.of(1, ["1gbit"], delay_ms=5)
+    said = problem(launch, script(""), [], 1, tmp_path / "log", hosts=late)
+    assert said.startswith("this kernel has no netem")
 
 
 @needs_hosts
@@ -293,15 +288,20 @@ def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(
     def running(name: str) -> bool:
         return (tmp_path / name / "all").exists()
 
+    measure = script(MEASURE, "measure.py")
     # As any user but root would start it: in a user namespace.
     as_user = "import os; os.geteuid = lambda: 1000; from common.cli.main import main; main()"
     clusters = {
-        "killed": started("killed"),
+        "killed": start("--hosts", 1, "--", measure, tmp_path, variables=quick_torchrun),
         "interrupted": started("interrupted", sys.executable, "-c", as_user),
         "terminated": started("terminated"),
         "bereft": started("bereft", hosts=2),
     }
-    for name in clusters:
+    run = tmp_path / "run"
+    wait_until((run / "environment.json").exists)
+    assert read_environment(run)["host"] != socket.gethostname()
+    assert read_environment(run)["status"] == "running"
+    for name in list(clusters)[1:]:
         wait_until(lambda name=name: running(name))
     pids = {name: process.pid for name, process in clusters.items()}
     user_space = os.stat("/proc/self/ns/user").st_ino
@@ -326,26 +326,10 @@ def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(
     assert clusters["bereft"].wait(timeout=30) == 128 + signal.SIGKILL
     assert "failed: host2 died of SIGKILL" in clusters["bereft"].stderr.read()
     clusters["killed"].wait(timeout=30)
+    assert read_environment(run)["status"] == "failed"
     subprocess.run([DDPLAB, "emulate", "--clean"], check=True, capture_output=True)
     for pid in pids.values():
         assert processes_of(pid) == []
-
-
-@needs_hosts
-def test_a_run_on_an_emulated_host_reads_as_failed_once_its_launcher_was_killed(
-    script, quick_torchrun, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    more = ("--hosts", 1, "--", script(MEASURE), tmp_path)
-    emulator = start(*more, variables=quick_torchrun)
-    wait_until((run / "environment.json").exists)
-    assert read_environment(run)["host"] != socket.gethostname()
-    assert read_environment(run)["status"] == "running"
-    emulator.kill()
-    emulator.wait(timeout=30)
-    assert read_environment(run)["status"] == "failed"
-    subprocess.run([DDPLAB, "emulate", "--clean"], check=True, capture_output=True)
-    assert processes_of(emulator.pid) == []
 
 
 @needs_hosts
@@ -387,4 +371,4 @@ def test_what_a_rank_refuses_comes_back_from_emulated_hosts(
     monkeypatch.setenv("PYTHONPATH", quick_torchrun["PYTHONPATH"])
     refuse = script(REFUSE)
     with pytest.raises(UserError, match="rounds is 1; it must be above 0"):
-        launch(refuse, [], 1, tmp_path / "log", hosts=EmulatedCluster.of(1, ["1gbit"]))
+        launch(refuse, [], 1, tmp_path / "log", hosts=ONE_HOST)

@@ -182,7 +182,12 @@ def test_a_killed_rank_ends_the_launch_with_the_signals_name_and_nothing_is_left
     assert alive() == 0
 
 
-def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(tmp_path, write, alive):
+@pytest.mark.parametrize("is_quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(
+    tmp_path, write, alive, request, is_quick
+):
+    if is_quick:
+        request.getfixturevalue("quick_torchrun")
     command = [sys.executable, "-c", LAUNCH_AND_WAIT, str(write(WAIT)), str(tmp_path / "log")]
     with start_interruptible(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

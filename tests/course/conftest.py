@@ -14,7 +14,7 @@ from common.course.grading import limited, plausibility
 def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads hand-ins in this process, which none of them is to harm.
 
-    The process that reads them otherwise is tried in test_answers.py and test_submission.py.
+    The process that reads them otherwise is tried in test_pool.py, test_grade.py, test_answers.py.
     """
 
     def read(function: Callable, cpu_s: int = 0, **arguments: object) -> object:

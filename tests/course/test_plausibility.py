@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import re
@@ -32,12 +33,12 @@ from common.course.grading.plausibility import (
     Suspicion,
     as_csv,
     as_page,
+    code_suspicions,
     keep,
     measured_of,
-    of_code,
-    of_samples,
     pages_of,
-    suspicions_of,
+    sample_suspicions,
+    suspicions_by_strength,
 )
 from common.course.markers import student_source
 from common.course.outcomes import PASSED, SKIPPED
@@ -50,6 +51,7 @@ pytestmark = pytest.mark.usefixtures("read_here")
 ROOT = project_root()
 RECORDED = ROOT / "data" / "epyc-2-cores"
 TABLE = "run/compare_strategies/strategy-times.csv"
+STAGES = ("run/compare_strategies", "run/learning")
 VARIANTS = {"A1.1": RING, "A2.1": BUCKETS}
 
 
@@ -74,10 +76,11 @@ def anew(table: bytes, seed: int, noise: float = 0.03) -> bytes:
     return frame.to_csv(index=False).encode()
 
 
-def another_run(seed: int, assignment: int = 1) -> dict[str, bytes]:
+@functools.cache
+def another_run(seed: int) -> dict[str, bytes]:
     return {
         name: anew(content, seed)
-        for name, content in hand_in("a-a", assignment).files.items()
+        for name, content in hand_in("a-a").files.items()
         if name.endswith(".csv")
     }
 
@@ -90,7 +93,10 @@ def evidence_of(submission: Submission, folder: Path) -> dict:
 
 
 def run_problems(tmp_path: Path, **files: bytes | None) -> list[str]:
-    return [words for _, words in evidence_of(hand_in("doe-jane", **files), tmp_path / "x")["run"]]
+    """Returns what is wrong with two stages of the recorded run, and files in their place."""
+    others = {n: None for n in hand_in("a-a").files if not n.startswith(STAGES)}
+    run = hand_in("doe-jane", **others | files)
+    return [words for _, words in evidence_of(run, tmp_path / "x")["run"]]
 
 
 def solved(task: str, body: str) -> str:
@@ -106,7 +112,7 @@ def code_of(texts: Mapping[str, str], file: str) -> dict[str, dict]:
 
 def compared(texts: Mapping[str, str], file: str) -> dict[tuple[str, str], str]:
     """Returns pair → strength of the suspicions on these texts of one exercise."""
-    return {(s.student, s.other): s.strength for s in of_code(code_of(texts, file), ROOT)}
+    return {(s.student, s.other): s.strength for s in code_suspicions(code_of(texts, file), ROOT)}
 
 
 @pytest.mark.parametrize("assignment", range(5))
@@ -157,24 +163,20 @@ def test_records_and_clocks_go_together(tmp_path: Path) -> None:
     assert ["the run cannot be read: compare_strategies" in p for p in problems] == [True]
 
 
-def pair_of(tmp_path: Path, table: bytes) -> list[Suspicion]:
-    """Returns the suspicions on the recorded run and another with this one of its tables."""
-    runs = {"a-a": hand_in("a-a"), "b-b": hand_in("b-b", **another_run(1) | {TABLE: table})}
-    kept = {name: evidence_of(run, tmp_path / name) for name, run in runs.items()}
-    return list(of_samples(kept))
-
-
 def test_the_same_run_is_found_in_any_order_and_form(tmp_path: Path) -> None:
     frame = pd.read_csv(RECORDED / "assignment1/compare_strategies/strategy-times.csv")
     scaled = frame.assign(step_time_ms=frame["step_time_ms"] * 1.07)
     renamed = frame.sample(frac=1, random_state=0)[frame.columns[::-1]]
-    for number, table in enumerate((renamed, frame.head(80), scaled)):
-        [suspicion] = pair_of(tmp_path / str(number), table.to_csv(index=False).encode())
+    quoted = renamed.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\r\n")
+    tables = [table.to_csv(index=False) for table in (renamed, frame.head(80), scaled)]
+    recorded = evidence_of(hand_in("a-a"), tmp_path / "recorded")
+    for number, table in enumerate([*tables, quoted]):
+        other = hand_in("b-b", **another_run(1) | {TABLE: table.encode()})
+        kept = {"a-a": recorded, "b-b": evidence_of(other, tmp_path / str(number))}
+        [suspicion] = sample_suspicions(kept)
         assert (suspicion.student, suspicion.other) == ("a-a", "b-b")
         assert suspicion.strength == "strong"
         assert "compare_strategies/strategy-times.csv: step_time_ms" in suspicion.evidence
-    quoted = renamed.to_csv(index=False, quoting=csv.QUOTE_ALL, lineterminator="\r\n")
-    assert pair_of(tmp_path / "q", quoted.encode())[0].strength == "strong"
 
 
 def test_runs_of_the_same_machine_are_not_the_same(
@@ -184,17 +186,17 @@ def test_runs_of_the_same_machine_are_not_the_same(
         f"s-{seed}": evidence_of(hand_in(f"s-{seed}", **another_run(seed)), tmp_path / str(seed))
         for seed in range(4)
     }
-    assert list(of_samples(kept)) == []
+    assert list(sample_suspicions(kept)) == []
     # A run that half of a class has is the same run, and nobody's scaled.
     shared = kept | {f"t-{number}": kept["s-0"] for number in range(5)}
-    same = list(of_samples(shared))
+    same = list(sample_suspicions(shared))
     assert {frozenset((s.student, s.other)) for s in same} == {
         frozenset(pair) for pair in combinations(["s-0", *(f"t-{n}" for n in range(5))], 2)
     }
     assert all("100%" in s.evidence and "scaled" not in s.evidence for s in same)
     # Columns without a value in common are not compared any further.
     monkeypatch.setattr(plausibility, "share_of", None)
-    assert list(of_samples(kept)) == []
+    assert list(sample_suspicions(kept)) == []
 
 
 def test_recorded_repetitions_of_a_training_are_not_the_same() -> None:
@@ -202,7 +204,7 @@ def test_recorded_repetitions_of_a_training_are_not_the_same() -> None:
     runs = RECORDED.glob("study-trainer/runs/trainings/*")
     kept = {folder.name: measured_of(folder) for folder in runs}
     assert len(kept) == 30
-    assert list(of_samples(kept)) == []
+    assert list(sample_suspicions(kept)) == []
 
 
 def test_honest_solutions_are_not_alike_and_copies_are() -> None:
@@ -264,7 +266,7 @@ def test_the_list_is_written_and_a_late_one_is_held_against_it(tmp_path: Path) -
     first = hand_in("doe-jane", **another_run(0), **texts)
     keep(tmp_path / KEPT / "doe-jane.json", first, ROOT)
     header = "student,kind,other student,evidence,strength\n"
-    assert pages_of(tmp_path, suspicions_of(tmp_path, ROOT))["plausibility.csv"] == header
+    assert pages_of(tmp_path, suspicions_by_strength(tmp_path, ROOT))["plausibility.csv"] == header
     copied = answers_with(LONG.replace("nothing can hide", "cannot be hidden").upper())
     late = hand_in("roe-max", **another_run(1), **{"answers.yaml": copied})
     honest = hand_in("poe-kim", **another_run(2), **{"answers.yaml": answers_with(OTHER)})
@@ -274,7 +276,7 @@ def test_the_list_is_written_and_a_late_one_is_held_against_it(tmp_path: Path) -
     handed_in = {"roe-max": datetime(2026, 1, 1, tzinfo=UTC)}
     for other in (late, honest, broken, theirs):
         keep(tmp_path / KEPT / f"{other.of.name}.json", other, ROOT)
-    suspicions = suspicions_of(tmp_path, ROOT, handed_in)
+    suspicions = suspicions_by_strength(tmp_path, ROOT, handed_in)
     pages = pages_of(tmp_path, suspicions)
     rows = list(csv.DictReader(pages["plausibility.csv"].splitlines()))
     kinds = {(r["student"], r["kind"], r["other student"]) for r in rows}
@@ -290,7 +292,7 @@ def test_the_list_is_written_and_a_late_one_is_held_against_it(tmp_path: Path) -
     # Handed in again, and then alone: the others stay.
     better = hand_in("bad-one", **another_run(3))
     keep(tmp_path / KEPT / "bad-one.json", better, ROOT)
-    suspicions = suspicions_of(tmp_path, ROOT)
+    suspicions = suspicions_by_strength(tmp_path, ROOT)
     assert {s.student for s in suspicions} == {"doe-jane", "poe-ann"}
 
 

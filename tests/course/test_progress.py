@@ -110,9 +110,8 @@ def test_a_file_that_cannot_be_imported_is_told_in_one_line(tmp_path: Path) -> N
     copy_course(tmp_path)
     (public / "test_public_assignment2.py").write_text("from broken import nothing\n")
     (public / "test_public_assignment4.py").write_text("def test_a4_1_runs(): pass\n")
-    for wanted in ("", "A2.1"):
-        with pytest.raises(UserError, match=r"test_public_assignment2 cannot be loaded: .*broken"):
-            progress(tmp_path, wanted)
+    with pytest.raises(UserError, match=r"test_public_assignment2 cannot be loaded: .*broken"):
+        progress(tmp_path)
     [found] = progress(tmp_path, "A4.1")
     assert found.passed == 1
 

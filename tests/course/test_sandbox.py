@@ -34,7 +34,7 @@ from common.runtime.paths import project_root
 
 ROOT = project_root()
 ANSWER_S = 60.0
-ENDLESS_S = 1.5
+ENDLESS_S = 0.5
 """How long an attack is waited for that may not answer."""
 GIB = 2**30
 KINDS = [kind for kind in ("namespaces", "user namespaces") if not why_not(kind)]

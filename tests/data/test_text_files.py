@@ -34,7 +34,7 @@ def shared_folder() -> Path:
 @pytest.mark.parametrize(
     ("dataset", "split", "rows", "source"),
     [
-        ("sst2", "train", 67_349, "sst2/train.tsv"),
+        pytest.param("sst2", "train", 67_349, "sst2/train.tsv", marks=pytest.mark.slow),
         ("sst2", "validation", 872, "sst2/dev.tsv"),
         ("ag_news", "train", 10_001, "ag_news/train.csv"),
         ("ag_news", "validation", 7_600, "ag_news/test.csv"),

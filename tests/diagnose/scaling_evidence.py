@@ -6,15 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 
-from common.diagnose.diagnosis import examine_case
+from common.diagnose import diagnosis
+from common.diagnose.all_causes import CAUSES, OF_SCRIPTS
+from common.diagnose.diagnosis import Diagnosis, examine_case
 from common.diagnose.evidence.case import Case, Verdict
 from common.diagnose.evidence.evidence import open_evidence
 
 MIB = 2**20
+WRITTEN: dict[str, dict[str, str]] = {}
+"""The files of each run that was made up: many tests begin with the same one."""
 
 
 def every(**counts: int) -> pd.DataFrame:
@@ -64,8 +69,15 @@ class MadeUp:
     def write(self, folder: Path) -> Path:
         """Writes all tables into a new folder."""
         folder.mkdir(parents=True, exist_ok=True)
+        if (key := repr(self)) not in WRITTEN:
+            WRITTEN[key] = self._texts()
+        for name, text in WRITTEN[key].items():
+            (folder / name).write_text(text)
+        return folder
+
+    def _texts(self) -> dict[str, str]:
+        """Returns the text of each file of the run."""
         environment = {"status": "complete", "network": "TCP over loopback", "world_size": 2}
-        (folder / "environment.json").write_text(json.dumps(environment))
         tables = {
             "arms.csv": self._arms(),
             "steps.csv": self._steps(),
@@ -79,9 +91,8 @@ class MadeUp:
             tables["allreduce-samples.csv"] = self._all_reduces()
         if self.samples is not None:
             tables["samples.csv"] = self._samples()
-        for name, rows in tables.items():
-            pd.DataFrame(rows).to_csv(folder / name, index=False)
-        return folder
+        texts = {name: pd.DataFrame(rows).to_csv(index=False) for name, rows in tables.items()}
+        return texts | {"environment.json": json.dumps(environment)}
 
     def _arms(self) -> list[dict]:
         return [
@@ -251,6 +262,27 @@ def verdicts_on(run: Path | Case) -> dict[str, Verdict]:
     """Returns the verdicts on a run by cause, the main one first."""
     case = run if isinstance(run, Case) else case_of(run)
     return {verdict.cause: verdict for verdict in examine_case(case).verdicts}
+
+
+def examined_for(case: Case, *causes: str) -> Diagnosis:
+    """Examines a case for a few causes alone, which is much quicker."""
+    judges = {
+        name: {key: judge for key, judge in of.items() if {*key.split(", ")} & {*causes}}
+        for name, of in (("CAUSES", CAUSES), ("OF_SCRIPTS", OF_SCRIPTS))
+    }
+    with mock.patch.multiple(diagnosis, **judges):
+        return examine_case(case)
+
+
+def verdict_on(run: Path | Case, cause: str) -> Verdict | None:
+    """Returns the verdict on a cause where no other is looked for."""
+    case = run if isinstance(run, Case) else case_of(run)
+    return next((v for v in examined_for(case, cause).verdicts if v.cause == cause), None)
+
+
+def judge(cause: str, folder: Path) -> Verdict | None:
+    """Returns what the judge of a script's cause says; raises NotJudged as it does."""
+    return OF_SCRIPTS[cause](case_of(folder))
 
 
 def made_verdict(cause: str, lost_share: float, confidence: str = "high") -> Verdict:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from scaling_evidence import MadeUp, as_watched, case_of, change_table, verdicts_on
+from scaling_evidence import MadeUp, as_watched, case_of, change_table, verdict_on
 
 from common.diagnose.diagnosis import Diagnosis, examine_case, lines_of
 from common.diagnose.evidence.bundle_tables import of_usual_batch
@@ -152,4 +152,4 @@ def test_ranks_of_unequal_means_have_not_drifted(tmp_path: Path) -> None:
 )
 def test_other_batches_are_not_called_padded(tmp_path: Path, columns: dict, watched: bool) -> None:
     folder = written(tmp_path / "run", watched=watched, **columns)
-    assert "padding" not in verdicts_on(folder)
+    assert verdict_on(folder, "padding") is None

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from scaling_evidence import MIB, MadeUp, change_table, verdicts_on
+from scaling_evidence import MIB, MadeUp, change_table, verdict_on, verdicts_on
 
 from common.diagnose.evidence.evidence import open_evidence
 
@@ -69,7 +69,7 @@ def test_passes_that_wait_for_each_bucket_are_named_with_their_group(tmp_path: P
     ids=["another class", "earlier record"],
 )
 def test_without_a_class_known_to_wait_it_is_less_sure(tmp_path: Path, environment: dict) -> None:
-    verdict = verdicts_on(run_of(tmp_path / "run", environment))["no-overlap"]
+    verdict = verdict_on(run_of(tmp_path / "run", environment), "no-overlap")
     assert verdict.confidence == "medium"
     assert "get_future" in verdict.reason
     assert ("TORCH_DIST_USE_NCCL2" in verdict.change) == ("backend" in environment)
@@ -78,9 +78,9 @@ def test_without_a_class_known_to_wait_it_is_less_sure(tmp_path: Path, environme
 def test_a_class_known_to_wait_needs_no_probes(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", NCCL2)
     (folder / "probes.csv").unlink()
-    assert "no-overlap" in verdicts_on(folder)
+    assert verdict_on(folder, "no-overlap") is not None
     (folder / "environment.json").write_text("{}")
-    assert "no-overlap" not in verdicts_on(folder)
+    assert verdict_on(folder, "no-overlap") is None
 
 
 def test_a_late_rank_is_waited_for_and_no_communication(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_it_is_not_named_where_nothing_waits_or_something_else_does(
     tmp_path: Path, environment: dict, options: dict
 ) -> None:
     folder = run_of(tmp_path / "run", environment, **options)
-    assert "no-overlap" not in verdicts_on(folder)
+    assert verdict_on(folder, "no-overlap") is None
     assert open_evidence(folder).waits is None
 
 
@@ -122,5 +122,5 @@ def test_a_cap_that_needs_overlap_says_so(tmp_path: Path) -> None:
     changes = []
     for name in ("ProcessGroupNCCL", "ProcessGroupNCCL2"):
         folder = run_of(tmp_path / name, {"process_group": name}, buckets=1)
-        changes.append(verdicts_on(folder)["bucket-cap"].change)
+        changes.append(verdict_on(folder, "bucket-cap").change)
     assert ["TORCH_DIST_USE_NCCL2" in change for change in changes] == [False, True]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table, verdicts_on
+from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table, verdict_on, verdicts_on
 
+from common.diagnose.causes.beside import beside_the_model
 from common.diagnose.causes.over_steps import growing_memory, reserved_memory, unequal_memory
-from common.diagnose.diagnosis import diagnose_folder
 from common.diagnose.evidence.case import Case
+from common.diagnose.evidence.evidence import NotJudged
 from common.diagnose.frameworks import ACCELERATE, TRAINER
 from common.tables import STACK_COLUMNS
 
@@ -72,7 +73,7 @@ def test_a_scripts_own_exchange_is_named_with_its_line(tmp_path, run, call, titl
         ("optimizer", "/my/train.py:31 step", f"torch.distributed.{call}", 75),
         ("optimizer", "/my/train.py:40 main", "torch.optim.sgd.step", 25),
     )
-    verdict = verdicts_on(watched(tmp_path / "run", run, looks))["own-exchange"]
+    verdict = verdict_on(watched(tmp_path / "run", run, looks), "own-exchange")
     assert title in verdict.title
     assert "(train.py:31)" in verdict.title
     assert change in verdict.change
@@ -99,10 +100,10 @@ def test_a_slow_rank_is_seen_behind_an_exchange_of_the_scripts_own(
         for line, call, samples in ((31, gather, waiting), (32, "", 100 - waiting))
     ]
     pd.DataFrame(rows, columns=STACK_COLUMNS).to_csv(folder / "stacks.csv", index=False)
-    verdicts = verdicts_on(folder)
-    assert ("slow-rank" in verdicts) == is_slow
+    verdict = verdict_on(folder, "slow-rank")
+    assert (verdict is not None) == is_slow
     if is_slow:
-        verdict, step_ms = verdicts["slow-rank"], case_of(folder).run.slowest_ms.median()
+        step_ms = case_of(folder).run.slowest_ms.median()
         assert verdict.title == "rank 1's forward pass is slow (train.py:32)"
         assert verdict.lost_share == pytest.approx(45 / step_ms, rel=0.02)
 
@@ -143,7 +144,7 @@ def test_work_of_a_scripts_own_before_its_update_is_named_from_a_twentieth_on(
 ) -> None:
     looks = (("optimizer", "/my/train.py:31 average", "", 100),)
     case = watched(tmp_path / "run", MadeUp(noise=0.001, optimizer_ms=optimizer_ms), looks)
-    assert ("heavy-update" in verdicts_on(case)) == is_named
+    assert (verdict_on(case, "heavy-update") is not None) == is_named
 
 
 @pytest.mark.parametrize(
@@ -164,9 +165,8 @@ def test_an_update_that_all_ranks_take_long_for_is_named(
         facts=with_facts(**{"optimizer": "AdamW", "is_fused": False} | facts),
     )
     looks = (("optimizer", "/my/train.py:31 step", call, 100),)
-    verdict = verdicts_on(
-        watched(tmp_path / "run", run, looks, costs=(("copy", 4 * MIB, 1.0),))
-    ).get("heavy-update")
+    case = watched(tmp_path / "run", run, looks, costs=(("copy", 4 * MIB, 1.0),))
+    verdict = verdict_on(case, "heavy-update")
     assert (verdict is None) == (not title)
     if title:
         assert title in verdict.title
@@ -181,7 +181,7 @@ def test_an_update_that_was_looked_at_on_one_rank_alone_is_none_of_every_rank(tm
     folder = watched(tmp_path / "run", run, looks, costs=(("copy", 4 * MIB, 1.0),)).run.folder
     stacks = pd.read_csv(folder / "stacks.csv")
     stacks[stacks["rank"] == 0].to_csv(folder / "stacks.csv", index=False)
-    assert "heavy-update" not in verdicts_on(folder)
+    assert verdict_on(folder, "heavy-update") is None
 
 
 @pytest.mark.parametrize(("longer_ms", "speed"), [(0, 1.0), (15, 1.0), (0, 1.4)])
@@ -201,7 +201,7 @@ def test_a_pass_that_is_longer_in_the_training_is_named(tmp_path, longer_ms, spe
         whole_backward_time_ms=lambda steps: speed * steps["backward_time_ms"] + 2,
         step_time_ms=lambda steps: speed * 30 + 3.2 + longer_ms,
     )
-    verdict = verdicts_on(case).get("beside-the-model")
+    verdict = verdict_on(case, "beside-the-model")
     assert (verdict is None) == (not longer_ms)
     if verdict:
         assert "forward passes take 14 ms longer" in verdict.title
@@ -217,7 +217,8 @@ def test_without_passes_of_the_same_batch_nothing_is_compared(tmp_path, alone, i
     }
     change_table(folder, "probes.csv", **probed)
     change_table(folder, "arms.csv", batch_per_rank=in_step)
-    assert "own batches" in dict(diagnose_folder(folder).not_judged)["beside-the-model"]
+    with pytest.raises(NotJudged, match="own batches"):
+        beside_the_model(case_of(folder))
 
 
 @pytest.mark.parametrize(("late_ms", "workers"), [(300.0, 2), (300.0, 0), (10.0, 2)])
@@ -231,7 +232,7 @@ def test_what_comes_once_an_epoch_is_named_with_its_period(tmp_path, late_ms, wo
         data_time_ms=lambda steps: 0.2 + late_ms * (steps["step"] % 10 == 0),
         step_time_ms=lambda steps: 33.2 + late_ms * (steps["step"] % 10 == 0),
     )
-    verdict = verdicts_on(case).get("epoch-start")
+    verdict = verdict_on(case, "epoch-start")
     assert (verdict is None) == (late_ms < 100)
     if verdict:
         assert "every 10 steps an epoch begins" in verdict.title
@@ -277,7 +278,7 @@ def test_a_change_names_arguments_that_the_framework_has() -> None:
 def test_a_change_is_said_in_the_words_of_who_trains(tmp_path, framework: str) -> None:
     facts = with_facts(framework=framework, buffers_bytes=MIB)
     case = watched(tmp_path / "run", MadeUp(noise=0.001, facts=facts), buffers_time_ms=5.0)
-    change = verdicts_on(case)["sent-buffers"].change
+    change = verdict_on(case, "sent-buffers").change
     words = {
         "Trainer": "TrainingArguments(ddp_broadcast_buffers=False)",
         "accelerate": "DistributedDataParallelKwargs(broadcast_buffers=False)",

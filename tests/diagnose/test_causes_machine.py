@@ -13,7 +13,7 @@ import pytest
 import torch
 from ddplab_watch.machine_cores import read_cpu_times
 from ddplab_watch.surroundings import surroundings
-from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table
+from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table, examined_for, judge
 
 from common.diagnose.all_causes import MACHINE_CAUSES
 from common.diagnose.causes.settings import NOT_ON_A_GPU
@@ -92,10 +92,6 @@ def write(
     return folder
 
 
-def judge(cause: str, folder: Path) -> Verdict | None:
-    return MACHINE_CAUSES[cause](case_of(folder))
-
-
 def named(cause: str, folder: Path) -> Verdict:
     """Returns the verdict, after checking what holds for each."""
     verdict = judge(cause, folder)
@@ -109,13 +105,13 @@ def named(cause: str, folder: Path) -> Verdict:
     return verdict
 
 
-@pytest.mark.parametrize("cause", MACHINE_CAUSES)
-def test_without_surroundings_nothing_is_judged(cause, tmp_path):
-    folder = ON_GPU.write(tmp_path) if cause == "gpu-surroundings" else MadeUp().write(tmp_path)
-    with pytest.raises(NotJudged, match=r"no surroundings\.csv"):
-        judge(cause, folder)
+def test_without_surroundings_nothing_is_judged(tmp_path):
+    folder = ON_GPU.write(tmp_path)
+    for cause in MACHINE_CAUSES:
+        with pytest.raises(NotJudged, match=r"no surroundings\.csv"):
+            judge(cause, folder)
     # The programs of assignment 4 have no watcher: its causes are not listed as missing.
-    assert cause not in dict(diagnose_folder(folder).not_judged)
+    assert not set(MACHINE_CAUSES) & set(dict(diagnose_folder(folder).not_judged))
 
 
 @pytest.mark.parametrize(
@@ -130,9 +126,8 @@ def test_without_surroundings_nothing_is_judged(cause, tmp_path):
 def test_healthy_surroundings_are_no_cause(run, changed, tmp_path):
     by_rank = [{"gpu_uuid": f"GPU-{rank}"} for rank in range(run.ranks)] if changed is GPU else ()
     folder = write(tmp_path, run, by_rank=by_rank, **changed)
-    found = diagnose_folder(folder)
-    machine = [verdict.cause for verdict in found.verdicts if verdict.cause in MACHINE_CAUSES]
-    assert machine == []
+    found = examined_for(case_of(folder), *MACHINE_CAUSES)
+    assert found.verdicts == ()
     judged = set(MACHINE_CAUSES) - set(dict(found.not_judged))
     assert judged >= set(MACHINE_CAUSES) - ({"nccl-settings"} if run.ranks == 1 else set())
 
@@ -157,32 +152,29 @@ def test_a_quota_that_is_used_up_is_named(tmp_path):
     assert "OMP_NUM_THREADS=1." in verdict.change
 
 
-def test_fewer_cores_than_threads_are_what_a_quota_can_take(tmp_path):
-    # Four threads on two cores never use more than two.
-    quota = {"cgroup_cpu_quota": 1.0, "interval_throttled_share": 1.0}
-    folder = write(tmp_path, threads=2, cores=2, core_list="0-1", **quota)
-    assert named("cpu-quota", folder).lost_share == pytest.approx(0.5)
+ONE_CORE = {"cgroup_cpu_quota": 1.0}
+TWO_CORES = {"cgroup_cpu_quota": 2.0, "interval_throttled_share": 0.5}
+FOUR_THREADS = {"threads": 2, "cores": 2, "core_list": "0-1", "interval_throttled_share": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("changed", "level", "lost"),
+    ("run", "changed", "level", "lost"),
     [
+        # Four threads on two cores never use more than two.
+        (MadeUp(), ONE_CORE | FOUR_THREADS, "high", 0.5),
         # Counted since the group was made: something else may have used it up.
-        ({"cgroup_cpu_quota": 1.0, "cgroup_throttled_share": 0.5}, "medium", 0.25),
-        ({"cgroup_cpu_quota": 1.0}, "low", 0.0),
+        (MadeUp(), ONE_CORE | {"cgroup_throttled_share": 0.5}, "medium", 0.25),
+        (MadeUp(), ONE_CORE, "low", 0.0),
         # Loader workers use it up: what that costs the ranks is not known.
-        ({"cgroup_cpu_quota": 2.0, "interval_throttled_share": 0.5}, "medium", 0.0),
-        ({"cgroup_cpu_quota": 2.0, "interval_throttled_share": 0.5, "threads": None}, "medium", 0),
+        (MadeUp(), TWO_CORES, "medium", 0.0),
+        (MadeUp(), TWO_CORES | {"threads": None}, "medium", 0),
+        # Threads of ranks on GPUs say nothing of the loss.
+        (ON_GPU, ONE_CORE | {"interval_throttled_share": 0.5}, "high", 0),
     ],
 )
-def test_what_is_not_known_of_a_quota_is_not_made_up(changed, level, lost, tmp_path):
-    verdict = named("cpu-quota", write(tmp_path, **changed))
+def test_what_is_not_known_of_a_quota_is_not_made_up(run, changed, level, lost, tmp_path):
+    verdict = named("cpu-quota", write(tmp_path, run, **changed))
     assert (verdict.confidence, verdict.lost_share) == (level, pytest.approx(lost))
-
-
-def test_threads_of_ranks_on_gpus_say_nothing_of_the_loss(tmp_path):
-    quota = {"cgroup_cpu_quota": 1.0, "interval_throttled_share": 0.5}
-    assert named("cpu-quota", write(tmp_path, ON_GPU, **quota)).lost_share == 0
 
 
 def test_emulated_hosts_share_a_quota_and_others_do_not(tmp_path):
@@ -252,12 +244,10 @@ def test_a_slow_interface_is_named_where_a_faster_is_up(tmp_path):
     assert "100,000 Mbit/s [surroundings.csv]" in verdict.evidence[1]
     assert verdict.change.startswith("export GLOO_SOCKET_IFNAME=ib0 on every host")
     assert verdict.confidence == "medium"
-
-
-def test_without_the_models_tables_a_slow_interface_costs_at_most_what_is_exposed(tmp_path):
-    folder = write(tmp_path, BUSY_LINK, by_rank=HOSTS, **SLOW_CARD)
-    (folder / "probes.csv").unlink()
+    (folder / "probes.csv").unlink()  # without the model's tables
     assert named("wrong-interface", folder).lost_share == pytest.approx(42 / 73.2 * 0.99)
+    change_table(folder, "surroundings.csv", interface_source="default route")  # a guess
+    assert named("wrong-interface", folder).confidence == "low"
 
 
 @pytest.mark.parametrize("setting", ["NCCL_IB_DISABLE=1", "NCCL_NET=Socket"])
@@ -283,11 +273,6 @@ def test_hosts_whose_fastest_interfaces_differ_are_told_so(tmp_path):
     verdict = named("wrong-interface", write(tmp_path, by_rank=by_rank, **SLOW_CARD))
     assert "on each host" in verdict.change
     assert "eth3, ib0" in verdict.change
-
-
-def test_a_guess_at_the_interface_is_believed_less(tmp_path):
-    changed = SLOW_CARD | {"interface_source": "default route"}
-    assert named("wrong-interface", write(tmp_path, by_rank=HOSTS, **changed)).confidence == "low"
 
 
 # Settings of the exchange.
@@ -440,7 +425,7 @@ def test_a_gpu_that_is_slower_than_its_like_is_said_where_its_rank_is_slow(tmp_p
     folder = write(tmp_path, run, by_rank=by_rank, **GPU)
     sentence = "Rank 1: its GPU runs at 1000 MHz, the other ranks' at 1500 MHz [surroundings.csv]."
     assert named("lowered-clocks", folder).evidence == (sentence,)
-    slow = next(v for v in diagnose_folder(folder).verdicts if v.cause == "slow-rank")
+    [slow] = examined_for(case_of(folder), "slow-rank").verdicts
     assert sentence in slow.evidence
 
 
@@ -574,7 +559,7 @@ def test_what_the_watcher_reads_here_is_read_back_and_judged(tmp_path):
     for name in ("cores", "dev_shm_bytes", "interval_s", "load_1min"):
         assert list(table[name]) == [row[name] for row in rows], name
     assert set(table["threads"]) == {torch.get_num_threads()}
-    found = dict(diagnose_folder(folder).not_judged)
+    found = dict(examined_for(case_of(folder), *MACHINE_CAUSES).not_judged)
     system_may_not_tell = {"wrong-interface", "cpu-quota", "lowered-clocks"}
     assert not set(MACHINE_CAUSES) & set(found) - system_may_not_tell
 

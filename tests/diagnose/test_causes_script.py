@@ -6,37 +6,27 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from scaling_evidence import MadeUp, as_watched, change_table, made_verdict, verdicts_on
+from scaling_evidence import MadeUp, as_watched, change_table, made_verdict, verdict_on, verdicts_on
 
 from common.tables import STACK_COLUMNS
 
 WAITING = "torch.distributed.distributed_c10d.barrier"
 
 
-@pytest.mark.parametrize("in_turn", [False, True])
-def test_a_collection_on_one_rank_stops_all(tmp_path: Path, in_turn: bool) -> None:
-    """Ranks collect for 10 ms of each step of 40: both at once, or now one and now the other."""
+@pytest.mark.parametrize(
+    ("between_ms", "collecting_ms", "lost"),
+    [
+        (0.0, 10.0, 0.25),  # both ranks at once
+        (0.0, lambda steps: 10.0 * ((steps["step"] + steps["rank"]) % 2), 0.25),  # in turns
+        (160.0, 160.0, 0.8),  # after each step
+    ],
+)
+def test_a_collection_on_one_rank_stops_all(tmp_path, between_ms, collecting_ms, lost) -> None:
     folder = as_watched(MadeUp(noise=0.0).write(tmp_path / "run"))
-    change_table(
-        folder,
-        step_time_ms=40.0,
-        between_time_ms=0.0,
-        collecting_time_ms=lambda steps: (
-            10.0 * ((steps["step"] + steps["rank"]) % 2 if in_turn else 1)
-        ),
-    )
-    verdict = verdicts_on(folder)["garbage-collection"]
-    assert verdict.lost_share == pytest.approx(0.25)
-    assert verdict.predicted_speedup / verdict.speedup_now == pytest.approx(4 / 3)
-
-
-def test_a_collection_between_steps_takes_no_more_than_all_of_the_time(tmp_path: Path) -> None:
-    """Both ranks collect for 160 ms after each step of 40."""
-    folder = as_watched(MadeUp(noise=0.0).write(tmp_path / "run"))
-    change_table(folder, step_time_ms=40.0, between_time_ms=160.0, collecting_time_ms=160.0)
-    verdict = verdicts_on(folder)["garbage-collection"]
-    assert verdict.lost_share == pytest.approx(0.8)
-    assert verdict.predicted_speedup / verdict.speedup_now == pytest.approx(5)
+    times_ms = {"between_time_ms": between_ms, "collecting_time_ms": collecting_ms}
+    verdict = verdict_on(change_table(folder, step_time_ms=40.0, **times_ms), "garbage-collection")
+    assert verdict.lost_share == pytest.approx(lost)
+    assert verdict.predicted_speedup / verdict.speedup_now == pytest.approx(1 / (1 - lost))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +53,7 @@ def test_work_between_steps_has_its_name_and_line(
     rows += [(1, "between", "/my code/train.py:40 main", WAITING, 60)] * (between_ms == (30, 31))
     stacks = pd.DataFrame(rows, columns=STACK_COLUMNS)
     stacks.to_csv(folder / "stacks.csv", index=False)
-    first, *_ = verdicts_on(folder).values()
+    first = verdict_on(folder, "evaluation-or-logging")
     assert first.title.startswith(title)
     latest = between_ms.index(max(between_ms))
     sentence = f"Between two steps of rank {latest} lie {max(between_ms)} ms"
@@ -81,7 +71,7 @@ def test_what_lies_between_steps_is_compared_with_what_lies_in_them_by_its_time(
 
 def test_a_script_that_compiles_in_each_step_has_none_to_compare_with(tmp_path: Path) -> None:
     folder = as_watched(MadeUp().write(tmp_path / "run"))
-    verdict = verdicts_on(change_table(folder, recompilations=1))["recompilation"]
+    verdict = verdict_on(change_table(folder, recompilations=1), "recompilation")
     assert "30 graphs" in verdict.evidence[0]
     assert "nan" not in verdict.evidence[0]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from bundle_support import write_bundle
-from command_line import ddplab, refused
+from command_line import answered, ddplab, refused
 from interruptible import start_interruptible
 
 from common.cli.diagnose import split_script
@@ -26,23 +26,17 @@ ROOT = project_root()
 RECORDED = ROOT / "data" / "xeon-2-cores" / "study-diagnosis" / "slow-rank-seen"
 
 
-def test_a_bundle_is_diagnosed_and_the_results_lie_beside_it(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "b")
-    done = ddplab("diagnose", bundle)
-    assert done.status == 0, done.stderr
-    assert "2 ranks, 1,103 samples/s" in done.stdout  # 16 samples in the median step of 14.5 ms
-    assert json.loads((bundle / "diagnosis.json").read_text())["name"] == "train.py (b)"
-    assert "<title>" in (bundle / "diagnosis.html").read_text()
-
-
-def test_what_is_found_in_a_packed_bundle_lies_beside_it(tmp_path: Path) -> None:
+def test_what_is_found_lies_in_a_bundle_and_beside_a_packed_one(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "b")
     with tarfile.open(tmp_path / "job.tar.gz", "w:gz") as archive:
         archive.add(bundle, "b")
-    done = ddplab("diagnose", tmp_path / "job.tar.gz")
-    assert done.status == 0, done.stderr
+    packed = answered("diagnose", tmp_path / "job.tar.gz")
     assert (tmp_path / "job-diagnosis" / "diagnosis.html").is_file()
     assert not (bundle / "diagnosis.html").exists()
+    for stdout in (packed, answered("diagnose", bundle)):
+        assert "2 ranks, 1,103 samples/s" in stdout  # 16 samples in the median step of 14.5 ms
+    assert json.loads((bundle / "diagnosis.json").read_text())["name"] == "train.py (b)"
+    assert "<title>" in (bundle / "diagnosis.html").read_text()
 
 
 def test_a_run_of_assignment_4_is_diagnosed_too(tmp_path: Path) -> None:

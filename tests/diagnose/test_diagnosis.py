@@ -14,6 +14,7 @@ from scaling_evidence import (
     case_of,
     change_table,
     made_verdict,
+    verdict_on,
     verdicts_on,
 )
 
@@ -92,7 +93,7 @@ def test_noise_alone_is_no_cause(seed, tmp_path):
     assert "efficiency" in diagnosis.summary
     # Two ranks are 1.34 times as fast as one: then nothing found does not mean nothing wrong.
     assert not diagnosis.healthy
-    told = "\n".join(diagnosis_lines(tmp_path / "run"))
+    told = "\n".join(lines_of(diagnosis))
     assert "No limiting cause found" not in told
     assert "spends most on communication" in told
 
@@ -142,7 +143,7 @@ BEYOND_MODEL = (
 @pytest.mark.parametrize("run", [MadeUp(**SLOW_LINK), MadeUp(**SLOW_LINK, batch=5), BEYOND_MODEL])
 def test_the_smallest_batch_and_accumulation_that_hide_an_exchange_are_named(run, tmp_path):
     folder = run.write(tmp_path / "run") if isinstance(run, MadeUp) else run
-    verdict = verdicts_on(folder)["batch-too-small"]
+    verdict = verdict_on(folder, "batch-too-small")
     model = model_from_evidence(open_evidence(folder))
     predicted = 1 - predict(model).exchange_efficiency
     # What was measured has to come down, not what is predicted.
@@ -170,7 +171,7 @@ def test_the_smallest_batch_and_accumulation_that_hide_an_exchange_are_named(run
 def test_where_only_accumulation_hides_an_exchange_only_that_is_named(tmp_path):
     # A pass takes as long whatever its batch: a larger one hides no more.
     run = MadeUp(**SLOW_LINK, fixed_share=1.0)
-    verdict = verdicts_on(run.write(tmp_path / "run"))["batch-too-small"]
+    verdict = verdict_on(run.write(tmp_path / "run"), "batch-too-small")
     assert verdict.change.startswith("--accumulation ")
     assert "--batch-size" not in verdict.change
     assert "micro-batches a step in place of 1" in verdict.evidence[-1]
@@ -243,7 +244,7 @@ def test_without_a_table_its_causes_are_listed_as_not_judged(tmp_path):
     assert "no probes.csv" in reasons["oversubscribed-cores"]
     assert "no buckets.csv" in reasons["bucket-cap"]
     assert "no facts.csv" in reasons["mixed-configurations"]
-    assert any("no buckets.csv" in line for line in diagnosis_lines(folder))
+    assert any("no buckets.csv" in line for line in lines_of(diagnosis))
 
 
 def test_validity_comes_before_speed_and_then_what_costs_most(tmp_path):
@@ -313,7 +314,7 @@ def test_a_loader_that_is_slow_on_one_rank_can_be_as_quick_as_the_others(tmp_pat
         waiting_time_ms=lambda steps: steps["waiting_time_ms"] + 20.0 * (1 - steps["rank"]),
         step_time_ms=lambda steps: steps["step_time_ms"] + 20.0,
     )
-    verdict, steps = verdicts_on(folder)["data-loading"], pd.read_csv(folder / "steps.csv")
+    verdict, steps = verdict_on(folder, "data-loading"), pd.read_csv(folder / "steps.csv")
     slowest = steps[~steps["warmup"]].groupby(["round", "epoch", "step"])["step_time_ms"].max()
     assert verdict.lost_share == pytest.approx(20.0 / slowest.mean(), rel=0.02)
 

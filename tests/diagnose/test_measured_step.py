@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from scaling_evidence import MIB, MadeUp
+from scaling_evidence import MIB, MadeUp, case_of, examined_for
 
 from common.benchmarks.scaling.verify_changes import one_rank_step_s, predictions
 from common.diagnose.changes import open_changes
-from common.diagnose.diagnosis import diagnose_folder
 from common.diagnose.evidence.case import PREDICTION_ERROR
 from common.diagnose.evidence.evidence import open_evidence
 from common.diagnose.evidence.measured_step import model_from_evidence
@@ -84,7 +83,7 @@ def test_all_reduces_of_other_ranks_than_the_steps_predict_nothing(tmp_path, mea
     pd.concat(everywhere).to_csv(table, index=False)
     with pytest.raises(UserError, match=f"measured on {measured_on} ranks, the steps .* on 2"):
         model_of(folder)
-    not_judged = dict(diagnose_folder(folder).not_judged)
+    not_judged = dict(examined_for(case_of(folder), "bucket-cap").not_judged)
     assert f"measured on {measured_on} ranks" in not_judged["bucket-cap"]
 
 

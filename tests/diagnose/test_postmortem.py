@@ -209,16 +209,12 @@ def span(category: str, name: str, start: int, length: int, thread: int) -> dict
 
 def test_the_rank_that_communicates_least_keeps_the_others_waiting(tmp_path: Path) -> None:
     traces(tmp_path, *SLOW_SECOND)
-    found = verdict(tmp_path, "slow-rank")
-    assert found.title == "rank 1 keeps the others waiting"
+    [found] = verdicts(tmp_path).values()  # a tenth of communication is not much
+    assert (found.cause, found.title) == ("slow-rank", "rank 1 keeps the others waiting")
     assert found.lost_share == pytest.approx(0.5)
     assert "2.25 times as long" in found.evidence[0]
     assert found.evidence[1].startswith("It is computation: 50 ms more")
     assert found.confidence == "high"
-    assert [*verdicts(tmp_path)] == ["slow-rank"]  # a tenth of communication is not much
-
-
-def test_a_rank_that_idles_is_told_from_one_that_computes(tmp_path: Path) -> None:
     traces(tmp_path, (40_000, 60_000), (40_000, 10_000))
     assert verdict(tmp_path, "slow-rank").evidence[1].startswith("It is idle: 50 ms more")
 
@@ -280,7 +276,7 @@ def test_ranks_without_a_step_in_common_are_not_compared(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_of_a_trace_that_breaks_off_the_steps_before_are_judged(tmp_path: Path, packed) -> None:
-    path, _ = traces(tmp_path, *SLOW_SECOND, steps=400, gpu=False)
+    path, _ = traces(tmp_path, *SLOW_SECOND, steps=200, gpu=False)
     octets = path.read_bytes() if packed else gzip.decompress(path.read_bytes())
     if not packed:
         path.unlink()
@@ -292,11 +288,11 @@ def test_of_a_trace_that_breaks_off_the_steps_before_are_judged(tmp_path: Path, 
     assert "50 ms more" in found.evidence[1]  # as in the whole trace
     [note] = opened.job.notes
     assert note.startswith(f"{path.name}: a trace of torch.profiler that breaks off after")
-    assert int(note.split(";")[1].split()[0]) == pytest.approx(300, abs=40)
+    assert int(note.split(";")[1].split()[0]) == pytest.approx(150, abs=25)
 
 
 def test_of_a_gpus_trace_that_breaks_off_nothing_is_judged(tmp_path: Path) -> None:
-    _, path = traces(tmp_path, (40_000, 60_000), (40_000, 60_000), steps=400)
+    _, path = traces(tmp_path, (40_000, 60_000), (40_000, 60_000), steps=100)
     path.write_bytes(path.read_bytes()[:-200])
     opened = open_postmortem(tmp_path)
     assert set(opened.job.steps["rank"]) == {0}

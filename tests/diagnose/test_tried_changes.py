@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from scaling_evidence import MadeUp, as_watched, case_of, change_table, verdicts_on
+from scaling_evidence import MadeUp, as_watched, case_of, change_table, verdict_on, verdicts_on
 
 from common.diagnose.causes.trials import tried_changes
 from common.diagnose.diagnosis import examine_case, lines_of
@@ -114,7 +114,7 @@ def test_loading_that_workers_do_not_shorten_has_low_confidence(
 ) -> None:
     load_longer(case)
     case = with_trials(case.run.folder, {AS_IT_LOADS: 40.0, WORKERS: tried_ms}, rounds, spread)
-    verdict = verdicts_on(case)["data-loading"]
+    verdict = verdict_on(case, "data-loading")
     assert (verdict.confidence == "low") == is_low
     if not spread:  # it comes after what surely costs time
         assert (verdict.sure_share == 0.0) == is_low
@@ -150,14 +150,15 @@ def test_a_run_without_trials_says_nothing_of_them(case: Case) -> None:
 def test_a_trial_that_gains_shows_a_cause_that_nothing_else_does(case: Case) -> None:
     folder = change_table(case.run.folder, "placement.csv", threads=4, cores=2)
     times = {AS_IT_IS: 30.0, ("threads", "a thread for each core"): 24.0}
-    verdict = verdicts_on(with_trials(folder, times))["oversubscribed-cores"]
+    verdict = verdict_on(with_trials(folder, times), "oversubscribed-cores")
     # A fifth is saved of the passes, three quarters of a step, and of an update of 1 ms in 40.
     assert verdict.lost_share == pytest.approx(0.775 * 0.2)
     assert verdict.predicted_speedup == pytest.approx(verdict.speedup_now / (1 - 0.775 * 0.2))
     # Of five rounds an interval is not sure enough; a gain of a twentieth may be chance.
     for times_ms, rounds in ((24.0, 5), (28.5, 6)):
         times["threads", "a thread for each core"] = times_ms
-        assert "oversubscribed-cores" not in verdicts_on(with_trials(folder, times, rounds))
+        tried = with_trials(folder, times, rounds)
+        assert verdict_on(tried, "oversubscribed-cores") is None
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_ranks_that_share_cores_gain_what_cores_of_their_own_gained(
     """Two ranks hinder each other on two cores, too: alone each is faster than it will be."""
     threads = ("threads", "a thread for each core of a rank")
     times = {AS_IT_IS: 30.0, AFFINITY: affinity_ms, threads: threads_ms}
-    verdict = verdicts_on(with_trials(one_core, times))["oversubscribed-cores"]
+    verdict = verdict_on(with_trials(one_core, times), "oversubscribed-cores")
     steps = pd.read_csv(one_core / "steps.csv")
     shortened = ["forward_time_ms", "whole_backward_time_ms", "optimizer_time_ms"]
     if affinity_ms < threads_ms:
@@ -196,14 +197,15 @@ def test_ranks_that_share_cores_gain_what_cores_of_their_own_gained(
 
 
 def test_sharing_cores_that_no_trial_mends_has_low_confidence(one_core: Path) -> None:
-    assert verdicts_on(one_core)["oversubscribed-cores"].confidence == "high"
+    assert verdict_on(one_core, "oversubscribed-cores").confidence == "high"
     case = with_trials(one_core, {AS_IT_IS: 30.0, AFFINITY: 30.5})
-    assert verdicts_on(case)["oversubscribed-cores"].confidence == "low"
+    assert verdict_on(case, "oversubscribed-cores").confidence == "low"
 
 
 def test_a_trial_with_another_batch_shows_no_cause(case: Case) -> None:
     times = {AS_IT_IS: 30.0, ("no_sync", "no_sync() of 2 passes"): 15.0}
-    assert "needless-synchronisation" not in verdicts_on(with_trials(case.run.folder, times))
+    tried = with_trials(case.run.folder, times)
+    assert verdict_on(tried, "needless-synchronisation") is None
 
 
 def _with_search(case: Case) -> Path:
@@ -222,7 +224,7 @@ def test_a_trial_decides_what_a_needless_search_costs(
     case: Case, pass_ms: float, confidence: str, lost: float
 ) -> None:
     case = with_trials(_with_search(case), {AS_IT_IS: 30.0, SEARCHING: pass_ms})
-    verdict = verdicts_on(case)["needless-search"]
+    verdict = verdict_on(case, "needless-search")
     assert verdict.confidence == confidence
     assert verdict.lost_share == pytest.approx(lost)
     if lost:
@@ -247,7 +249,7 @@ def test_the_luckiest_of_several_trials_does_not_come_before_a_cause_that_is_see
 
 def test_a_needless_search_that_nobody_tried_to_leave_out_is_a_guess(case: Case) -> None:
     (_with_search(case) / "trials.csv").unlink()
-    assert verdicts_on(case.run.folder)["needless-search"].confidence == "low"
+    assert verdict_on(case.run.folder, "needless-search").confidence == "low"
 
 
 @pytest.fixture
@@ -266,24 +268,24 @@ def late_bucket(tmp_path: Path) -> Path:
     )
 
 
-def verdicts_of_cap(folder: Path, tried_ms: float, rounds: int) -> dict[str, Verdict]:
-    """Returns the verdicts by cause, where a cap made 30 ms of ``tried_ms`` in so many rounds."""
+def verdict_of_cap(folder: Path, tried_ms: float, rounds: int) -> Verdict | None:
+    """Returns the verdict on caps, one of which made 30 ms of ``tried_ms`` in so many rounds."""
     times = {AS_IT_IS: 30.0, ("bucket_cap_mb", "bucket_cap_mb=0.5"): tried_ms}
-    return verdicts_on(with_trials(folder, times, rounds))
+    return verdict_on(with_trials(folder, times, rounds), "bucket-cap")
 
 
 @pytest.mark.parametrize(("rounds", "named"), [(5, True), (6, False)])
 def test_a_cap_that_surely_costs_time_is_no_remedy(
     late_bucket: Path, rounds: int, named: bool
 ) -> None:
-    assert ("bucket-cap" in verdicts_of_cap(late_bucket, 31.5, rounds)) == named
+    assert (verdict_of_cap(late_bucket, 31.5, rounds) is not None) == named
 
 
 @pytest.mark.parametrize(("tried_ms", "rounds", "is_low"), [(29.9, 6, True), (29.9, 5, False)])
 def test_a_predicted_gain_that_its_trial_does_not_show_has_low_confidence(
     late_bucket: Path, tried_ms: float, rounds: int, is_low: bool
 ) -> None:
-    verdict = verdicts_of_cap(late_bucket, tried_ms, rounds)["bucket-cap"]
+    verdict = verdict_of_cap(late_bucket, tried_ms, rounds)
     assert (verdict.confidence == "low") == is_low
     # Enough rounds decide what the remedy, here the tried cap, brings; fewer leave it to the model.
     as_tried = pytest.approx(1 / (1 - 0.1 / 30), rel=1e-6)  # passes are all of these steps

@@ -234,7 +234,6 @@ RANKS = (
         NOTHING_IS_SHARDED,
         DIVIDED,
         "a parameter has no owner",
-        is_quick=True,
     ),
     Forgery(
         "an optimizer that shards nothing, and sends as if it did",
@@ -242,6 +241,7 @@ RANKS = (
         SAID_TO_BE_SHARDED,
         IN_MEMORY,
         "states take 2.0 times those of one",
+        is_quick=True,
     ),
     Forgery(
         "weights that stay whole",
@@ -249,7 +249,6 @@ RANKS = (
         NOTHING_IS_FREED,
         FREED,
         "all keep|stay whole|blocks at a time|gathered ahead",
-        is_quick=True,
     ),
     Forgery(
         "attention is torch's, by its operator",

@@ -56,7 +56,8 @@ def on_a_cluster(kind: type[ClusterTab | PlanTab]) -> tuple[Tab, Callable[[], No
     tab = kind(named_model("gpt2-pico"))
     with tab.quietly():
         tab.choices["cluster"].value = "rtx4090-pcie"
-        tab.sliders["gpus"].index = 0
+        for slider in tab.sliders.values():
+            slider.index = 0
     tab.update()
     return tab, lambda: tab.choices["cluster"].set_trait("value", "v100-dgx1")
 

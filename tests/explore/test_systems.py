@@ -47,7 +47,7 @@ def asked(line: str) -> str:
     return answered(*words[3:])
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("place", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_the_command_finds_the_same_best_cap_for_a_run(
     systems: dict[str, System], place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +95,12 @@ def test_the_command_takes_a_latency_where_one_curve_was_measured(
 
 
 @pytest.mark.parametrize(
-    "moved", [{}, {"ranks": 512}, {"compute": 0.8}, {"contention": 2.0}, {"compute": 5.0}], ids=str
+    "moved",
+    [
+        *({"ranks": 512, "compute": 0.8}, {"contention": 2.0}),
+        *(pytest.param({"compute": much}, marks=pytest.mark.slow) for much in (1.0, 5.0)),
+    ],
+    ids=str,
 )
 def test_the_command_finds_the_same_for_a_cluster(moved: dict, tmp_path: Path) -> None:
     system = on_cluster("h100-a3mega", named_model(DEFAULT_MODEL))

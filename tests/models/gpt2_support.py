@@ -35,12 +35,12 @@ def randomised(model: nn.Module) -> nn.Module:
     return model
 
 
-def transformers_model(attention: str = "eager", **settings: object) -> GPT2LMHeadModel:
+def transformers_model(**settings: object) -> GPT2LMHeadModel:
     """Makes a small model of transformers without dropout whose every weight is random."""
     torch.manual_seed(0)
     small = {"vocab_size": 50, "n_positions": 24, "n_embd": 16, "n_head": 2, "n_layer": 2}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    config = TheirConfig(**small | dropout | settings, attn_implementation=attention)
+    config = TheirConfig(**small | dropout | settings, attn_implementation="eager")
     return randomised(GPT2LMHeadModel(config))
 
 

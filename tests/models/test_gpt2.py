@@ -20,11 +20,10 @@ SHAPES = {
 }
 
 
-@pytest.fixture(params=[(shape, how) for shape in SHAPES for how in ("eager", "sdpa")], ids=str)
+@pytest.fixture(params=SHAPES)
 def pair(request) -> tuple[GPT2LMHeadModel, GPT2, torch.Tensor]:
     """Makes their model, ours with the same weights, and tokens of the longest length."""
-    shape, attention = request.param
-    theirs = transformers_model(attention, **SHAPES[shape])
+    theirs = transformers_model(**SHAPES[request.param])
     tokens = torch.randint(theirs.config.vocab_size, (3, LENGTH))
     return theirs, of_transformers(theirs), tokens
 

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group.process_group import process_group
 from common.training.parallel import gather_ahead
 
@@ -102,7 +102,7 @@ with process_group("cpu") as worker:
         for _ in range(1 + PROFILED_STEPS):
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 module(input_ids=tokens, labels=labels, use_cache=False).loss.backward()
-            above.append(max(itertools.accumulate(private.memory_changes(profiler))))
+            above.append(max(itertools.accumulate(torch_internals.memory_changes(profiler))))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         states = [value for state in optimizer.state.values() for value in state.values()]

@@ -1,6 +1,6 @@
 """What real DDP and ``fully_shard`` hold on two ranks: one JSON line a case, from rank 0.
 
-Arguments: precision and strategy of each case, such as ``float32:DDP``.
+Arguments: precision, strategy and model of each case, such as ``float32:DDP:gpt2-nano``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from common.benchmarks.one_device.memory_tracker import empty_batch
 from common.perfmodel.one_device.workload import Workload
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group.process_group import process_group
 from common.training.config import TrainingConfig
 from common.training.parallel import block_precision
@@ -52,12 +52,13 @@ def highest_above(step: TrainingStep, tokens: torch.Tensor, targets: torch.Tenso
     """Measures the most bytes allocated at once in both passes, above those before them."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step.forward(tokens, targets).backward()
-    return max(itertools.accumulate(private.memory_changes(profiler)))
+    return max(itertools.accumulate(torch_internals.memory_changes(profiler)))
 
 
 with process_group("cpu") as worker:
-    for precision, strategy in (case.split(":") for case in sys.argv[1:]):
-        workload = replace(WORKLOAD, precision=precision)
+    for case in sys.argv[1:]:
+        precision, strategy, name = case.split(":")
+        workload = replace(WORKLOAD, precision=precision, model=name)
         model = parallel(strategy, precision, build_model(workload, worker.device))
         step = TrainingStep(workload, worker.device, model=model, shard_states=strategy == "ZERO1")
         batches = itertools.repeat(empty_batch(workload, worker.device))
@@ -78,7 +79,7 @@ with process_group("cpu") as worker:
         most = torch.tensor(local_bytes(states))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         found = {
-            **{"strategy": strategy, "precision": precision, "states": most.item()},
+            **{"case": case, "states": most.item()},
             **{"parameters": parameters, "gradients": gradients},
         }
         found["peak"] = parameters + found["states"] + buckets + min(above)

@@ -18,7 +18,7 @@ from common.perfmodel.cluster.clusters import (
     load_cluster,
 )
 from common.perfmodel.cluster.job import Job
-from common.perfmodel.cluster.judged_table import expected, judge_rows
+from common.perfmodel.cluster.judged_table import judge_rows, nccl_models
 from common.perfmodel.cluster.scale_out import OTHERS, STRATEGIES, predict_scale_out
 from common.perfmodel.one_device.peaks import known_peak
 from common.perfmodel.printed.collectives import READ, PrintedCollective
@@ -91,7 +91,7 @@ def test_every_cluster_predicts_every_strategy_on_any_part_of_its_nodes(name: st
     for gpus in range(2, nodes * cluster.gpus_per_node + 1, nodes):
         for collective in READ:
             table = PrintedCollective(collective, gpus, (2.0**20, 2.0**30), (1.0, 1.0))
-            for model in expected(cluster, table, nodes):
+            for model in nccl_models(cluster, table, nodes):
                 assert 0 < model.time_s(2**20) < model.time_s(2**30)
 
 

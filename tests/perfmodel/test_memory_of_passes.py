@@ -133,7 +133,9 @@ def saved_bytes(module: nn.Module, loss: Callable, batch: list[torch.Tensor], ha
     return sum(sizes.values())
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "half", [False, pytest.param(True, marks=slow)], ids=["float32", "bfloat16"]
+)
 @pytest.mark.parametrize(
     ("values", "fused"),
     [

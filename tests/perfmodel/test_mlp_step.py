@@ -20,6 +20,8 @@ from common.perfmodel.scaling.published_mlp import (
 
 DEFAULTS = (4096, 4096, 3, 2048)
 SMALL = (24, 40, 3, 16)
+ASSUMED = ((0, 900e9), (100e-6, 900e9), (40e-6, 700e9), (40e-6, 1e15))
+"""Latencies and memory's bandwidths, one of them moved at a time."""
 ONE = fit_one_device(Mlp.of(*DEFAULTS), {256: 7.6e-3, 4096: 99.77e-3})
 
 
@@ -87,7 +89,8 @@ def test_with_the_slowdown_others_measured_the_bandwidth_alone_is_enough(
 
 
 @pytest.mark.parametrize(
-    ("alpha_s", "memory_bytes_per_s"), [(0, 900e9), (100e-6, 900e9), (40e-6, 700e9), (40e-6, 1e15)]
+    ("alpha_s", "memory_bytes_per_s"),
+    [(0, 700e9), *(pytest.param(*case, marks=pytest.mark.slow) for case in ASSUMED)],
 )
 def test_what_had_to_be_assumed_hardly_moves_the_bandwidth(
     published: Explanation, alpha_s: float, memory_bytes_per_s: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -239,17 +238,6 @@ def test_a_reduce_scatter_and_an_all_gather_make_an_all_reduce(gpus) -> None:
         assert both == pytest.approx(whole[name].latency_s + base_us * 1e-6)
         inverse = sum(1 / half[name].bandwidth_bytes_per_s for half in halves)
         assert inverse == pytest.approx(1 / whole[name].bandwidth_bytes_per_s)
-
-
-def test_a_search_over_caps_and_cluster_sizes_is_cheap() -> None:
-    # 200 caps on 12 sizes of cluster are 2,400 calls with the buckets of one bucketing each
-    buckets = np.linspace(1, 100, 60) * MIB
-    start = time.process_time()
-    for gpus in (8 * 2**power for power in range(12)):
-        model = NcclAllReduce(H100, gpus)
-        for _ in range(200):
-            model.time_s(buckets)
-    assert time.process_time() - start < 1.0
 
 
 def test_a_soft_minimum_is_below_both_and_near_the_smaller() -> None:

@@ -17,17 +17,17 @@ from common.perfmodel.one_device.workload import Workload
 from common.runtime.paths import project_root
 
 MIB = 2**20
-NANO = Workload("gpt2-nano", 4, 128, optimizer_implementation="fused")
+PICO = Workload("gpt2-pico", 4, 64, optimizer_implementation="fused")
 OPTIONS = {
     "plain": {},
-    "eager attention": {"attention": "eager", "seq_len": 256},
+    "eager attention": {"attention": "eager", "seq_len": 128},
     "checkpointing": {"activation_checkpointing": True},
     "both": {"attention": "eager", "activation_checkpointing": True},
     "bfloat16": {"precision": "bfloat16"},
     "bfloat16, eager": {"precision": "bfloat16", "attention": "eager"},
     "loss in pieces": {"loss_chunks": 16, "batch_size": 8},
     "bfloat16 loss in pieces": {"loss_chunks": 16, "precision": "bfloat16"},
-    "pieces, eager": {"loss_chunks": 16, "attention": "eager", "seq_len": 256},
+    "pieces, eager": {"loss_chunks": 16, "attention": "eager", "seq_len": 128},
     "pieces, checkpointing": {"loss_chunks": 16, "activation_checkpointing": True},
     "accumulation": {"gradient_accumulation": 2},
     "small batch": {"batch_size": 1, "seq_len": 32},
@@ -37,26 +37,26 @@ OPTIONS = {
     "padded vocabulary": {"vocab_multiple": 1000},
 }
 
-QUICK = {"plain", "checkpointing", "loss in pieces"}
+QUICK = {"plain", "checkpointing"}
 """All others are also tracked one by one, hardly change what is held, or are held elsewhere."""
+slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in OPTIONS],
+    [pytest.param(name, marks=[slow] * (name not in QUICK)) for name in OPTIONS],
 )
 def test_the_peak_is_the_trackers(name):
-    workload = replace(NANO, **OPTIONS[name])
+    workload = replace(PICO, **OPTIONS[name])
     tracked = track_step(workload)
     assert predict_memory(workload).peak_bytes == pytest.approx(tracked.total_bytes, rel=0.005)
 
 
-# A step in bfloat16 takes half a minute on processors without instructions for it.
 @pytest.mark.parametrize(
-    "name", ["both", pytest.param("bfloat16", marks=pytest.mark.slow), "loss in pieces"]
+    "name", [*(pytest.param(name, marks=slow) for name in ("both", "bfloat16")), "loss in pieces"]
 )
 def test_the_peak_is_the_allocators_in_a_real_step(name):
-    workload = replace(NANO, **OPTIONS[name])
+    workload = replace(PICO, **OPTIONS[name])
     peak = measure_peak(workload, torch.device("cpu"))
     assert predict_memory(workload).peak_bytes == pytest.approx(peak.allocated_bytes, rel=0.005)
     assert peak.reserved_bytes is None
@@ -68,7 +68,7 @@ def test_the_peak_is_the_allocators_in_a_real_step(name):
     ids=str,
 )
 def test_every_layer_keeps_what_is_predicted_to_the_byte(options):
-    workload = replace(NANO, **options)
+    workload = replace(PICO, **options)
     seen = saved_by_layer(workload).set_index("layer")["saved_bytes"].to_dict()
     predicted = saved_per_layer(workload)
     head = predicted.pop("head and loss"), seen.pop("head and loss")
@@ -150,4 +150,4 @@ def test_padding_of_the_vocabulary_is_in_the_model_but_no_token():
 
 def test_a_compiled_step_is_refused_in_one_line():
     with pytest.raises(UserError, match="leave out --compile"):
-        track_step(replace(NANO, compile=True))
+        track_step(replace(PICO, compile=True))

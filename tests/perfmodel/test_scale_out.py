@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,6 @@ from common.perfmodel.architectures.architecture import Architecture, Layer, Ten
 from common.perfmodel.architectures.published_sizes import architecture_of
 from common.perfmodel.cluster import steps
 from common.perfmodel.cluster.assumptions import NETWORK_SPEED, Assumptions, Range
-from common.perfmodel.cluster.cap_grid import Circumstances, cap_rows, simulate_grid
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.computed_profile import computed_profile
 from common.perfmodel.cluster.job import Job
@@ -28,7 +26,6 @@ from common.perfmodel.cluster.scale_out import (
     predict_scale_out,
     stated_assumptions,
 )
-from common.perfmodel.cluster.steps import default_caps_mib
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.model import DdpModel
@@ -232,19 +229,6 @@ def test_numbers_of_gpus_that_cannot_be_are_refused(text):
 def test_questions_without_an_answer_are_refused(changes, gpus, words):
     with refused(*words):
         predict_scale_out(**{"job": JOB, "cluster": H100, "gpus": gpus} | changes)
-
-
-def test_200_caps_on_12_sizes_of_a_cluster_take_less_than_a_second():
-    config = Workload(model="gpt2-xl").config
-    began = time.process_time()
-    profile = computed_profile(config.architecture(1024), 8, 4e14)
-    networks = [NcclAllReduce(H100, 8 << power) for power in range(12)]
-    rows = cap_rows(profile, default_caps_mib(profile.total_bytes, 200))
-    twelve = np.arange(12)
-    cases = Circumstances(np.ones(12), twelve, np.ones(12), np.full(12, 1.19))
-    grid = simulate_grid(profile, networks, rows, cases)
-    assert time.process_time() - began < 1
-    assert grid.total_s.shape == (len(rows), 12)
 
 
 @pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD"])

@@ -33,9 +33,6 @@ def small_profiles(draw):
     return make_profile(sizes, np.cumsum(gaps), tail_s=draw(multiples(0, 1)))
 
 
-cases = given(small_profiles(), networks(), st.sampled_from([DdpCosts(), COSTS]))
-
-
 def every_cap(profile, network, costs) -> dict[int, float]:
     """Simulates T of each cap in bytes, up to one that holds all gradients."""
     return {
@@ -44,46 +41,31 @@ def every_cap(profile, network, costs) -> dict[int, float]:
     }
 
 
-@cases
-def test_the_best_cap_is_the_best_of_all_caps(profile, network, costs):
+@given(small_profiles(), networks(), st.sampled_from([DdpCosts(), COSTS]))
+def test_the_search_finds_what_trying_every_cap_finds(profile, network, costs):
     best = DdpModel(profile, network, costs=costs).best_cap()
     times = every_cap(profile, network, costs)
+    sizes = profile.sizes_bytes.tolist()
     assert best.total_s == pytest.approx(min(times.values()))
     # The cap itself, in MiB as DDP takes it, gives that time, and it is a searched cap.
     chosen = DdpModel(profile, network, costs=costs).at_cap(best.cap_mib)
     assert chosen.total_s == best.total_s == best.predicted_s(best.cap_mib)
     # Of caps that are equally good a larger one is taken: fewer all-reduces.
-    ties = [cap for cap, total in times.items() if total == best.total_s]
-    assert assign_buckets(profile.sizes_bytes.tolist(), int(best.cap_mib * MIB)) == assign_buckets(
-        profile.sizes_bytes.tolist(), max(ties)
-    )
-
-
-@cases
-def test_candidates_are_all_bucketings_and_each_cap_is_in_one(profile, network, costs):
-    best = DdpModel(profile, network, costs=costs).best_cap()
-    times = every_cap(profile, network, costs)
-    sizes = profile.sizes_bytes.tolist()
+    largest = max(cap for cap, total in times.items() if total == best.total_s)
+    assert assign_buckets(sizes, int(best.cap_mib * MIB)) == assign_buckets(sizes, largest)
     owners = []
     for cap, total in times.items():
         (owner,) = (c for c in best.candidates if c.contains(cap / MIB))
         owners.append(best.candidates.index(owner))
         assert owner.total_s == best.predicted_s(cap / MIB) == total
         assert owner.num_buckets == len(assign_buckets(sizes, cap))
+        near = any(low <= cap / MIB <= high for low, high in best.near_mib)
+        assert near == (total <= best.total_s * 1.01)
     # In ascending order, none of them empty, and no two with the same buckets.
     assert sorted(owners) == owners
     assert set(owners) == set(range(len(best.candidates)))
     different = {str(assign_buckets(sizes, cap)) for cap in times}
     assert len(best.candidates) == len(different)
-
-
-@cases
-def test_near_intervals_are_the_caps_within_one_per_cent_and_no_others(profile, network, costs):
-    best = DdpModel(profile, network, costs=costs).best_cap()
-    times = every_cap(profile, network, costs)
-    for cap, total in times.items():
-        inside = any(low <= cap / MIB <= high for low, high in best.near_mib)
-        assert inside == (total <= best.total_s * 1.01)
     # The intervals ascend and are maximal: between two of them lies a cap that is not near.
     for (_, high), (low, _) in pairwise(best.near_mib):
         assert any(high * MIB < cap < low * MIB for cap in times)

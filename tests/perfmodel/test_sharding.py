@@ -13,22 +13,21 @@ from common.perfmodel.one_device.sharding import STRATEGIES, Sharding, whole_ten
 from common.perfmodel.one_device.workload import Workload
 
 WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")  # the worker's
-QUICK = ("float32:DDP", "float32:FULL_SHARD")
+QUICK = ("float32:DDP:gpt2-pico", "float32:FULL_SHARD:gpt2-pico")
 OTHERS = (
-    *("float32:ZERO1", "float32:SHARD_GRAD_OP"),
-    # Half a minute on processors without instructions for bfloat16.
-    *("bfloat16:SHARD_GRAD_OP", "bfloat16:FULL_SHARD"),
+    *("float32:ZERO1:gpt2-nano", "float32:SHARD_GRAD_OP:gpt2-nano"),
+    *("bfloat16:SHARD_GRAD_OP:gpt2-nano", "bfloat16:FULL_SHARD:gpt2-nano"),
 )
 
 
 @pytest.fixture(scope="module")
 def seen(rank_server, slow_chosen) -> dict[str, dict]:
-    """Returns what rank 0 of 2 held, by precision and strategy."""
+    """Returns what rank 0 of 2 held, by case."""
     worker = Path(__file__).with_name("sharding_worker.py")
     cases = (*QUICK, *OTHERS) if slow_chosen else QUICK
     done = rank_server.run(worker, *cases, ranks=2, timeout_s=300)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    return {f"{line['precision']}:{line['strategy']}": line for line in done.lines()}
+    return {line["case"]: line for line in done.lines()}
 
 
 @pytest.mark.two_ranks
@@ -36,8 +35,9 @@ def seen(rank_server, slow_chosen) -> dict[str, dict]:
     "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
 )
 def test_a_rank_holds_what_is_predicted(seen, case):
-    precision, strategy = case.split(":")
-    prediction = predict_memory(replace(WORKLOAD, precision=precision), Sharding(strategy, 2))
+    precision, strategy, model = case.split(":")
+    workload = replace(WORKLOAD, precision=precision, model=model)
+    prediction = predict_memory(workload, Sharding(strategy, 2))
     update, found = prediction.at("update").components, seen[case]
     assert update["parameters"] == found["parameters"]
     assert update["gradients"] == found["gradients"]

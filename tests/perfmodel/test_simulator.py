@@ -55,25 +55,9 @@ def test_without_costs_the_simulation_is_the_textbook_recurrence(profile, networ
         assert (event.ready_s, event.start_s, event.end_s) == pytest.approx(span)
     assert timeline.total_s == pytest.approx(max(profile.backward_s, expected[-1][2]))
     assert timeline.compute_end_s == pytest.approx(profile.backward_s)
+    assert timeline.communication_s == pytest.approx(sum(end - start for _, start, end in expected))
+    assert timeline.exposed_communication_s == pytest.approx(timeline.total_s - profile.backward_s)
     assert timeline.num_buckets == len(groups)
-
-
-@given(profiles(), networks(), CAPS_BYTES)
-def test_a_backward_pass_is_bounded_by_computation_and_communication(profile, network, cap):
-    timeline = DdpModel(profile, network).at_cap(cap / MIB)
-    reduces = [network.time_s(event.size_bytes) for event in timeline.events]
-    slack = 1e-9
-    assert timeline.total_s >= profile.backward_s - slack
-    # From each bucket's readiness on, it and all later buckets still have to be reduced.
-    for event in timeline.events:
-        assert timeline.total_s >= event.ready_s + sum(reduces[event.index :]) - slack
-    # Nothing is slower than no overlap at all.
-    assert timeline.total_s <= profile.backward_s + sum(reduces) + slack
-    assert timeline.communication_s == pytest.approx(sum(reduces))
-    assert timeline.exposed_communication_s == pytest.approx(
-        timeline.total_s - timeline.compute_end_s
-    )
-    assert -slack <= timeline.exposed_communication_s <= sum(reduces) + slack
 
 
 @given(
@@ -99,19 +83,6 @@ def test_every_gradient_is_in_one_of_ddps_buckets(profile, network, cap, static,
     # Whatever the order of the buckets, the recurrence holds.
     spans = recurrence(profile, network, members)
     assert timeline.total_s == pytest.approx(max(profile.backward_s, spans[-1][2]))
-
-
-@given(profiles(), networks(), CAPS_BYTES, st.floats(1, 5))
-def test_slower_computation_or_network_is_never_faster(profile, network, cap, factor):
-    class Slower:
-        def time_s(self, size_bytes):
-            return np.multiply(network.time_s(size_bytes), factor)
-
-    total = DdpModel(profile, network).at_cap(cap / MIB).total_s
-    slower_network = DdpModel(profile, Slower()).at_cap(cap / MIB).total_s
-    slower_device = DdpModel(profile.scaled(compute=factor), network).at_cap(cap / MIB).total_s
-    assert slower_network >= total - 1e-9
-    assert slower_device >= total - 1e-9
 
 
 def test_unused_parameters_reduce_the_small_first_bucket_last():

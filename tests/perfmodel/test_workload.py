@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from common.errors import UserError
 from common.models.gpt2 import GPT2
@@ -75,10 +74,7 @@ def test_there_are_no_more_pieces_than_tokens():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_formula_counts_the_parameters_that_are_built(name):
-    with torch.device("meta"):
-        model = GPT2(GPT2Config.named(name))
-    assert CONFIGS[name].num_parameters() == model.num_parameters()
+def test_the_formula_counts_the_published_parameters(name):
     own = {"gpt2-nano": 6_901_760, "gpt2-pico": 462_336}
     assert CONFIGS[name].num_parameters() == (PUBLISHED | own)[name]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from common.errors import UserError
 from common.models.traced import block_paths, traced_architecture
+from common.perfmodel.architectures.architecture import Architecture
 from common.planning.code import python_lines
 from common.planning.space import SHARDED, STRATEGIES, Plan, Question, candidates
 from common.tuning.plans.measuring import sizes_to_time
@@ -40,7 +42,7 @@ def test_the_command_for_a_cluster_sees_the_same_samples_and_parameters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(HERE)
-    flags = ("--cluster", "h100-ib", "--gpus", 8, "--global-batch", 64)
+    flags = ("--cluster", "h100-ib", "--gpus", 2, "--global-batch", 4)
     steps = [
         re.search(r"a step of \S+ s", ddplab("plan", f"plan_models:{name}", *flags).stdout)[0]
         for name in ("make", "sequence_first")
@@ -56,6 +58,11 @@ def test_a_batch_without_rows_is_refused_in_a_line() -> None:
         traced_architecture(made, "model")
 
 
+@cache
+def large() -> Architecture:
+    return SizedModel.load("plan_models:large", HERE, seed=0).architecture(2, "cpu")
+
+
 @pytest.mark.parametrize(
     ("free_bytes", "strategies", "sizes"),
     [
@@ -68,9 +75,7 @@ def test_a_batch_without_rows_is_refused_in_a_line() -> None:
     ],
 )
 def test_passes_are_timed_at_sizes_that_a_rank_can_hold_alone(free_bytes, strategies, sizes):
-    model = SizedModel.load("plan_models:large", HERE, seed=0)
-    architecture = model.architecture(2, "cpu")
-    question = Question(architecture, 2, 2, 16, 1e9, ("float32",), "cpu", strategies)
+    question = Question(large(), 2, 2, 16, 1e9, ("float32",), "cpu", strategies)
     plans = list(candidates(question))
     if sizes:
         assert sizes_to_time(question, plans, free_bytes) == sizes
@@ -125,28 +130,26 @@ def test_printed_blocks_are_those_of_the_model(make, printed: str) -> None:
     assert names["blocks"] == [model.get_submodule(path) for path in block_paths(model)]
 
 
-@pytest.mark.parametrize("kind", ["block", "selective"])
 def test_printed_checkpointing_of_a_decoder_leaves_its_gradients_as_they_are(
-    kind: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "config.json"
     sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 50}
     counts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     path.write_text(json.dumps({"model_type": "llama", "use_cache": True} | sizes | counts))
     model = of_configuration(str(path), 8, seed=0)
-    plain = model.make(2, CPU)
+    plain, architecture = model.make(2, CPU), model.architecture(2, "cpu")
     plain.loss(plain.module.train(), plain.batch).backward()
-    user = model.make(2, CPU)
-    architecture, switch = model.architecture(2, "cpu"), checkpointing_switch(user.module)
-    question = Question(architecture, 1, 1, 2, 1e9, device="cpu", checkpointing_switch=switch)
-    lines = python_lines(question, Plan("single", 2, checkpointing=kind))
-    assert f"model.{switch}(" in "\n".join(lines)
-    batch = user.batch
-    names = {"torch": torch, "model": user.module.train(), "batch": batch, "lr": 0.0}
-    names["loss_of"] = user.loss
-    lines = [line for line in lines if "zero_grad" not in line]
-    exec("\n".join(lines), names)
-    for (name, expected), found in zip(
-        plain.module.named_parameters(), user.module.parameters(), strict=True
-    ):
-        torch.testing.assert_close(found.grad, expected.grad, msg=name)
+    for kind in ("block", "selective"):
+        user = model.make(2, CPU)
+        switch = checkpointing_switch(user.module)
+        question = Question(architecture, 1, 1, 2, 1e9, device="cpu", checkpointing_switch=switch)
+        lines = python_lines(question, Plan("single", 2, checkpointing=kind))
+        assert f"model.{switch}(" in "\n".join(lines)
+        names = {"torch": torch, "model": user.module.train(), "batch": user.batch, "lr": 0.0}
+        names["loss_of"] = user.loss
+        exec("\n".join(line for line in lines if "zero_grad" not in line), names)
+        for (name, expected), found in zip(
+            plain.module.named_parameters(), user.module.parameters(), strict=True
+        ):
+            torch.testing.assert_close(found.grad, expected.grad, msg=name)

@@ -1,6 +1,6 @@
 """The report's page and PDF: anchors, words for figures, widths, copying, and what a reader sees.
 
-A notebook of recorded runs and a made-up one are executed once. What a browser is needed for is
+A notebook of recorded runs is executed once. What a browser is needed for is
 checked in Chromium, and skipped where there is none.
 """
 

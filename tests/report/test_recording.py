@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from common.errors import UserError
+from common.report import recording
 from common.report.recording import keep_run
 from common.runtime.records.run_directory import RunDirectory
 
@@ -91,9 +92,12 @@ def test_a_record_of_another_version_may_lack_the_command_and_the_variables(tmp_
     assert json.loads((kept / "environment.json").read_text())["status"] == "complete"
 
 
-def test_tables_that_are_too_large_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="at most 6 are recorded"):
-        keep_run(finished_run(tmp_path, rows=1_200_000), "h100-1", "assignment0", tmp_path / "data")
+def test_tables_that_are_too_large_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "LIMIT_MIB", 0.01)
+    with pytest.raises(UserError, match=r"at most 0\.01 are recorded"):
+        keep_run(finished_run(tmp_path, rows=3000), "h100-1", "assignment0", tmp_path / "data")
 
 
 def test_a_watchs_record_inside_a_run_is_kept_as_its_tables(tmp_path: Path) -> None:

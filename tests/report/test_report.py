@@ -4,6 +4,7 @@ A recorded notebook is executed here; ``ddplab run --preset smoke`` and the guar
 """
 
 import dataclasses
+import functools
 import json
 import re
 import runpy
@@ -54,9 +55,8 @@ def test_notebooks_are_committed_as_the_style_has_them(path: Path) -> None:
     assert max(cell.source.count("\n") + 1 for cell in code) <= 15
 
 
-@pytest.mark.parametrize("with_answers", [False, True])
 def test_answers_are_in_a_report_only_when_they_are_asked_for(
-    tmp_path: Path, with_answers: bool
+    tmp_path: Path, executed: dict[str, Path]
 ) -> None:
     notebook = nbformat.v4.new_notebook(metadata={"language_info": {"name": "python"}})
     staff = {"metadata": {"tags": ["staff"]}}
@@ -66,16 +66,14 @@ def test_answers_are_in_a_report_only_when_they_are_asked_for(
     evidence = nbformat.v4.new_code_cell("print('it holds in', run_dir)", **staff)
     notebook.cells = [parameters, question, answer, evidence]
     nbformat.write(notebook, tmp_path / "asking.ipynb")
-    [path], _ = execute_notebooks(
-        [tmp_path / "asking.ipynb"],
-        tmp_path / "out",
-        {"run_dir": "a run"},
-        with_answers=with_answers,
-    )
+    [path], _ = execute_notebooks([tmp_path / "asking.ipynb"], tmp_path / "out", {"run_dir": "a"})
     page = render(Document("assignment2", (path,))).html
     assert "Why is it so?" in page
-    assert ("It is slower." in page) == with_answers
-    assert ("it holds in a run" in page) == with_answers
+    assert "It is slower." not in page
+    assert "it holds in" not in page
+    for kind in ("markdown", "code"):
+        asked = cells(executed["assignment1_ddp"], kind)  # executed with the answers
+        assert any("staff" in cell.metadata.get("tags", []) for cell in asked)
 
 
 def test_recorded_data_is_never_shown_as_the_readers_own(executed: dict[str, Path]) -> None:
@@ -137,11 +135,12 @@ pathlib.Path({str(ended)!r}).touch()"""
                 time.sleep(0.05)
             raise KeyboardInterrupt
 
-    notebooks = [tmp_path / f"{name}.ipynb" for name in ("first", "long")]
+    notebooks, before = [tmp_path / f"{name}.ipynb" for name in ("first", "long")], Path.cwd()
     with pytest.raises(KeyboardInterrupt):
         execute_notebooks(notebooks, tmp_path / "out", {}, on_progress)
     assert not psutil.pid_exists(int(began.read_text()))
     assert not ended.exists()
+    assert Path.cwd() == before  # a notebook's folder is its kernel's alone
 
 
 def test_a_run_directory_that_is_none_is_the_users_mistake(tmp_path: Path) -> None:
@@ -151,25 +150,20 @@ def test_a_run_directory_that_is_none_is_the_users_mistake(tmp_path: Path) -> No
         measurements.open_run(tmp_path)
 
 
-def copy_recorded(target: Path) -> Path:
-    for source in RECORDED.glob("**/*"):
-        if source.is_file():
-            copy = target / source.relative_to(RECORDED)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(source.read_bytes())
-    return target
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Copies the recorded run."""
+    return shutil.copytree(RECORDED, tmp_path / "run")
 
 
-def test_benchmarks_of_different_batches_are_not_compared(tmp_path: Path) -> None:
-    run = copy_recorded(tmp_path / "run")
+def test_benchmarks_of_different_batches_are_not_compared(run: Path) -> None:
     config = run / "ddp_benchmark" / "config.yaml"
     config.write_text(re.sub(r"batch_size: \d+", "batch_size: 32", config.read_text()))
     with pytest.raises(UserError, match="batch_size differs"):
         measurements.open_run(run)
 
 
-def test_benchmarks_on_different_numbers_of_ranks_are_not_compared(tmp_path: Path) -> None:
-    run = copy_recorded(tmp_path / "run")
+def test_benchmarks_on_different_numbers_of_ranks_are_not_compared(run: Path) -> None:
     table = run / "allreduce_benchmark" / "allreduce-samples.csv"
     header, *rows = table.read_text().splitlines()
     rank = header.split(",").index("rank")
@@ -179,8 +173,7 @@ def test_benchmarks_on_different_numbers_of_ranks_are_not_compared(tmp_path: Pat
         measurements.open_run(run)
 
 
-def test_a_failed_part_of_a_run_is_not_read(tmp_path: Path) -> None:
-    run = copy_recorded(tmp_path / "run")
+def test_a_failed_part_of_a_run_is_not_read(run: Path) -> None:
     record = run / "ddp_benchmark" / "environment.json"
     record.write_text(record.read_text().replace('"complete"', '"failed"'))
     with pytest.raises(UserError, match="no complete run with ddp-times"):
@@ -200,6 +193,7 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
         parse_settings(settings_type_of(stage.script), flags, stage.script.stem)
 
 
+@functools.cache
 def settings_type_of(script: Path) -> type:
     """Returns the settings that a script of an assignment takes: the one dataclass it imports."""
     if script.stem == "train_text" and script.parent.name == "assignment4":
@@ -284,10 +278,7 @@ def test_a_stage_that_another_assignment_has_measured_is_copied_and_says_so(tmp_
     assert measured.copy(changed, second, tmp_path / "third") is None
 
 
-def test_where_hosts_cannot_be_emulated_recorded_ones_are_shown_and_it_says_why(
-    tmp_path: Path,
-) -> None:
-    run = copy_recorded(tmp_path / "run")
+def test_where_hosts_cannot_be_emulated_recorded_ones_are_shown_and_it_says_why(run: Path) -> None:
     for folder in run.glob("emulated-*"):
         shutil.rmtree(folder)
     record = json.loads((run / "environment.json").read_text())

@@ -81,7 +81,7 @@ with exit_status():
     ("sent", "status"),
     [
         (signal.SIGINT, 130),
-        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
         pytest.param(
             signal.SIGKILL,
             -signal.SIGKILL,

@@ -111,7 +111,7 @@ def test_a_row_that_lacks_a_column_or_has_another_is_refused(tmp_path, row):
 
 def test_a_reader_never_sees_half_a_table(tmp_path):
     run = new_run(tmp_path)
-    tables = [pd.DataFrame({"value": [number] * 50_000}) for number in (1, 2)]
+    tables = [pd.DataFrame({"value": [number] * 10_000}) for number in (1, 2)]
     whole = {table.to_csv(index=False) for table in tables}
     path = run.write_table("table.csv", tables[0])
     seen, stop = [], threading.Event()
@@ -122,7 +122,7 @@ def test_a_reader_never_sees_half_a_table(tmp_path):
 
     reader = threading.Thread(target=read)
     reader.start()
-    for number in range(40):
+    for number in range(20):
         run.write_table("table.csv", tables[number % 2])
     stop.set()
     reader.join()

@@ -62,15 +62,16 @@ with process_group("cpu") as worker:
     found["calculated"] = probe_largest_batches(max_length=LENGTH, **probe)
     random_state = torch.get_rng_state()
     kept_mib = []
-    for _ in range(2):  # a thread that starts meanwhile maps a stack of 8 MiB, once
+    for bound in (BOUND, 4):  # a thread that starts meanwhile maps a stack of 8 MiB, once
         before = writable_bytes()
-        largest = probe_largest_batches(max_length=LENGTH, real_steps=True, **probe)
+        settings = probe | {"upper_bound": bound}
+        largest = probe_largest_batches(max_length=LENGTH, real_steps=True, **settings)
         kept_mib.append((writable_bytes() - before) / 2**20)
         found.setdefault("largest", largest)
     found["kept_mib"] = min(kept_mib)
     found["gradients"] = sum(parameter.grad is not None for parameter in model.parameters())
     found["random_state_is_the_same"] = torch.equal(random_state, torch.get_rng_state())
     for name, real in (("none_fits", True), ("none_fits_by_calculation", False)):
-        settings = {"max_length": 16 * LENGTH, "real_steps": real, "upper_bound": 2}
+        settings = {"max_length": 12 * LENGTH, "real_steps": real, "upper_bound": 2}
         found[name] = ended(partial(probe_largest_batches, **probe | settings))
     print(json.dumps(found), flush=True)

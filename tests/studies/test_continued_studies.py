@@ -115,7 +115,7 @@ def test_settings_that_are_alike_have_no_regret_of_each_other() -> None:
     names = ["chosen", "a", "b", "c"]
     swept = pd.DataFrame({"setting": names})
     found = []
-    for _ in range(200):
+    for _ in range(100):
         times_ms = 100 * np.exp(0.03 * draw.standard_normal((12, len(names))))
         rows = [
             {"setting": name, "round": round_, "iteration": 0, "step_time_ms": time_ms}
@@ -127,7 +127,7 @@ def test_settings_that_are_alike_have_no_regret_of_each_other() -> None:
     error = np.std(estimates) / np.sqrt(len(found))
     assert abs(np.mean(estimates)) < 3 * error
     # And few are told to have one: a share of 5 % exceeds this once in a thousand studies.
-    assert sum(regret.is_settled for regret in found) <= stats.binom.ppf(0.999, 200, 0.05)
+    assert sum(regret.is_settled for regret in found) <= stats.binom.ppf(0.999, 100, 0.05)
 
 
 def test_a_study_of_an_older_kind_is_refused_in_a_line(tmp_path: Path) -> None:

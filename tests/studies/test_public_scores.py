@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,14 +25,16 @@ def table(tmp_path: Path) -> Path:
     return written(tmp_path / "rows.csv", [row(gpus) for gpus in GPUS])
 
 
-def score(rows: pd.DataFrame, name: str, group: str = "all") -> pd.Series:
+def all_scores(rows: pd.DataFrame) -> Callable[..., pd.Series]:
+    """Returns ``score(name, group)``, of these rows."""
     scores = scores_of(rows, errors_by_series(rows))
-    return scores[(scores["score"] == name) & (scores["group"] == group)].iloc[0]
+    return lambda name, group="all": scores.query("score == @name and group == @group").iloc[0]
 
 
 def test_an_exact_predictor_has_no_error_and_the_rivals_have_the_loss(table: Path) -> None:
     rows = scored(table, exact)
-    lossy = score(rows, "scaling, 3% lost or more")
+    score = all_scores(rows)
+    lossy = score("scaling, 3% lost or more")
     assert (lossy["count"], lossy["answered"]) == (1, 1)
     assert lossy[["value", "worst"]].tolist() == pytest.approx([0, 0], abs=1e-12)
     efficiency = np.array([1 / (1 + LOSS * (gpus - 1)) for gpus in GPUS[1:]])
@@ -39,40 +42,42 @@ def test_an_exact_predictor_has_no_error_and_the_rivals_have_the_loss(table: Pat
     assert lossy["perfect"] == pytest.approx(np.median(1 / efficiency - 1))
     constant = np.abs((1 - LOSS_PER_DOUBLING) ** doublings / efficiency - 1)
     assert lossy["constant"] == pytest.approx(np.median(constant))
-    assert score(rows, "throughput")["worst"] == pytest.approx(0, abs=1e-12)
-    assert score(rows, "90 % intervals that hold")["value"] == 1
-    assert score(rows, "half-width of intervals, median")["value"] == pytest.approx(0.1)
-    assert score(rows, "memory")["value"] == pytest.approx(0.1)
-    assert score(rows, "ran and said not to fit, rows")["value"] == 0
+    assert score("throughput")["worst"] == pytest.approx(0, abs=1e-12)
+    assert score("90 % intervals that hold")["value"] == 1
+    assert score("half-width of intervals, median")["value"] == pytest.approx(0.1)
+    assert score("memory")["value"] == pytest.approx(0.1)
+    assert score("ran and said not to fit, rows")["value"] == 0
 
 
 def test_memory_is_scored_from_both_sides(table: Path) -> None:
     def fits_three(job: PublishedJob) -> Forecast:
         return replace(exact(job), largest_micro_batch=3 if job.gpus < 8 else 4)
 
-    rows = scored(table, fits_three)
-    assert score(rows, "memory", "somebody/something")["value"] == pytest.approx(0.1)
-    above = score(rows, "largest micro-batch, predicted over published")
+    score = all_scores(scored(table, fits_three))
+    assert score("memory", "somebody/something")["value"] == pytest.approx(0.1)
+    above = score("largest micro-batch, predicted over published")
     assert (above["count"], above["value"]) == (4, pytest.approx(1.5))
-    assert score(rows, "twice the largest published micro-batch said not to fit")["value"] == 0.75
+    assert score("twice the largest published micro-batch said not to fit")["value"] == 0.75
 
 
 def test_a_predictor_that_is_a_tenth_off_beside_its_anchor_has_that_error(table: Path) -> None:
     rows = scored(table, tenth_off)
-    assert score(rows, "scaling")["value"] == pytest.approx(0.1)
-    assert score(rows, "scaling", "one node, NVLink")["worst"] == pytest.approx(0.1)
+    score = all_scores(rows)
+    assert score("scaling")["value"] == pytest.approx(0.1)
+    assert score("scaling", "one node, NVLink")["worst"] == pytest.approx(0.1)
     assert rows["absolute_error"].tolist() == pytest.approx([0, 0.1, 0.1, 0.1])
-    assert score(rows, "90 % intervals that hold")["value"] == 0.25
-    assert score(rows, "ran and said not to fit, rows")["value"] == 1
-    assert np.isinf(score(rows, "memory")["value"])
+    assert score("90 % intervals that hold")["value"] == 0.25
+    assert score("ran and said not to fit, rows")["value"] == 1
+    assert np.isinf(score("memory")["value"])
 
 
 def test_a_refusal_is_the_largest_error_and_its_reason_is_counted(table: Path) -> None:
     rows = scored(table, refuses)
-    scaling = score(rows, "scaling")
+    score = all_scores(rows)
+    scaling = score("scaling")
     assert np.isinf(scaling["value"])
     assert scaling["answered"] == 0
-    throughput = score(rows, "throughput")
+    throughput = score("throughput")
     assert (throughput["count"], throughput["answered"]) == (4, 1)
     assert np.isinf(throughput["value"])
     assert throughput["of_answered"] == pytest.approx(0)
@@ -105,8 +110,9 @@ def test_weak_scaling_is_compared_with_weak_scaling(tmp_path: Path) -> None:
 def test_machines_that_measured_the_same_have_a_series_each(tmp_path: Path) -> None:
     rows = [row(gpus, note=f"{host} {gpus}x H100") for host in ("A", "B") for gpus in (1, 8)]
     scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
+    score = all_scores(scored_rows)
     assert scored_rows["series"].tolist() == [0, 0, 1, 1]
-    assert score(scored_rows, "scaling, several machines")["count"] == 0
+    assert score("scaling, several machines")["count"] == 0
 
 
 def test_the_other_machines_are_a_rival_where_three_measured_the_same(tmp_path: Path) -> None:
@@ -115,29 +121,30 @@ def test_the_other_machines_are_a_rival_where_three_measured_the_same(tmp_path: 
         rows += [row(1, note=f"{host} 1x", throughput=2.0)]
         rows += [row(8, note=f"{host} 8x", throughput=8 * 2.0 * share)]
     scored_rows = scored(written(tmp_path / "rows.csv", rows), tenth_off)
+    score = all_scores(scored_rows)
     errors = [0.85 / 0.99 - 1, 0.895 / 0.9 - 1, 0.945 / 0.8 - 1]
     assert scored_rows["repeat_error"].dropna().tolist() == pytest.approx(errors)
-    chosen = score(scored_rows, "scaling, several machines")
+    chosen = score("scaling, several machines")
     assert (chosen["count"], chosen["repeat"]) == (3, pytest.approx(1 - 0.85 / 0.99))
-    lossy = score(scored_rows, "scaling, several machines, 3% lost or more")
+    lossy = score("scaling, several machines, 3% lost or more")
     assert (lossy["count"], lossy["repeat"]) == (2, pytest.approx((errors[2] - errors[1]) / 2))
     # What is predicted is 1.1 / (1 + 7 · LOSS) of the anchor: a loss of 19 %.
-    assert score(scored_rows, "scaling, 3% predicted or more")["count"] == 3
+    assert score("scaling, 3% predicted or more")["count"] == 3
 
 
 def test_a_unit_that_cannot_be_converted_is_counted_and_still_scales(tmp_path: Path) -> None:
     rows = [row(gpus, throughput_unit="tokens/s", seq_len=None) for gpus in GPUS]
-    scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
-    assert score(scored_rows, "answered, unit not converted, rows")["value"] == len(GPUS)
-    assert score(scored_rows, "throughput")["count"] == 0
-    assert score(scored_rows, "scaling")["value"] == pytest.approx(0, abs=1e-12)
+    score = all_scores(scored(written(tmp_path / "rows.csv", rows), exact))
+    assert score("answered, unit not converted, rows")["value"] == len(GPUS)
+    assert score("throughput")["count"] == 0
+    assert score("scaling")["value"] == pytest.approx(0, abs=1e-12)
 
 
 def test_model_parallel_rows_are_in_no_score(tmp_path: Path) -> None:
     rows = [row(8), row(16), row(8, tp=8, global_batch=2), row(16, tp=8, global_batch=4)]
-    scored_rows = scored(written(tmp_path / "rows.csv", rows), exact)
-    assert score(scored_rows, "throughput")["count"] == 2
-    assert score(scored_rows, "scaling")["count"] == 1
+    score = all_scores(scored(written(tmp_path / "rows.csv", rows), exact))
+    assert score("throughput")["count"] == 2
+    assert score("scaling")["count"] == 1
     assert PublishedJob("H100", 4, strategy="FSDP2 + async TP").is_model_parallel
 
 

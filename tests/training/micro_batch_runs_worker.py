@@ -56,7 +56,7 @@ def run_everything(common: dict) -> None:
     for mode in MODES:
         train_text(MicroBatchConfig(**common, **TRAINING, mode=mode, run_id=mode))
     by_cost = {"mode": "dynamic", "cost_type": "calibrated", "refine_every": 2}
-    slowed = {"slow_rank": 1, "slow_factor": 3.0, "steps": 5}
+    slowed = {"slow_rank": 1, "slow_factor": 8.0, "steps": 5}
     train_text(MicroBatchConfig(**common | TRAINING | by_cost | slowed, run_id="calibrated"))
     for mode in ("dynamic", "static"):
         tokens = {"mode": mode, "loss_mean": "tokens", "precision": "fp64"}

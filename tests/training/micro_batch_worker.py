@@ -108,7 +108,7 @@ def run_out_of_memory(worker: Worker) -> None:
     """Leaves rank 1 no memory for its texts at once, only in parts; nothing tells rank 0 before."""
     data = texts([512] * 20)
     plan = StepPlan((tuple(range(4)), tuple(range(4, 20))), data.lengths)
-    sizes = {"n_layer": 1, "n_head": 1, "d_model": 8, "d_ff": 2048}
+    sizes = {"n_layer": 1, "n_head": 1, "d_model": 8, "d_ff": 1024}
     model = classifier(torch.float32, **sizes)
     _, gradients = whole_batch(copy.deepcopy(model), data, "samples")
     step = make_step(model, worker, data, "samples")
@@ -116,8 +116,8 @@ def run_out_of_memory(worker: Worker) -> None:
     # Tensors are mapped one by one, so that a freed one does not count against the limit.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 64 * 1024)
     if worker.rank == 1:
-        # 16 texts keep 67 MB after each of two operators; 4 of them a quarter of that.
-        limit_memory(writable_bytes() + 100_000_000)
+        # 16 texts keep 34 MB after each of two operators; 4 of them a quarter of that.
+        limit_memory(writable_bytes() + 50_000_000)
 
     def next_batch() -> MicroBatch:
         return collate(data, plan, worker.rank)
@@ -129,7 +129,7 @@ def run_out_of_memory(worker: Worker) -> None:
     after, _ = step.run(next_batch)
     print(json.dumps({"case": "step after it", "halvings": after.halvings}), flush=True)
 
-    hopeless = classifier(torch.float32, **sizes | {"d_ff": 2**17})  # 268 MB for a single text
+    hopeless = classifier(torch.float32, **sizes | {"d_ff": 2**16})  # 134 MB for a single text
     step = make_step(hopeless, worker, data, "samples")
     try:
         step.run(lambda: collate(data, StepPlan(((0,), (1,)), data.lengths), worker.rank))

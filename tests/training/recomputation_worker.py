@@ -8,15 +8,17 @@ import json
 import torch
 
 from common.exercises.fsdp import FSDP
-from common.models.gpt2 import CONFIGS, GPT2
+from common.models.gpt2 import GPT2, GPT2Config
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.group.socket_bytes import sent_bytes
+
+CONFIG = GPT2Config(256, 8, n_layer=6, n_head=2, n_embd=64)
 
 
 def bytes_of_a_pass(worker: Worker, recomputed: bool) -> int | None:
     """Returns the bytes that this rank sends in a forward and backward pass, if it can be told."""
-    model = FSDP(GPT2(CONFIGS["gpt2-nano"], activation_checkpointing=recomputed))
-    tokens = torch.randint(CONFIGS["gpt2-nano"].vocab_size, (1, 8))
+    model = FSDP(GPT2(CONFIG, activation_checkpointing=recomputed))
+    tokens = torch.randint(CONFIG.vocab_size, (1, 8))
     worker.barrier()
     before = sent_bytes()
     model(tokens, tokens).backward()

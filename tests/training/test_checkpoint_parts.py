@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group.process_group import process_group
 from common.training.checkpoints import checkpoint
 from common.training.checkpoints.checkpoint import Checkpoints
@@ -67,8 +67,8 @@ def test_on_a_gpu_the_writing_thread_is_on_its_own_device_before_it_writes(tmp_p
     start_checkpoint = checkpoint.start_checkpoint
     monkeypatch.setattr(checkpoint, "start_checkpoint", start)
     monkeypatch.setattr(torch.cuda, "set_device", note)
-    stager = private.stager  # which warns of pinned memory without a GPU
-    monkeypatch.setattr(private, "stager", lambda _: stager(pin_memory=False))
+    stager = torch_internals.stager  # which warns of pinned memory without a GPU
+    monkeypatch.setattr(torch_internals, "stager", lambda _: stager(pin_memory=False))
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     gpu = torch.device("cuda", 1)

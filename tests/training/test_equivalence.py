@@ -41,7 +41,7 @@ def trained(rank_server, slow_chosen, tmp_path_factory) -> Path:
     write_shard(folder / "tokens" / "tokens_000000.bin", tokens)
     names = [case.name for case in CASES if case.is_quick or slow_chosen]
     rank_server.succeed(WORKER, folder, *names, ranks=2)
-    for precision in ("float64", "float32"):
+    for precision in ("float64", "float32")[: 1 + slow_chosen]:
         train(alone(precision).config(folder))
     return folder
 

@@ -17,5 +17,5 @@ def test_a_pass_that_computes_activations_again_sends_as_much_as_one_that_keeps_
         counts = json.loads(said.splitlines()[-1])
         if counts["True"] is None:
             pytest.skip("the kernel does not count the bytes of a socket")
-        # One block of the six, gathered once more, would be 3 % of all.
+        # One block of the six, gathered once more, would be 5 % of all.
         assert counts["True"] == pytest.approx(counts["False"], rel=0.02)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from refusals import problem
-from text_scaling_worker import MODEL, SHARED, TRAINING
+from text_scaling_worker import MODEL, TRAINING
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.data.hashed_words import hash_texts
@@ -26,14 +26,20 @@ from common.training.texts.data import Collate, IndexedTexts, open_loader
 from common.training.texts.files import FOLDER, known_experiments, parse_experiment
 
 CPU = torch.device("cpu")
-STEPS = 67 // 8
-"""Of an epoch of 67 texts in global batches of 8; three texts are left out."""
+STEPS = 35 // 8
+"""Of an epoch of 35 texts in global batches of 8; three texts are left out."""
 
 
 @pytest.fixture(scope="module")
 def runs(rank_server, tmp_path_factory) -> tuple[Path, dict[str, str]]:
     """Returns the folder of all runs, and what was said of each refusal."""
-    folder = tmp_path_factory.mktemp("runs")
+    folder, draw = tmp_path_factory.mktemp("runs"), np.random.default_rng(0)
+    (folder / "texts").mkdir()
+    for split in ("train", "test"):
+        words = [draw.integers(300, size=1 + number % 40).astype(str) for number in range(90)]
+        texts = {"class": draw.integers(1, 5, 90), "title": "a title", "text": words}
+        table = pd.DataFrame(texts).assign(text=lambda table: table["text"].map(" ".join))
+        table.to_csv(folder / "texts" / f"{split}.csv", header=False, index=False)
     script = Path(__file__).with_name("text_scaling_worker.py")
     rank_server.succeed(script, folder, ranks=1)
     done = rank_server.succeed(script, folder, ranks=2, timeout_s=110)
@@ -67,12 +73,8 @@ def test_without_dropout_ranks_learn_what_one_process_learns(runs, name):
 def test_one_process_learns_what_a_plain_loop_learns(runs):
     # No loader, no step, no schedule of ours: PyTorch's sampler has this order without ranks.
     split = TRAINING["max_train_samples"]
-    if SHARED.is_dir():
-        texts = load_texts("ag_news", dataset_dir=SHARED, max_samples=split, seed=42)
-        texts = hash_texts(texts, MODEL["vocab_size"], MODEL["max_length"])
-    else:
-        sizes = {"vocab_size": MODEL["vocab_size"], "max_length": MODEL["max_length"]}
-        texts = synthetic_texts("ag_news", split, num_labels=4, seed=42, **sizes)
+    texts = load_texts("ag_news", dataset_dir=runs[0] / "texts", max_samples=split, seed=42)
+    texts = hash_texts(texts, MODEL["vocab_size"], MODEL["max_length"])
     torch.manual_seed(TRAINING["seed"])
     shape = {name: MODEL[name] for name in ("d_model", "n_head", "n_layer", "d_ff")}
     model = TextClassifier(
@@ -118,9 +120,9 @@ def test_every_sample_reaches_the_model_once_an_epoch(runs, name):
 @pytest.mark.two_ranks
 def test_a_missing_sampler_shows_in_what_was_counted(runs):
     table = pd.read_csv(runs[0] / "no-sampler" / "samples.csv")
-    assert (table["processed"] == 67 // 4 * 4).all()
+    assert (table["processed"] == 35 // 4 * 4).all()
     assert (table["shared"] == table["distinct"]).all()
-    assert (table["distinct_all_ranks"] == 67 // 4 * 4).all()
+    assert (table["distinct_all_ranks"] == 35 // 4 * 4).all()
 
 
 @pytest.mark.two_ranks
@@ -164,7 +166,7 @@ def test_every_option_at_once(runs):
 @pytest.mark.two_ranks
 def test_what_cannot_be_trained_is_one_line_on_every_rank(runs):
     words = {
-        "fewer texts than a step": "67 texts, a step takes 68 (2 ranks × accumulation 1 × batch_",
+        "fewer texts than a step": "35 texts, a step takes 36 (2 ranks × accumulation 1 × batch_",
         "another total": "total_batch_size 32: 2 ranks × accumulation 1 × 4 texts per rank are 8",
         "no such folder": "nowhere does not exist",
         "no number": "the loss is nan since step ",

@@ -23,6 +23,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "assignments" / "assignment1"
 STOPPED = Path(__file__).with_name("stopped_worker.py")
 REFUSED = Path(__file__).with_name("refused_worker.py")
 STEPS, STOPPED_AT = 6, 4
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 FLAGS = (
     *("--model", "gpt2-pico", "--seq_len", 16, "--num_steps", STEPS, "--lr", 0.003),
     *("--global_batch_size", 8, "--micro_batch_size", 2, "--device", "cpu", "--no-profile"),
@@ -67,7 +68,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("SIGTERM", 1), ("SIGUSR1", 2)])
+@pytest.mark.parametrize(("name", "ranks"), [slow("SIGTERM", 1), ("SIGUSR1", 2)])
 def test_a_signal_saves_and_the_same_command_goes_on(run, undisturbed, tmp_path, name, ranks):
     """On two ranks only the last one hears of it, and all stop after the same step."""
     flags = ("--checkpoint_dir", tmp_path / "checkpoints")
@@ -121,7 +122,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", folder], check=False, capture_output=True)
 
 
-@pytest.mark.parametrize(("ranks", "asynchronous"), [(1, "off"), (2, "on")])
+@pytest.mark.parametrize(("ranks", "asynchronous"), [slow(1, "off"), (2, "on")])
 def test_a_full_disk_leaves_the_last_good_checkpoint(
     run, undisturbed, small_disk, tmp_path, ranks, asynchronous
 ):

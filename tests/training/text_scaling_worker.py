@@ -1,5 +1,7 @@
 """A rank for test_text_scaling.py: ``text_scaling_worker.py FOLDER``, alone or one of two.
 
+FOLDER/texts has the files of AG News.
+
 Trains on the same texts as one process and as two ranks, with every option at once, and with a
 sampler that gives each rank everything; then tries what must be refused, and prints a JSON line for
 each refusal.
@@ -9,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import torch.utils.data.distributed
 
@@ -18,13 +19,9 @@ from common.runtime.group.process_group import process_group
 from common.training.texts.config import TextScalingConfig
 from common.training.texts.text_trainer import train_text
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "datasets"
-TEXTS = {"dataset": "synthetic"}
-if SHARED.is_dir():
-    TEXTS = {"dataset": "ag_news", "dataset_dir": str(SHARED)}
 MODEL = {"d_model": 16, "n_head": 2, "n_layer": 1, "d_ff": 32, "vocab_size": 500, "max_length": 24}
 TRAINING = {
-    **{"max_train_samples": 67, "eval_samples": 21, "epochs": 2, "warmup_steps": 3, "seed": 7},
+    **{"max_train_samples": 35, "eval_samples": 21, "epochs": 2, "warmup_steps": 3, "seed": 7},
     **{"dropout": 0.0, "workers": 0, "probe_repeats": 0, "discard_steps": 1, "device": "cpu"},
 }
 EVERYTHING = {
@@ -33,7 +30,7 @@ EVERYTHING = {
     **{"persistent_workers": True, "pad": "max_length", "probe_repeats": 1},
 }
 REFUSED = {
-    "fewer texts than a step": {"batch_size": 34},
+    "fewer texts than a step": {"batch_size": 18},
     "another total": {"batch_size": 4, "total_batch_size": 32},
     "no such folder": {"dataset": "imdb", "dataset_dir": "nowhere"},
     "no number": {"batch_size": 4, "lr": 1e30, "warmup_steps": 0},
@@ -49,7 +46,8 @@ class EverythingForEveryone(torch.utils.data.distributed.DistributedSampler):
 
 def settings(folder: str, name: str, **more: object) -> TextScalingConfig:
     """Makes the settings of a run of that name."""
-    return TextScalingConfig(**TEXTS | MODEL | TRAINING | more, output_dir=folder, run_id=name)
+    texts = {"dataset": "ag_news", "dataset_dir": f"{folder}/texts"}
+    return TextScalingConfig(**texts | MODEL | TRAINING | more, output_dir=folder, run_id=name)
 
 
 def main(folder: str) -> None:

@@ -18,9 +18,9 @@ from common.tuning.visit_plan import (
     MOST_FINAL,
     MOST_WITH_TIME_LEFT,
     ROUNDS_PER_LEVEL,
-    halved,
     plan_visits,
     rounds_with_time_left,
+    successive_halving,
     with_final_rounds,
 )
 
@@ -117,6 +117,8 @@ def test_halving_ranks_by_all_rounds_so_far_and_puts_what_died_behind(reference)
         rows.extend(seconds[level])
         return pd.DataFrame(rows)
 
-    ranked = halved(["a", "dead", "b", "c", "later"], [4, 2], times_after, str, reference)
+    ranked = successive_halving(
+        ["a", "dead", "b", "c", "later"], [4, 2], times_after, str, reference
+    )
     assert visited == [["a", "dead", "b", "c"], ["b", "a"]]
     assert ranked == ["a", "b", "c", "dead", "later"]

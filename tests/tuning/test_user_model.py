@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
-from common.tuning.examples import convolutions
 from common.tuning.tune_settings import parse_target
 from common.tuning.user_model import TrainedPart, followed_model, load_user_model, ready_order
 
@@ -135,8 +134,7 @@ def test_the_lines_to_paste_are_what_was_measured(setting, monkeypatch):
 
 
 def test_a_module_is_followed_on_fake_tensors() -> None:
-    with torch.device("meta"):
-        module, *_ = convolutions()
-    architecture = followed_model("common.tuning.examples:convolutions", Path.cwd())
+    module, *_ = tuned_models.make()
+    architecture = followed_model("tuned_models:make", HERE)
     assert architecture.num_parameters == sum(p.numel() for p in module.parameters())
     assert architecture.forward_flops > 0

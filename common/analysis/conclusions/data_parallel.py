@@ -191,7 +191,7 @@ def _full_over_grad(accumulation: int) -> Look:
     def look(run_dir: str) -> Seen:
         strategies = _strategies(run_dir)
         _require_rounds(strategies, accumulation)
-        return above(strategies.over(accumulation, GRAD)[FULL])
+        return above(strategies.step_time_ratios_to(accumulation, GRAD)[FULL])
 
     return look
 

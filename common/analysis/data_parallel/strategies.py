@@ -195,8 +195,8 @@ class StrategyTimes:
         """
         return fastest(self.exchanging[accumulation], claims=self.pairs, **self.conditions)
 
-    def over(self, accumulation: int, base: str) -> dict[str, Judged]:
-        """Returns the steps of exchanging strategies over those of one, as in ``fastest``."""
+    def step_time_ratios_to(self, accumulation: int, base: str) -> dict[str, Judged]:
+        """Returns each other exchanging strategy's step over ``base``'s, as in ``fastest``."""
         return compared(self.exchanging[accumulation], base, claims=self.pairs, **self.conditions)
 
     @cached_property

@@ -53,7 +53,7 @@ def over_fastest(strategies: StrategyTimes) -> pd.DataFrame:
     rows = []
     for accumulation, times in strategies.exchanging.items():
         best = strategies.fastest(accumulation)
-        over = strategies.over(accumulation, best.arm) if best else {}
+        over = strategies.step_time_ratios_to(accumulation, best.arm) if best else {}
         standing = dict.fromkeys(best.tied, "tied" if len(best.tied) > 1 else "yes") if best else {}
         for name in times:
             judged = over.get(name)

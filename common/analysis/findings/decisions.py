@@ -109,7 +109,7 @@ def strategies(run_dir: Path) -> Iterator[Decision]:
             continue  # nothing is in place of DDP
         where = f"{measured.settings['model']}, {short_network(network_of(run.environment))}"
         fewest = min(measured.exchanging)
-        for name, longer in measured.over(fewest, "DDP").items():
+        for name, longer in measured.step_time_ratios_to(fewest, "DDP").items():
             change = f"{name} in place of DDP"
             yield Decision(change, where, _upside_down(longer), *CONSEQUENCES.get(name, ()))
         for count, judged in measured.accumulated.items():

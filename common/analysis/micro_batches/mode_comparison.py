@@ -165,23 +165,23 @@ class ModeComparison(OfRun):
         count, bases = len(self.modes), 2 if DYNAMIC in self.modes else 1
         return count * (count - 1) // 2 + bases * len(self.own_batch_modes)
 
-    def over(self, mode: str) -> dict[str, Judged]:
-        """Returns the mean steps of ``modes`` over one's, paired by global batch."""
+    def step_time_ratios_to(self, base: str) -> dict[str, Judged]:
+        """Returns each other mode's mean step over ``base``'s, paired by global batch."""
         times = self.slowest()
-        return compared(times, mode, claims=self.claims, ratio=mean_ratio, **self.conditions)
+        return compared(times, base, claims=self.claims, ratio=mean_ratio, **self.conditions)
 
     @cached_property
     def judged(self) -> dict[str, Judged]:
         """Returns each mode's mean step over static's, paired by global batch; per text for modes
         that form batches of their own, whose steps have no counterpart."""
-        return self.over(STATIC) | self._per_text_over(STATIC)
+        return self.step_time_ratios_to(STATIC) | self._per_text_over(STATIC)
 
     @cached_property
     def over_dynamic(self) -> dict[str, Judged]:
         """Returns the same over dynamic's steps; empty without dynamic."""
         if DYNAMIC not in self.modes:
             return {}
-        return self.over(DYNAMIC) | self._per_text_over(DYNAMIC)
+        return self.step_time_ratios_to(DYNAMIC) | self._per_text_over(DYNAMIC)
 
     def _per_text_over(self, base: str) -> dict[str, Judged]:
         steps, how = self._texts_and_times, "steps of other batches, unpaired"

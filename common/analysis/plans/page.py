@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from common.analysis.html import rendered
 from common.analysis.picture import describe, svg
 from common.analysis.style import figure
-from common.planning.answer import GB, VerifiedPlan, losers, nothing_fits
+from common.planning.answer import GB, VerifiedPlan, nothing_fits, why_not
 from common.planning.code import python_lines
-from common.planning.report import (
+from common.planning.search import Searched, TimedPlan
+from common.planning.terminal import (
     frontier_plans,
     memory_basis,
     subject,
@@ -21,7 +22,6 @@ from common.planning.report import (
     verdict,
     verified_plans,
 )
-from common.planning.search import Searched, TimedPlan
 from common.planning.tuned import Tuned
 
 TEMPLATE = Path(__file__).parents[1] / "answer.html.j2"
@@ -40,7 +40,7 @@ def page(
     title = f"How to train {searched.question.architecture.name}"
     common = {"title": title, "subject": subject(searched, where), "basis": searched.basis}
     if best is None:
-        empty = {"picture": None, "words": "", "code": "", "tables": [], "losers": []}
+        empty = {"picture": None, "words": "", "code": "", "tables": [], "why_not": []}
         return rendered(TEMPLATE, **common, **empty, verdict=nothing_fits(searched))
     drawn = frontier_figure(searched, best)
     tables = [frontier_plans(searched, best)]
@@ -56,7 +56,7 @@ def page(
         words=describe(drawn),
         code="\n".join(python_lines(searched.question, best.plan)),
         tables=tables,
-        losers=losers(searched, best, verified),
+        why_not=why_not(searched, best, verified),
     )
 
 

@@ -51,7 +51,7 @@ def page(
         picture=Markup(svg(drawn)),
         words=describe(drawn),
         tables=[table],
-        losers=[f"{a.name}: not judged: {a.not_judged}" for a in answers if a.not_judged],
+        why_not=[f"{a.name}: not judged: {a.not_judged}" for a in answers if a.not_judged],
         basis=assumed or ["nothing was assumed"],
     )
 

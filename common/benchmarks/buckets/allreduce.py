@@ -46,7 +46,8 @@ class AllReduceBenchmark(RankOptions):
     rounds: Annotated[int, Positive] = 4
     """Rounds; each visits every size and mode once."""
     iterations: Annotated[int, Positive] = 10
-    """Timed calls per size, mode and round."""
+    """Timed calls per size and round, one after another; in flight as many whole batches as hold
+    them, with a time for each batch."""
     warmup_steps: Annotated[int, NonNegative] = 2
     """Untimed calls before the timed ones of each size and round, one after another. In flight one
     batch is untimed."""

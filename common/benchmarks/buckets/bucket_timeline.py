@@ -23,7 +23,7 @@ from common.benchmarks.buckets.ddp_record import describe_buckets
 from common.benchmarks.buckets.latency_hook import LatencyHook
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
 from common.traces.bucket_trace import BACKWARD, BUCKET_FIELDS, bucket_rows
@@ -135,7 +135,7 @@ def watch(
     Returns rows of TIMELINE_COLUMNS, but for the cap and the rank; none where a trace does not show
     what it should (a warning says so).
     """
-    private.record_every_step(ddp)
+    torch_internals.record_every_step(ddp)
     marks = None
     if hook or step.device.type == "cuda":
         marks = BucketMarks(ddp, step.worker)
@@ -150,7 +150,7 @@ def watch(
     else:
         traces = [traced_pass(model, step) for _ in range(passes)]
         # DDP's record of rebuilt buckets is up to date one step after they were rebuilt.
-        buckets = describe_buckets(private.ddp_record(ddp), step)
+        buckets = describe_buckets(torch_internals.ddp_record(ddp), step)
         sizes_bytes = [row["size_bytes"] for row in buckets]
         try:
             pass_rows = [bucket_rows(events, sizes_bytes) for events in traces]

@@ -23,7 +23,7 @@ from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_ste
 from common.errors import UserError
 from common.models.replay import ReplayModel
 from common.perfmodel.buckets import cap_label, parse_cap
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group.process_group import process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
@@ -206,12 +206,12 @@ def visit(
     ddp = wrapped(settings, step, cap_mib, init_sync=init_sync)
     if hook:
         hook.register(ddp)
-    private.record_every_step(ddp)
+    torch_internals.record_every_step(ddp)
     model = torch.compile(ddp) if settings.compile else ddp
     rows, records = [], []
     for iteration in _steps(settings):
         rows.append(timed_step(step, model, iteration))
-        records.append(private.ddp_record(ddp))
+        records.append(torch_internals.ddp_record(ddp))
         if isinstance(step.model, ReplayModel):
             records[-1]["replay_lateness_s"] = step.model.lateness_s
     step.zero_grad()

@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.benchmarks.buckets.ddp_record import exposed_s
 from common.benchmarks.buckets.lasting_messages import MOST, LastingMessages, gradient_dtype
 from common.benchmarks.steps import FixedBatchStep
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group.collective_timing import start_together, time_in_flight
 from common.runtime.group.gradient_marks import ready_marks, ready_seconds
 from common.runtime.group.one_rank_group import own_group
@@ -179,11 +179,11 @@ class OverlapLab:
             model = self._on_one_rank(EACH_ALONE if arm.messages > 1 else ONE_BUCKET)
             return [self._timed_backward(model, held=False) for _ in range(count)]
         model = self._on_one_rank(ONE_BUCKET)
-        private.record_every_step(model)
+        torch_internals.record_every_step(model)
         passes, copied_s = [], []
         for _ in range(count + 1):
             passes.append(self._timed_backward(model))
-            copied_s.append(exposed_s(private.ddp_record(model)))
+            copied_s.append(exposed_s(torch_internals.ddp_record(model)))
         return [
             replace(timed, copy_out_s=after)
             for timed, after in zip(passes[:-1], copied_s[1:], strict=True)

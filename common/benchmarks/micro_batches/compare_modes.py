@@ -35,7 +35,7 @@ from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.rank_speeds import RankCosts
-from common.settings import NonNegative, Positive, is_changed
+from common.settings import NonNegative, Positive
 from common.tables import MODE_COLUMNS, MODE_RANK_COLUMNS
 from common.training.micro_batches.config import TextSettings, slow_factor_of
 from common.training.micro_batches.log import split_exchange, step_columns
@@ -78,6 +78,9 @@ class ModeComparison(TextSettings):
     """Global batches before the measured ones."""
     slow_steps: Annotated[int, NonNegative] = 40
     """Steps of each mode with one rank slowed down; 0 to leave that out."""
+    refine_every: Annotated[int, Positive] = 10
+    """Steps with a slowed rank after which ranks tell each other their times, and
+    dynamic_calibrated corrects its costs by them; other steps correct nothing."""
     slow_rank: int = -1
     """The rank that is slowed down in the slow_steps (CPU only); -1 is the last."""
     slow_factor: float = 2.0
@@ -89,13 +92,6 @@ class ModeComparison(TextSettings):
             raise UserError(f"slow_rank is {self.slow_rank}; a rank, or -1 for the last")
         if not 1 < self.slow_factor < float("inf"):
             raise UserError(f"slow_factor is {self.slow_factor}; it must be above 1 and finite")
-
-    def without_effect(self) -> list[str]:
-        """Returns the settings that this comparison ignores, each with the reason."""
-        rates = ("lr", "weight_decay", "warmup_steps")
-        reason = "the learning rate is 0, so that every mode has the same weights"
-        ignored = [f"{name}: {reason}" for name in rates if is_changed(self, name)]
-        return super().without_effect() + ignored
 
 
 def main(settings: ModeComparison) -> None:
@@ -113,8 +109,6 @@ def main(settings: ModeComparison) -> None:
         factor = slow_factor_of(worker, slow_rank, settings.slow_factor) if is_slowed else 1.0
         task = open_task(settings, worker, eval_samples=1)
         planners = {mode: planner_for(settings, mode, task, worker) for mode in MODES}
-        for group in task.step.optimizer.param_groups:
-            group["lr"] = 0.0
         with record_run(
             settings, "compare_modes", worker, recorded_settings=task.facts()
         ) as recorder:
@@ -134,7 +128,7 @@ def print_ratios(folder: Path) -> None:
     """Prints the modes of the same texts; the rest computes something else, for the notebook."""
     comparison = read_comparison(Run(folder, folder))
     print("Slowest rank's step over static's, mean of paired steps:")
-    for mode, ratio in comparison.over(STATIC).items():
+    for mode, ratio in comparison.step_time_ratios_to(STATIC).items():
         print(f"  {mode:20s} {judged_format()(ratio)}, {counted(ratio.rounds, 'step')}")
     print("Other modes make their steps of other texts: see mode-times.csv by text.")
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.perfmodel.one_device.workload import Workload
-from common.runtime import private
+from common.runtime import torch_internals
 from common.training.recording.memory_watch import AllocationWatch
 from common.training.step import TokenBatch, TrainingStep
 
@@ -63,12 +63,12 @@ def track_step(workload: Workload) -> TrackedPeak:
             "--compile to analyse the memory of the step in eager mode"
         )
     device = torch.device("cpu")
-    with private.fake_tensors():
+    with torch_internals.fake_tensors():
         step = TrainingStep(workload, device)
         step.scaler = torch.amp.GradScaler(device.type, enabled=False)
         batch = empty_batch(workload, device)
         step.run(itertools.repeat(batch))  # the optimizer makes its states
-        tracker = private.memory_tracker()
+        tracker = torch_internals.memory_tracker()
         tracker.track_external(step.model, step.optimizer, *batch)
         phase, reached = "", 0
 
@@ -101,7 +101,7 @@ def saved_by_layer(workload: Workload) -> pd.DataFrame:
     """
     if workload.activation_checkpointing:
         raise UserError("activation_checkpointing keeps each block's input only; nothing to list")
-    with private.fake_tensors():
+    with torch_internals.fake_tensors():
         step = TrainingStep(workload, torch.device("cpu"))
         batch = empty_batch(workload, torch.device("cpu"))
         storages = {parameter.untyped_storage()._cdata for parameter in step.model.parameters()}

@@ -49,10 +49,11 @@ takes thirty times as long as float32 on processors without instructions for it.
 class OptionsBenchmark(RoundOptions, DeviceOptions, Workload):
     """Measure what each option of the training step buys: alone, together, and all but one.
 
-    The options given as flags are those of the baseline, on which the arms turn on others; by
-    default it is the plainest step there is. Writes options-times.csv (raw, one row per measured
-    step), options-warmup-times.csv (round -1 is the preparation, with compilation in its first
-    step) and options-arms.csv. Settings may also come from --config FILE (a YAML file; flags win).
+    Flags from --model to --vocab-size are those of the baseline, by default the plainest step there
+    is; an arm is the baseline with options turned on. Writes options-times.csv (raw, one row per
+    measured step), options-warmup-times.csv (round -1 is the preparation, with compilation in its
+    first step) and options-arms.csv. Settings may also come from --config FILE (a YAML file; flags
+    win).
     """
 
     attention: str = "eager"

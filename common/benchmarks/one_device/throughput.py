@@ -74,7 +74,8 @@ class ThroughputBenchmark(DeviceOptions, Workload):
     """
 
     batch_sizes: Annotated[tuple[int, ...], NonEmpty, AtLeast(1)] = (1, 4, 8, 16, 32, 64)
-    """Batch sizes of the sweep; batch_size itself is measured once even if it is among them."""
+    """Batch sizes of the sweep, each measured once; batch_size is measured in any case, --rounds
+    times, and not once more for standing among them."""
     rounds: Annotated[int, Positive] = 1
     """Visits to batch_size, the headline's, spread over the sweep; six settle a rate."""
     num_steps: Annotated[int, Positive] = 20

@@ -161,7 +161,7 @@ def one_rank_step_s(folder: Path, arm: pd.Series) -> float | None:
 def chosen_changes(model: StepModel, kinds: tuple[str, ...]) -> list[tuple[str, StepSettings]]:
     """Returns names and settings of no change and of the best proposal of each kind."""
     chosen: dict[str, Proposal] = {}
-    for proposal in propose(model, factors=FACTORS):
+    for proposal in propose(model, batch_factors=FACTORS):
         if proposal.kind in kinds:
             chosen.setdefault(proposal.kind, proposal)
     return [

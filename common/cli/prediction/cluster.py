@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from common.cli.flags import check_output, refuse_given, write_output
@@ -25,7 +25,8 @@ MEMORY_FLAGS = (
     *("model", "batch_size", "seq_len", "precision", "checkpointing", "accumulation"),
     *("gpus", "strategies", "capacity_gb"),
 )
-"""Fields of ``ClusterQuestion`` that have an effect without a cluster."""
+WITHOUT_CLUSTER = {"--model": MEMORY_FLAGS, "--gradient-mib": ("gpus", "csv")}
+"""Flag → fields of ``ClusterQuestion`` that have an effect with it and no cluster."""
 COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
@@ -68,27 +69,28 @@ class ClusterQuestion:
     """Let float32 products use TensorFloat-32."""
     mfu: tuple[float, ...] = ()
     """Likeliest, lowest and highest share of the GPU's peak that computation reaches, such as 0.4
-    0.3 0.5; one number is a value that is known. By default the time of matrix products and of what
-    moves through memory is computed apart."""
+    0.3 0.5; one number is certain. By default the time of matrix products and of what moves
+    through memory is computed apart."""
     pass_rate: tuple[float, ...] = ()
     """Likeliest, lowest and highest speed of the passes relative to that time, by default 1 0.6
-    1.55."""
+    1.55; one number is certain."""
     compile: bool = False
     """A compiler joins operators (torch.compile), so that less moves through memory."""
     network_speed: tuple[float, ...] = ()
     """Likeliest, lowest and highest speed of collectives relative to the model of NCCL, or to what
-    was measured; by default 1 0.5 1.1, and 1 on the number of GPUs that was measured."""
+    was measured; by default 1 0.5 1.1, and 1 on the number of GPUs that was measured. One number
+    is certain."""
     work: str | None = None
     """equal (the default) where all ranks have the same work, or texts where they have texts of
     unequal lengths: which spread and distribution the next two have, where they are not given."""
     straggler_spread: tuple[float, ...] = ()
     """Likeliest, lowest and highest standard deviation of a GPU's computation, as a share of it; by
-    default 0.006 0.005 0.009 of equal work, 0.12 0.1 0.14 of texts."""
+    default 0.006 0.005 0.009 of equal work, 0.12 0.1 0.14 of texts. One number is certain."""
     straggler_distribution: str | None = None
     """lognormal (the default of equal work), gumbel (of texts), normal or exponential."""
     overlap_slowdown: tuple[float, ...] = ()
     """Likeliest, lowest and highest factor by which communication slows computation down; by
-    default 1.19 1 1.4."""
+    default 1.19 1 1.4. One number is certain."""
     draws: int | None = None
     """Number of draws that the bands come from, by default 64."""
     seed: int | None = None
@@ -117,12 +119,21 @@ class ClusterQuestion:
         if self.csv is not None:
             print_notes(console, [f"all columns: {self.csv}"])
 
+    def refuse_without_cluster(self, leave_out: Collection[str] = ()) -> None:
+        """Raises UserError for the first given flag, and names what the flag has an effect with."""
+        for name in (field.name for field in fields(self) if field.name not in leave_out):
+            needed = [flag for flag, names in WITHOUT_CLUSTER.items() if name in names]
+            if name != "capacity_gb":
+                needed = ["--cluster", *needed]
+            why = f"has an effect with {' or '.join(needed)} only"
+            refuse_given(self, why, only=[name])
+
     def print_memory(self) -> None:
         """Prints the memory of a step of the model, on one GPU or on --gpus. Raises UserError."""
         from common.cli.prediction.memory import print_memory
         from common.perfmodel.cluster.scale_out import STRATEGIES, parse_gpus
 
-        refuse_given(self, "has an effect with --cluster only", leave_out=MEMORY_FLAGS)
+        self.refuse_without_cluster(leave_out=MEMORY_FLAGS)
         gpus = parse_gpus(self.gpus) if self.gpus else [1]
         if self.strategies and max(gpus) == 1:
             raise UserError("--strategies has an effect on several --gpus only")

@@ -18,8 +18,8 @@ class TableQuestion:
     """Path of a gradient-ready-times.csv, in place of the two layer tables."""
     allreduce: str | None = None
     """Path of an allreduce-times.csv or allreduce-samples.csv, or of what nccl-tests'
-    all_reduce_perf, all_reduce_bench.py or NCCL Inspector have printed. With --cluster it stands in
-    place of the model of NCCL."""
+    all_reduce_perf, all_reduce_bench.py or NCCL Inspector have printed. With --cluster it stands
+    in place of the model of NCCL."""
     overlap: str | None = None
     """Path of an overlap-times.csv (overlap_benchmark.py writes it): DDP's bookkeeping and
     contention, left out without it."""
@@ -30,7 +30,8 @@ class TableQuestion:
     run_dir: str | None = None
     """Run directory whose tables are used where no other table is given."""
     alpha_us: float | None = None
-    """Answer also for this latency, in microseconds, in place of the measured one."""
+    """Give b* a second time, with this latency of an all-reduce, in microseconds, in place of the
+    measured one; the table keeps the measured one."""
     trace: str | None = None
     """Write the step at one cap, predicted and (where the run watched its buckets) measured, to
     this file, as a trace for https://ui.perfetto.dev."""

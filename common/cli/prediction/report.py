@@ -31,11 +31,12 @@ from common.perfmodel.tables import (
     read_ready_times,
 )
 from common.perfmodel.uncertainty import Chance, chance_at
-from common.runtime.records.run_directory import find_table, read_environment
+from common.runtime.records.run_directory import find_table, read_environment, why_broken_off
 
 SUSPICIOUS_ALPHA_S = 1e-3
 LATENCY_BYTES = 64 * 2**10
 """Size up to which a message's time is taken for a latency."""
+ALL_REDUCES = "allreduce-samples.csv"
 
 
 class Report:
@@ -45,7 +46,8 @@ class Report:
         caps = [parse_cap(text) for text in question.bucket_cap_mb]
         question, settings = with_tables_of_run(question)
         if not question.allreduce:
-            raise UserError("no all-reduce table: give --allreduce FILE or --run-dir DIR")
+            lacking = lacking_all_reduces(question.run_dir)
+            raise UserError(f"no all-reduce table: {lacking}give --allreduce FILE or --run-dir DIR")
         if question.alpha_us is not None and not 0 < question.alpha_us < float("inf"):
             raise UserError(f"--alpha-us {question.alpha_us}: a latency is above 0 and finite")
         self.trace: TraceRequest | None = None
@@ -251,6 +253,15 @@ def _best_line(label: str, best: BestCap) -> str:
     )
 
 
+def lacking_all_reduces(run_dir: str | None) -> str:
+    """Says that a run has no table of all-reduces, and why it broke off; empty without a run."""
+    if run_dir is None:
+        return ""
+    reason = why_broken_off(Path(run_dir))
+    broke_off = f", which broke off ({reason})," if reason else ""
+    return f"{run_dir}{broke_off} has no complete {ALL_REDUCES}; "
+
+
 def with_tables_of_run(question: TableQuestion) -> tuple[TableQuestion, dict]:
     """Fills in the tables of ``--run-dir`` where none was given; all must be comparable.
 
@@ -260,7 +271,7 @@ def with_tables_of_run(question: TableQuestion) -> tuple[TableQuestion, dict]:
     if folder and not folder.is_dir():
         raise UserError(f"{folder}: no such run directory")
     wanted = {
-        "allreduce": "allreduce-samples.csv",
+        "allreduce": ALL_REDUCES,
         "overlap": "overlap-times.csv",
         "measured": "ddp-times.csv",
     }

@@ -32,7 +32,7 @@ from common.course.grading.people.identify import (
     why_unclear,
 )
 from common.course.grading.people.roster import Roster
-from common.course.grading.plausibility import KEPT, keep, pages_of, suspicions_of
+from common.course.grading.plausibility import KEPT, keep, pages_of, suspicions_by_strength
 from common.course.grading.reading import (
     Levels,
     apply_levels,
@@ -43,12 +43,12 @@ from common.course.grading.reading import (
     texts_of,
 )
 from common.course.grading.records import (
+    ClassResults,
     Record,
-    Results,
     What,
     check_is_of,
     locked,
-    read_results,
+    read_class_results,
     state_of,
     write_together,
 )
@@ -128,9 +128,9 @@ class Class:
                 say(line)
             return grades
 
-    def results(self, folder: Path, hand_ins: Sequence[HandIn]) -> Results:
+    def results(self, folder: Path, hand_ins: Sequence[HandIn]) -> ClassResults:
         """Returns the results that a folder has, or begins them."""
-        earlier = read_results(folder)
+        earlier = read_class_results(folder)
         try:
             assignment, part = what_is_graded(hand_ins, self.assignment, self.part)
         except UserError:
@@ -139,13 +139,13 @@ class Class:
             assignment, part = earlier.what.assignment, earlier.what.part
         course = self.grader.course(HandedIn("", assignment, part))
         what = What(assignment, part, self.grader.variant, course)
-        results = earlier or Results(what)
+        results = earlier or ClassResults(what)
         check_is_of(folder, results.what, what)
         if self.due:
             results.due = self.due.isoformat()
         return results
 
-    def refresh(self, results: Results) -> None:
+    def refresh(self, results: ClassResults) -> None:
         """Takes over what the roster has of students who were graded before."""
         for name, record in results.records.items() if self.roster else ():
             of = HandedIn(record.name, 0, 0, record.email, record.id)
@@ -158,7 +158,7 @@ class Class:
                 results.records[name] = replace(new, extension_days=p.extension_days)
 
     def names(
-        self, hand_ins: Sequence[HandIn], results: Results
+        self, hand_ins: Sequence[HandIn], results: ClassResults
     ) -> tuple[list[HandIn], dict[str, list[HandIn]]]:
         """Tells hand-ins apart: which of them may be of several people, and so count for nobody.
 
@@ -194,7 +194,7 @@ class Class:
         folder: Path,
         hand_ins: Sequence[HandIn],
         names: Mapping[str, Sequence[HandIn]],
-        results: Results,
+        results: ClassResults,
         say: Callable[[str], None],
     ) -> list[Grade]:
         """Grades what counts, and puts all of it into the results."""
@@ -278,7 +278,7 @@ class Class:
             return replace(broken, stem=name)
 
     def write(
-        self, folder: Path, results: Results, before: Mapping[str, Record], table: Path | None
+        self, folder: Path, results: ClassResults, before: Mapping[str, Record], table: Path | None
     ) -> None:
         """Gives texts their levels, notes what changed, and writes all files of the folder."""
         root, assignment = self.grader.root, results.what.assignment
@@ -308,11 +308,11 @@ class Class:
             texts[LEVELS] = as_levels(results, levels, questions)
         times = {r.submission: r.handed_in for r in results.records.values() if r.handed_in}
         handed_in = {name: datetime.fromisoformat(time) for name, time in times.items()}
-        texts |= pages_of(folder, suspicions_of(folder, root, handed_in))
+        texts |= pages_of(folder, suspicions_by_strength(folder, root, handed_in))
         write_together(folder, {**texts, "class.json": state_of(results)})
 
 
-def put_problem(hand_in: HandIn, results: Results, say: Callable[[str], None]) -> Grade:
+def put_problem(hand_in: HandIn, results: ClassResults, say: Callable[[str], None]) -> Grade:
     """Notes a hand-in that counts for nobody."""
     name = printable(hand_in.path.name)
     grade = Grade(name, (), "", results.what.variant, hand_in.problem)
@@ -321,7 +321,7 @@ def put_problem(hand_in: HandIn, results: Results, say: Callable[[str], None]) -
     return grade
 
 
-def put_earlier(hand_in: HandIn, name: str, results: Results) -> None:
+def put_earlier(hand_in: HandIn, name: str, results: ClassResults) -> None:
     """Notes a hand-in in whose place a later one counts."""
     why = "handed in again later: it does not count"
     row = (name, hand_in.sha256[:12], why)

@@ -147,7 +147,7 @@ def judge_answers(
     questions: Mapping[str, Question],
     answers: Mapping[str, float | str | None],
     key: Mapping[str, Mapping],
-    expected: Mapping[str, float | str],
+    expected_or_reason: Mapping[str, float | str],
 ) -> list[Mark]:
     """Returns a mark for each question; of texts, which somebody reads, without a score.
 
@@ -156,7 +156,8 @@ def judge_answers(
 
     Args:
         questions, answers, key: question, answer and key by the question's name.
-        expected: question → the number that the student's tables give, or why they give none.
+        expected_or_reason: question → the number that the student's tables give, or why they do
+            not.
     """
     marks = []
     for name, question in questions.items():
@@ -166,7 +167,7 @@ def judge_answers(
         elif answer is None:
             score, why = 0.0, NO_ANSWER
         elif question.kind == NUMBER:
-            score, why = judge_number(answer, question, expected[name])
+            score, why = judge_number(answer, question, expected_or_reason[name])
         else:
             is_right = answer == str(key[name]["right"])
             score = question.points * is_right
@@ -175,10 +176,13 @@ def judge_answers(
     return marks
 
 
-def judge_number(answer: float, question: Question, expected: float | str) -> tuple[float, str]:
+def judge_number(
+    answer: float, question: Question, expected_or_reason: float | str
+) -> tuple[float, str]:
     """Returns the points of a number, and why it gets none."""
-    if isinstance(expected, str):
-        return 0.0, f"your tables do not give it{expected and ': '}{expected}"
-    if math.isclose(answer, expected, rel_tol=TOLERANCE, abs_tol=1e-12):
+    if isinstance(expected_or_reason, str):
+        reason = expected_or_reason and f": {expected_or_reason}"
+        return 0.0, f"your tables do not give it{reason}"
+    if math.isclose(answer, expected_or_reason, rel_tol=TOLERANCE, abs_tol=1e-12):
         return float(question.points), ""
-    return 0.0, f"{answer:.6g} {question.unit}; your tables say {expected:.6g}"
+    return 0.0, f"{answer:.6g} {question.unit}; your tables say {expected_or_reason:.6g}"

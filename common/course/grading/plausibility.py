@@ -91,7 +91,7 @@ class Suspicion:
         object.__setattr__(self, "evidence", in_a_line(self.evidence))
 
 
-def suspicions_of(
+def suspicions_by_strength(
     folder: Path, root: Path, handed_in: Mapping[str, datetime] | None = None
 ) -> list[Suspicion]:
     """Returns what does not go together of all of whom something is kept, the strongest first.
@@ -102,8 +102,9 @@ def suspicions_of(
         handed_in: student → when it was handed in, with a time zone.
     """
     kept = kept_in(folder)
-    suspicions = [*of_runs(kept, handed_in or {}), *of_samples(kept | recorded(kept, root))]
-    suspicions += [*of_code(kept, root), *of_texts(kept, root)]
+    suspicions = list(run_suspicions(kept, handed_in or {}))
+    suspicions += sample_suspicions(kept | recorded(kept, root))
+    suspicions += [*code_suspicions(kept, root), *text_suspicions(kept, root)]
     return sorted(suspicions, key=lambda s: (STRENGTHS.index(s.strength), s))
 
 
@@ -150,7 +151,9 @@ def digest_of(submission: Submission) -> str:
     return total.hexdigest()
 
 
-def of_runs(kept: Mapping[str, Mapping], handed_in: Mapping[str, datetime]) -> Iterator[Suspicion]:
+def run_suspicions(
+    kept: Mapping[str, Mapping], handed_in: Mapping[str, datetime]
+) -> Iterator[Suspicion]:
     """Yields what does not go together in each run, and with the time of the hand-in."""
     for stem, read in kept.items():
         for strength, words in read["run"]:
@@ -180,7 +183,7 @@ def measured_of(run: Path) -> dict[str, dict]:
     }
 
 
-def of_samples(kept: Mapping[str, Mapping]) -> Iterator[Suspicion]:
+def sample_suspicions(kept: Mapping[str, Mapping]) -> Iterator[Suspicion]:
     """Yields pairs with measured times in common, or with the same times scaled."""
     samples = {
         stem: {name: set(hashes) for name, hashes in read["samples"].items()}
@@ -207,7 +210,7 @@ def has_same_shape(first: Sequence[float] | None, second: Sequence[float] | None
     return gap < SAME and first[-1] - first[0] > WIDTH
 
 
-def of_code(kept: Mapping[str, Mapping], root: Path) -> Iterator[Suspicion]:
+def code_suspicions(kept: Mapping[str, Mapping], root: Path) -> Iterator[Suspicion]:
     """Yields pairs with nearly the same code, and those whose code is nearly the reference's."""
     files = {file for read in kept.values() for file in read["code"]}
     likes: dict[tuple[str, str], list[tuple[float, str]]] = {}
@@ -231,7 +234,7 @@ def of_code(kept: Mapping[str, Mapping], root: Path) -> Iterator[Suspicion]:
         yield from suspicion_of(first, second, CODE, words)
 
 
-def of_texts(kept: Mapping[str, Mapping], root: Path) -> Iterator[Suspicion]:
+def text_suspicions(kept: Mapping[str, Mapping], root: Path) -> Iterator[Suspicion]:
     """Yields pairs with nearly the same answers in words."""
     likes: dict[tuple[str, str], list[tuple[float, str]]] = {}
     assignments = {read["assignment"] for read in kept.values()}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.course.answers import LEVELS, TEXT, Question
 from common.course.grading.marks import NO_ANSWER, with_level
-from common.course.grading.records import Record, Results
+from common.course.grading.records import ClassResults, Record
 from common.errors import UserError
 
 HEADER = ("text", "question", "level")
@@ -34,7 +34,7 @@ Levels = dict[tuple[str, str], dict[str, str]]
 """(code of a text; question) → row of a table of levels."""
 
 
-def texts_of(results: Results, question: str) -> dict[str, str]:
+def texts_of(results: ClassResults, question: str) -> dict[str, str]:
     """Returns a question's texts by their codes, in the codes' order: nobody's place tells."""
     of = [record for record in results.records.values() if question in record.texts]
     return dict(sorted((record.code(question), record.texts[question]) for record in of))
@@ -107,7 +107,7 @@ def read_levels(path: Path) -> Levels:
 
 
 def check_levels(
-    levels: Levels, results: Results, questions: Mapping[str, Question], path: Path
+    levels: Levels, results: ClassResults, questions: Mapping[str, Question], path: Path
 ) -> None:
     """Raises UserError for a level of a text or a question that there is not."""
     texts = {name: texts_of(results, name) for name, q in questions.items() if q.kind == TEXT}
@@ -120,7 +120,7 @@ def check_levels(
             raise UserError(f"{path}: nobody handed in {name!r}, of {question}")
 
 
-def apply_levels(results: Results, levels: Levels, questions: Mapping[str, Question]) -> None:
+def apply_levels(results: ClassResults, levels: Levels, questions: Mapping[str, Question]) -> None:
     """Gives the texts of all records their levels."""
     filled = {pair: row["level"] for pair, row in levels.items() if row["level"]}
 
@@ -148,7 +148,7 @@ def is_text(name: str, questions: Mapping[str, Question]) -> bool:
     return name in questions and questions[name].kind == TEXT
 
 
-def as_levels(results: Results, levels: Levels, questions: Mapping[str, Question]) -> str:
+def as_levels(results: ClassResults, levels: Levels, questions: Mapping[str, Question]) -> str:
     """Returns levels.csv: all texts of the class, and what a reader has filled in for them.
 
     Rows of texts that were replaced by later ones stand at the end.

@@ -148,7 +148,7 @@ class What:
 
 
 @dataclass
-class Results:
+class ClassResults:
     """The results of a class.
 
     Attributes:
@@ -224,8 +224,8 @@ def scores_of_code(record: Record) -> list[float | None]:
     return [mark.score for mark in marks if mark.why != NO_ANSWER]
 
 
-def read_results(folder: Path) -> Results | None:
-    """Reads what a folder has; None of a new folder.
+def read_class_results(folder: Path) -> ClassResults | None:
+    """Reads a class's results from ``class.json``; None of a new folder.
 
     Raises:
         UserError: it has results that cannot be merged, or tables of something else.
@@ -244,7 +244,7 @@ def read_results(folder: Path) -> Results | None:
         content["what"] = What(**content["what"])
         for kind in ("records", "problems"):
             content[kind] = {key: record_from(r) for key, r in content[kind].items()}
-        return Results(**content)
+        return ClassResults(**content)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path}: it cannot be read; choose another --output-dir") from None
 
@@ -272,7 +272,7 @@ def record_from(entries: Mapping[str, object]) -> Record:
     return Record(**values)
 
 
-def state_of(results: Results) -> str:
+def state_of(results: ClassResults) -> str:
     """Returns the text of ``class.json``."""
     return json.dumps(asdict(results), indent=1) + "\n"
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from common.course.grading.people.identify import people_of
 from common.course.grading.people.roster import Person, Roster
-from common.course.grading.records import Record, Results
+from common.course.grading.records import ClassResults, Record
 from common.course.submission import named
 from common.runtime.wording import counted
 
@@ -64,7 +64,7 @@ def not_judged(record: Record) -> float:
     return sum(mark.points for mark in record.marks if mark.score is None)
 
 
-def as_grades(results: Results, bonus: Collection[str]) -> str:
+def as_grades(results: ClassResults, bonus: Collection[str]) -> str:
     """Returns grades.csv: a row a student, then one for each hand-in that counts for nobody.
 
     ``percent`` is of what was judged, so that it can be compared before all texts are read. At
@@ -96,12 +96,12 @@ def about(record: Record, due: str) -> list[object]:
     return [*of, record.handed_in, record.time_from, days_late(record, due)]
 
 
-def as_history(results: Results) -> str:
+def as_history(results: ClassResults) -> str:
     """Returns history.csv: what a student's points were before, when they changed, and why."""
     return table(HISTORY, [[row[name] for name in HISTORY] for row in results.history])
 
 
-def as_canvas(results: Results, roster: Roster | None, possible: float) -> str:
+def as_canvas(results: ClassResults, roster: Roster | None, possible: float) -> str:
     """Returns what Canvas imports into its gradebook.
 
     Its importer wants Student, ID and Section in the first columns, SIS User ID and SIS Login ID
@@ -121,7 +121,7 @@ def as_canvas(results: Results, roster: Roster | None, possible: float) -> str:
     return table([*CANVAS, title_of(results)], rows)
 
 
-def as_moodle(results: Results, roster: Roster | None, possible: float) -> str:
+def as_moodle(results: ClassResults, roster: Roster | None, possible: float) -> str:
     """Returns what Moodle imports into its gradebook.
 
     The import asks which column identifies students (e-mail or ID number) and which has the points
@@ -135,7 +135,7 @@ def as_moodle(results: Results, roster: Roster | None, possible: float) -> str:
     return table(["ID number", "Email address", "Full name", title_of(results)], rows)
 
 
-def as_gradescope(results: Results, roster: Roster | None, possible: float) -> str:
+def as_gradescope(results: ClassResults, roster: Roster | None, possible: float) -> str:
     """Returns points as Gradescope's "Download Grades" has them.
 
     Gradescope documents no import of points but an autograder's results.json. This is for what
@@ -159,20 +159,20 @@ PLATFORMS = {"canvas": as_canvas, "moodle": as_moodle, "gradescope": as_gradesco
 """Learning platform → what makes its table, of the points possible among others."""
 
 
-def with_people(results: Results, roster: Roster | None) -> list[tuple[Record, Person]]:
+def with_people(results: ClassResults, roster: Roster | None) -> list[tuple[Record, Person]]:
     """Returns the records with their people as the roster has them, by name."""
     people = {(p.id, p.email, p.name): p for p in (roster.people if roster else ())}
     records = sorted(results.records.values(), key=lambda record: record.submission)
     return [(r, people.get((r.id, r.email, r.name), r.person)) for r in records]
 
 
-def title_of(results: Results) -> str:
+def title_of(results: ClassResults) -> str:
     """Returns the assignment's name as a column's title."""
     return named(results.what.assignment, results.what.part).replace(",", "").capitalize()
 
 
 def what_is_open(
-    results: Results, roster: Roster | None, platforms: Sequence[str]
+    results: ClassResults, roster: Roster | None, platforms: Sequence[str]
 ) -> Iterator[str]:
     """Yields lines on who of the roster handed in nothing that counts, and on open points."""
     listed = roster.people if roster else ()

@@ -44,7 +44,7 @@ SETTINGS = Cs336Study
 
 
 def run_study(study: Cs336Study, output_dir: str, progress: StageProgress) -> Path:
-    """Runs their tests and records the outcomes; returns the run directory."""
+    """Runs their tests; returns the run directory (``results.csv``: the outcome of each)."""
     source = check_source(study.tests)
     environment = describe_environment("gloo", "cpu", 2)
     with study_run("cs336", study, output_dir, progress, environment) as run:

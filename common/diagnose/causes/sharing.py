@@ -27,6 +27,7 @@ from common.diagnose.evidence.evidence import (
     EXCHANGING,
     PLACEMENT,
     PROBES,
+    STACKS,
     STEPS,
     NotJudged,
     standard_error,
@@ -55,7 +56,10 @@ PARTS = ["forward_time_ms", "backward_time_ms", "exchange_time_ms"]
 
 
 def shared_device(case: Case) -> Verdict | None:
-    """Judges whether several ranks compute on one GPU."""
+    """Returns the cause where several ranks compute on one GPU; None where each has its own.
+
+    Raises NotJudged without ``placement.csv``.
+    """
     placement = case.run.need(PLACEMENT)
     placement = placement[placement["rank"] < case.ranks]
     gpus = placement[placement["device"].astype(str).str.startswith("cuda")]
@@ -84,7 +88,10 @@ def shared_device(case: Case) -> Verdict | None:
 
 
 def oversubscribed_cores(case: Case) -> Verdict | None:
-    """Judges whether there are more computing threads than cores to run them on."""
+    """Returns the cause where more threads compute than there are cores; None where they do not.
+
+    Raises NotJudged without passes of ranks alone and together.
+    """
     measured = _together(case)
     crowds = _crowded(case)
     if measured is None:
@@ -258,14 +265,14 @@ def own_pass_ms(case: Case, name: str) -> pd.DataFrame:
     on the slowest. The looks tell which rank computes meanwhile, where they tell the ranks apart.
     """
     pass_ms = case.run.by_step(f"{name}_time_ms")
+    if pass_ms.empty or STACKS not in case.run.tables:
+        return pass_ms
     shares, errors = {}, {}
     for rank in pass_ms:
         rows = looks(case, (name,), rank)
         count = max(1, rows["samples"].sum())
         share = shares[rank] = share_at(rows, EXCHANGES)
         errors[rank] = math.sqrt(max(share * (1 - share), 1 / count) / count)
-    if pass_ms.empty:
-        return pass_ms
     most, least = max(shares, key=shares.get), min(shares, key=shares.get)
     if shares[most] - shares[least] <= SURE * math.hypot(errors[most], errors[least]):
         return pass_ms

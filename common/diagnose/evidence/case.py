@@ -1,7 +1,8 @@
 """A verdict, and what every cause is judged from.
 
-A cause is a function of a ``Case`` that returns a verdict or None; it raises NotJudged where the
-run has not the table it needs. Thresholds stand beside the causes, each with its reason.
+A cause is a function of a ``Case`` that returns a verdict, or None where it was judged and is not
+so; it raises NotJudged where the run has not the table it needs. Thresholds stand beside the
+causes, each with its reason.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MANY_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A cause that was found.
+    """A cause that was found; what a number is worth is ``common.judged.Verdict``.
 
     Attributes:
         cause: stable name, such as ``batch-too-small``.

@@ -153,8 +153,8 @@ def block_layer(
             ),
         ),
     )
-    product_flops = attentions * attention.product_flops(tokens)
-    flops = linear_flops(tensors, tokens) + product_flops
+    attention_flops = attentions * attention.core_attention_flops(tokens)
+    flops = linear_flops(tensors, tokens) + attention_flops
     if isinstance(feed_forward, Experts):
         flops += feed_forward.expert_flops(width, tokens)
     return Layer(
@@ -162,7 +162,7 @@ def block_layer(
         tuple(tensors),
         flops,
         is_block=True,
-        attention_flops=product_flops,
+        attention_flops=attention_flops,
         activations=activations,
     )
 

@@ -99,9 +99,9 @@ class Attention(Settings):
         sinks = [Tensor(f"{name}.sinks.weight", (self.heads,))] if self.sinks else []
         return [*inputs, *sinks, *linear(f"{name}.output", queries, width, self.output_bias)]
 
-    def product_flops(self, tokens: int) -> int:
-        """Returns the operations of scores and mixing, of which shared heads save none."""
-        return 4 * tokens**2 * self.heads * self.head_width
+    def core_attention_flops(self, seq_len: int) -> int:
+        """Returns the forward FLOPs of QKᵀ and of mixing the values; shared heads save none."""
+        return 4 * seq_len**2 * self.heads * self.head_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +149,10 @@ class LatentAttention(Settings):
             *linear(f"{name}.output", self.heads * self.value_width, width, self.bias),
         ]
 
-    def product_flops(self, tokens: int) -> int:
-        """Returns the operations of scores and mixing: every token with every token."""
+    def core_attention_flops(self, seq_len: int) -> int:
+        """Returns the forward FLOPs of QKᵀ and of mixing the values, without a causal mask."""
         widths = self.head_width + self.rotary_width + self.value_width
-        return 2 * tokens**2 * self.heads * widths
+        return 2 * seq_len**2 * self.heads * widths
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,7 +154,7 @@ def judge_rows(
     reason = _why_not(table, nodes)
     for cluster in clusters:
         try:
-            models += [(cluster, model) for model in expected(cluster, table, nodes)]
+            models += [(cluster, model) for model in nccl_models(cluster, table, nodes)]
         except UserError as error:
             reason = str(error)
     busbw = table.busbw_gb_per_s()
@@ -191,8 +191,8 @@ def _why_not(table: PrintedCollective, nodes: int) -> str:
     return f"no cluster {where} {table.gpu} is known"
 
 
-def expected(cluster: Cluster, table: PrintedCollective, nodes: int) -> list[Collective]:
-    """Returns models of a table's collective, on as many nodes as it ran on.
+def nccl_models(cluster: Cluster, table: PrintedCollective, nodes: int) -> list[Collective]:
+    """Returns NCCL's models of a table's collective: as it chooses, and over two nodes a ring, too.
 
     Over two nodes there is a second model, of a ring: a tree sends each byte over the network once
     there, and a ring twice, which is chosen where the network is looked at (NCCL_ALGO=RING).
@@ -284,5 +284,5 @@ def _reached(
 ) -> float:
     """Computes the bus bandwidth, in GB/s, where a node's network is as slow as that."""
     slow = replace(cluster, network_gb_per_s=min(network_gb_per_s, cluster.network_gb_per_s))
-    times_s = (float(expected(slow, table, nodes)[0].time_s(FAULT_BYTES)),)
+    times_s = (float(nccl_models(slow, table, nodes)[0].time_s(FAULT_BYTES)),)
     return float(replace(table, sizes_bytes=(FAULT_BYTES,), times_s=times_s).busbw_gb_per_s()[0])

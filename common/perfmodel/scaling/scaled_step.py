@@ -137,15 +137,17 @@ class Proposal:
         return self.change.split("=")[0]
 
 
-FACTORS = (2, 4, 8, 16)
+BATCH_FACTORS = (2, 4, 8, 16)
 TARGET_EFFICIENCY = 0.8
 """Lower bound on an acceptable efficiency: the line that the course's plots draw."""
 LEAST_GAIN = 0.03
 """Lower bound on a predicted gain: less cannot be told from the noise of a measurement."""
 
 
-def propose(model: StepModel, *, factors: Sequence[int] = FACTORS) -> list[Proposal]:
+def propose(model: StepModel, *, batch_factors: Sequence[int] = BATCH_FACTORS) -> list[Proposal]:
     """Proposes changes that make N ranks scale better, one setting at a time.
+
+    Accumulation and batch per rank are multiplied by each of ``batch_factors``.
 
     Of each kind the first is the one to take: the smallest change that reaches the target
     efficiency, or else the one that comes closest. Kinds come in the order of what this first one
@@ -155,7 +157,7 @@ def propose(model: StepModel, *, factors: Sequence[int] = FACTORS) -> list[Propo
     now = model.settings
     before = predict(model)
     kinds: list[list[Proposal]] = []
-    for changes in _changes(model, factors):
+    for changes in _changes(model, batch_factors):
         kind = [_proposal(model, changed, before) for changed in changes]
         kind = [proposal for proposal in kind if proposal.gain >= LEAST_GAIN]
         # Stable: those that reach the target stay in the order from small to large.
@@ -177,7 +179,7 @@ def propose(model: StepModel, *, factors: Sequence[int] = FACTORS) -> list[Propo
     return proposals
 
 
-def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings]]:
+def _changes(model: StepModel, batch_factors: Sequence[int]) -> list[list[StepSettings]]:
     """Returns settings to try, by kind, from small to large changes."""
     now = model.settings
     compressions = [
@@ -187,8 +189,11 @@ def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings
     ]
     return [
         [replace(now, exchanges=1)] if now.exchanges > 1 else [],
-        [replace(now, accumulation=now.accumulation * factor, exchanges=1) for factor in factors],
-        [replace(now, batch_per_rank=now.batch_per_rank * factor) for factor in factors],
+        [
+            replace(now, accumulation=now.accumulation * factor, exchanges=1)
+            for factor in batch_factors
+        ],
+        [replace(now, batch_per_rank=now.batch_per_rank * factor) for factor in batch_factors],
         [replace(now, compression=name) for name in compressions if name != "none"],
         [replace(now, bucket_cap_mb=best_cap_mb(model, now))],
     ]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import Preempted, RunFailed, UserError
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group import nccl
 from common.runtime.group.network import give_gloo_the_interface_of_nccl, require_interfaces
 from common.runtime.group.rendezvous import agree_on_attempt
@@ -169,7 +169,7 @@ def process_group(
         raise UserError("backend nccl needs GPUs; on the CPU use --backend gloo")
 
     if dist.is_initialized() and dist.group.WORLD is _left_behind.get():
-        private.abort_default_group()
+        torch_internals.abort_default_group()
     if dist.is_initialized():
         worker = around or Worker(ranks, torch.device("cpu"), backend)
         chosen = _choose_device(ranks, device_type, backend)

@@ -181,15 +181,23 @@ def read_environment(path: Path) -> dict:
     return record
 
 
+def why_broken_off(run_dir: Path) -> str | None:
+    """Returns why a run broke off, in a line; None of a run that did not, and of another folder."""
+    if not (run_dir / "environment.json").is_file():
+        return None
+    record = read_environment(run_dir)
+    if record["status"] not in ("failed", "interrupted"):
+        return None
+    return " ".join(str(record.get("reason") or record["status"]).split())
+
+
 def find_table(run_dir: Path, name: str, label: str | None = None) -> Path | None:
     """Returns the path of a run's table: in the folder itself, or in its newest complete run below.
 
     With a ``label`` only runs below that carry it count: another script may write a table of this
     name, too. None if there is no such table. One of a run that broke off is none.
     """
-    is_run = (run_dir / "environment.json").is_file()
-    broke_off = is_run and read_environment(run_dir)["status"] in ("failed", "interrupted")
-    if (run_dir / name).is_file() and not broke_off:
+    if (run_dir / name).is_file() and not why_broken_off(run_dir):
         return run_dir / name
     below = [
         path

@@ -32,7 +32,7 @@ from common.exercises.checkpoint_commit import (
     flush,
     start_checkpoint,
 )
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group.process_group import Worker
 from common.runtime.paths import relative_to_project
 from common.training.checkpoints.files import SavedCheckpoint, prune, remove_leftovers, step_of
@@ -65,7 +65,8 @@ class Checkpoints:
         self.worker = dataclasses.replace(worker, objects=self._group)
         self._thread = writer_thread(worker.device) if asynchronous else None
         self._writing: Future | None = None
-        self._stager = private.stager(worker.device.type == "cuda") if asynchronous else None
+        on_gpu = worker.device.type == "cuda"
+        self._stager = torch_internals.stager(on_gpu) if asynchronous else None
         try:
             self._on_main(self._prepare_folder)
         except CannotWrite as error:

@@ -59,20 +59,16 @@ class TextSettings(RankOptions):
     precision: Annotated[str, OneOf(PRECISION_NAMES)] = "auto"
     """auto, fp32, bf16, fp16 or fp64; auto is bf16 where it is supported, else fp16, and fp32 on a
     CPU."""
-    lr: Annotated[float, Positive] = 3e-5
-    """Learning rate of AdamW."""
-    weight_decay: Annotated[float, NonNegative] = 0.01
-    """AdamW's weight decay."""
-    warmup_steps: Annotated[int, NonNegative] = 20
-    """Steps in which the learning rate rises; it then falls to 0 in a straight line."""
     max_local_batch_cap: Annotated[int, NonNegative] = 0
     """Most texts of a micro-batch; 0 to probe what memory holds."""
     probe_max_batch: Annotated[int, Positive] = 64
     """Most texts of a micro-batch that is tried to see what memory holds."""
     speed_tolerance: Annotated[float, NonNegative] = 0.1
-    """Ranks whose calibrated speeds differ by less are planned for as if they were alike."""
+    """Under cost_type calibrated (compare_modes: dynamic_calibrated): share by which speeds of
+    ranks may differ and still be planned for as alike; 0.1 is 10 %."""
     refine_every: Annotated[int, Positive] = 10
-    """Steps after which ranks exchange how long their steps took, where costs are calibrated."""
+    """Under cost_type calibrated: steps after which ranks tell each other their times, and correct
+    the costs that plans go by."""
     bucket_cap_mb: Annotated[float | None, Positive] = None
     """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
     seed: Annotated[int, Seed] = 42
@@ -123,6 +119,12 @@ class MicroBatchConfig(TextSettings):
     and corrected as steps are measured)."""
     steps: Annotated[int, Positive] = 300
     """Optimizer steps of the run."""
+    lr: Annotated[float, Positive] = 3e-5
+    """Learning rate of AdamW."""
+    weight_decay: Annotated[float, NonNegative] = 0.01
+    """AdamW's weight decay."""
+    warmup_steps: Annotated[int, NonNegative] = 20
+    """Steps in which the learning rate rises; it then falls to 0 in a straight line."""
     buffer_size: Annotated[int, Positive] = 32
     """Texts that are planned and put together ahead of the step; at least a global batch."""
     eval_samples: Annotated[int, NonNegative] = 200

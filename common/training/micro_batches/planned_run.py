@@ -36,7 +36,14 @@ class PlannedRun:
     def __init__(self, config: MicroBatchConfig, worker: Worker) -> None:
         self.config, self.worker = config, worker
         slow_factor = slow_factor_of(worker, config.slow_rank, config.slow_factor)
-        self.task = open_task(config, worker, slow_factor, config.eval_samples)
+        self.task = open_task(
+            config,
+            worker,
+            slow_factor,
+            config.eval_samples,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+        )
         self.planner = planner_for(config, config.mode, self.task, worker)
         self.step = self.task.step
         self.model = self.step.exchange.model

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.machine.memory_limit import reset_peak_resident, resettable_peak_bytes
 from common.training.recording.tracing import silence_profiler
 
@@ -79,7 +79,7 @@ class AllocationWatch:
             time.sleep(SETTLE_S)
             self._profiler.stop()
         # The peak is the largest running sum, above what was held at the start.
-        changes = private.memory_changes(self._profiler)
+        changes = torch_internals.memory_changes(self._profiler)
         return self._held_bytes + max(itertools.accumulate(changes, initial=0))
 
 

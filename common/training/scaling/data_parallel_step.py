@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
 from common.settings import AtLeast, OneOf, Positive, Settings
@@ -224,7 +224,7 @@ class DataParallelStep:
             self.exchange.close()
             self.exchange = None
         else:
-            private.remove_hooks(self.ddp)
+            torch_internals.remove_hooks(self.ddp)
             self.ddp = self.model
         self.optimizer.zero_grad(set_to_none=True)
         gc.collect()  # its buckets, before there are new ones

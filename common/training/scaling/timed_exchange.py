@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.errors import RunFailed
-from common.runtime import private
+from common.runtime import torch_internals
 from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
 from common.training.ddp import COMPRESSIONS, make_ddp
@@ -97,7 +97,7 @@ class TimedExchange:
 
     def close(self) -> None:
         """Takes DDP off the model, and frees its buckets before there are new ones."""
-        private.remove_hooks(self.ddp)
+        torch_internals.remove_hooks(self.ddp)
         del self.ddp
         self._last = None
         gc.collect()

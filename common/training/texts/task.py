@@ -51,13 +51,20 @@ class Task:
 
 
 def open_task(
-    config: TextSettings, worker: Worker, slow_factor: float = 1.0, eval_samples: int = 200
+    config: TextSettings,
+    worker: Worker,
+    slow_factor: float = 1.0,
+    eval_samples: int = 200,
+    *,
+    lr: float = 0.0,
+    weight_decay: float = 0.0,
 ) -> Task:
     """Opens the texts, makes model, optimizer and step, and finds the limits; all ranks call it.
 
     Args:
         slow_factor: factor that multiplies this rank's compute time.
         eval_samples: texts of the validation split; 0 for all.
+        lr, weight_decay: settings of AdamW; by default steps leave the weights as they are.
 
     Raises:
         UserError: settings, data or model that do not go together, or a precision that the device
@@ -98,7 +105,7 @@ def open_task(
         bucket_cap_mb=config.bucket_cap_mb,
         gradient_as_bucket_view=True,
     )
-    optimizer = make_optimizer(model.parameters(), config.lr, config.weight_decay)
+    optimizer = make_optimizer(model.parameters(), lr, weight_decay)
     step = MicroBatchStep(exchange, optimizer, precision=precision, loss_mean=config.loss_mean)
     step.settle(few_tokens(train, worker))
     step.make_states()

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from common.errors import UserError
 from common.planning.code import step_lines, wrapping_lines
-from common.planning.report import WIDTH, print_answer
 from common.planning.search import named_fields
 from common.planning.space import SINGLE, Plan, Question
+from common.planning.terminal import WIDTH, print_answer
 from common.runtime.group.process_group import process_group
 from common.runtime.records.recorder import Recorder, record_run
 from common.runtime.records.run_directory import write_atomically

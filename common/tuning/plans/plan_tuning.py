@@ -1,6 +1,6 @@
 """Runs plans for real: verifies which is the fastest, and tries other settings of that one.
 
-As ``ddplab tune`` does with DDP's, settings are predicted, the most promising are halved by real
+As ``ddplab tune`` does with DDP's, settings are predicted, the most promising ranked by real
 steps, and the best is run beside the plan in rounds that had no part in the choice.
 """
 
@@ -27,9 +27,9 @@ from common.tuning.same_graph import on_main
 from common.tuning.visit_plan import (
     FEWEST_FINAL,
     ROUNDS_PER_LEVEL,
-    halved,
     plan_visits,
     saving,
+    successive_halving,
     with_final_rounds,
 )
 
@@ -63,7 +63,7 @@ def verify(
     def times_after(_: int, arms: list[Plan]) -> pd.DataFrame:
         return visits.rounds("choice", arms, CHOICE_ROUNDS, FIRST).loc[FIRST:]
 
-    ranked = halved(plans, levels, times_after, lambda plan: plan.name)
+    ranked = successive_halving(plans, levels, times_after, lambda plan: plan.name)
     alive = [plan for plan in ranked if plan not in visits.died]
     finalists = [*alive[:2], *(plan for plan in alive[2:] if plan == mine)]
     times = visits.rounds("final", finalists, FEWEST_FINAL, chosen_in) if finalists else None
@@ -156,7 +156,9 @@ def tune_plan(
         return visits.rounds("tune", [base.plan, *arms], ROUNDS_PER_LEVEL, first)
 
     name, by_plan = base.plan.name, {candidate.plan: candidate for candidate in candidates}
-    best, *slower = halved(list(by_plan), plan.levels, times_after, lambda arm: arm.name, name)
+    best, *slower = successive_halving(
+        list(by_plan), plan.levels, times_after, lambda arm: arm.name, name
+    )
     visits.rounds("tune, peak", [best], 1)
     left_s = CAUTION * allowed_s - (time.perf_counter() - began)
     plan = with_final_rounds(plan, worker.broadcast(left_s) / visit_s)

@@ -13,7 +13,7 @@ import pandas as pd
 import psutil
 import torch
 
-from common.planning.answer import VerifiedPlan, as_json, chosen
+from common.planning.answer import VerifiedPlan, as_json, plan_to_take
 from common.planning.measured_times import Inputs, MeasuredTimes
 from common.planning.network import network_health, recorded_tables
 from common.planning.search import (
@@ -126,7 +126,7 @@ def plan_model(
         refused = on_main(worker, lambda: _runnable(too_large, question, worker))
         visits = PlanVisits(model, recorder, question.ranks_per_node, "plan")
         verified = verify(visits, [timed.plan for timed in contenders], refused, mine and mine.plan)
-        best = chosen(searched, verified)
+        best = plan_to_take(searched, verified)
         ran = any(plan.plan == best.plan and plan.step for plan in verified)
         if tune_seconds and ran:
             tuned = tune_plan(best, times, visits, tune_seconds, options)

@@ -13,7 +13,6 @@ def exchanged(rank_server, tmp_path_factory) -> list[list[dict]]:
     return run_ranks(rank_server.run, folder, SCRIPTS / "exchange.py", folder)
 
 
-@pytest.mark.xdist_group("exchange")
 def test_gradients_are_those_of_ddp_in_its_own_buckets(exchanged) -> None:
     for *told, _ in exchanged:
         assert [len(each["sizes"]) for each in told] == [4, 2, 1]
@@ -23,7 +22,6 @@ def test_gradients_are_those_of_ddp_in_its_own_buckets(exchanged) -> None:
             assert not each["failed"]
 
 
-@pytest.mark.xdist_group("exchange")
 def test_a_pass_that_fails_on_one_rank_leaves_no_rank_waiting(exchanged) -> None:
     first, second = (told[-1] for told in exchanged)
     assert (first["failed"], second["failed"]) == (False, True)

@@ -113,22 +113,15 @@ def test_waiting_for_ddps_buffers_is_no_forward_pass(loop_run) -> None:
     assert medians["forward_time_ms"].max() < medians["waiting_time_ms"][1] / 2
 
 
-@pytest.fixture
-def loading_in_thread(compared_run) -> Path:
-    """A loop whose objects are hidden from the collector, and whose batches a thread loads."""
+def test_a_thread_that_loads_ahead_makes_nobody_wait_and_a_hidden_model_is_found(
+    compared_run,
+) -> None:
+    # Hidden from the collector, as all objects of the script are.
     flags = ("--hides_objects", 1, "--loads_in_thread", 1, "--slow_data_s", 0.01)
-    return compared_run(*flags, count=1)
-
-
-def test_a_thread_that_loads_ahead_makes_nobody_wait(loading_in_thread) -> None:
-    unseen = str(rows_of(loading_in_thread, 0, "unseen"))
-    assert "a thread that does not train loads it" in unseen
-    for row in rows_of(loading_in_thread, 0, "steps"):
-        assert row["data_time_ms"] == 0.0
-
-
-def test_a_model_is_found_among_objects_hidden_from_the_collector(loading_in_thread) -> None:
-    assert {row["samples"] for row in rows_of(loading_in_thread, 0, "steps")} == {8}
+    folder = compared_run(*flags, count=1)
+    assert "a thread that does not train loads it" in str(rows_of(folder, 0, "unseen"))
+    for row in rows_of(folder, 0, "steps"):
+        assert (row["data_time_ms"], row["samples"]) == (0.0, 8)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from ddplab_watch.changes import (
     worker_counts,
 )
 from ddplab_watch.options import Options
-from ddplab_watch.trials import LEAST_ROUNDS, ROUNDS
-from watch_support import EXCHANGES_EVERY_PASS, SCRIPTS, rows_of, run_ranks
+from ddplab_watch.trials import ROUNDS
+from watch_support import EXCHANGES_EVERY_PASS, SCRIPTS, SHORT_ROUNDS, rows_of, run_ranks
 
 FACTS = {
     "bucket_cap_mb": None,
@@ -125,10 +125,10 @@ def test_each_change_is_run_as_often_as_the_script_as_it_is(tried) -> None:
         assert {"find_unused_parameters", "static_graph"} <= kinds
         for setting in {row["setting"] for row in rows}:
             own = [row for row in rows if row["setting"] == setting]
-            assert len(own) == LEAST_ROUNDS * STEPS
+            assert len(own) == SHORT_ROUNDS * STEPS
             assert {row["passes"] for row in own} == {3}
             # No place in the round is its own.
-            assert len({row["order"] for row in own}) == LEAST_ROUNDS
+            assert len({row["order"] for row in own}) == SHORT_ROUNDS
             assert all(row["step_time_ms"] > 0 for row in own)
     assert not [row for row in rows_of(folder, 0, "unseen") if "change" in row["what"]]
 
@@ -142,18 +142,20 @@ def test_a_copy_that_fails_on_one_rank_is_tried_on_none(compared_run) -> None:
         assert not rows_of(folder, number, "trials")
 
 
-@pytest.fixture
-def failing(compared_run) -> Path:
-    """A pass of the trials fails on rank 1, and each reading finds less free memory."""
+def test_a_pass_that_fails_on_one_rank_leaves_the_training_as_it_is_and_its_memory(
+    compared_run,
+) -> None:
+    # Each reading finds less free memory, too.
     flags = ("--failing_pass", 3, "--shrinking_memory", 1)
-    return compared_run(only_watched=flags, verify=1)
-
-
-def test_a_pass_that_fails_on_one_rank_leaves_the_training_as_it_is(failing) -> None:
+    failing = compared_run(only_watched=flags, verify=1)
     for number, why in enumerate(("it failed on another rank", "RuntimeError: out of memory")):
         unseen = rows_of(failing, number, "unseen")
         assert [row["why"] for row in unseen if AS_IT_IS in row["what"]] == [why]
-        assert rows_of(failing, number, "trials")  # of the other changes
+        # Of 32 parts, one is gone at each reading: 31 before the rounds, of which three quarters
+        # are to be left, and 25 after two of them. A round took 2. These are of other changes.
+        assert {row["round"] for row in rows_of(failing, number, "trials")} == {0, 1}
+        [row] = [row for row in unseen if "after 2 rounds" in row["what"]]
+        assert "memory" in row["why"]
 
 
 def test_whatever_fails_on_one_rank_the_others_get_what_they_wait_for(
@@ -168,16 +170,6 @@ def test_whatever_fails_on_one_rank_the_others_get_what_they_wait_for(
             assert difference < 1e-6, case  # of the gradients after it from those without DDP
 
 
-def test_trials_leave_the_script_its_memory(failing) -> None:
-    for number in (0, 1):
-        # Of 40 parts, one is gone at each reading: 39 before the rounds, of which three quarters
-        # are to be left, and 31 after three of them. A round took 2.
-        assert {row["round"] for row in rows_of(failing, number, "trials")} == {0, 1, 2}
-        unseen = rows_of(failing, number, "unseen")
-        [row] = [row for row in unseen if "after 3 rounds" in row["what"]]
-        assert "memory" in row["why"]
-
-
 def test_numbers_of_workers_double_up_to_twice_the_cores() -> None:
     assert worker_counts(0, cores=1) == [1, 2, 4]
     assert worker_counts(2, cores=1) == [4]
@@ -187,7 +179,7 @@ def test_numbers_of_workers_double_up_to_twice_the_cores() -> None:
 
 @pytest.mark.parametrize(
     ("workers", "rounds"),
-    [(0, LEAST_ROUNDS), pytest.param(1, ROUNDS, marks=pytest.mark.slow)],
+    [(0, SHORT_ROUNDS), pytest.param(1, ROUNDS, marks=pytest.mark.slow)],
 )
 def test_workers_are_tried_where_a_rank_waits_for_its_data(
     compared_run, workers: int, rounds: int

@@ -15,15 +15,12 @@ from common.diagnose.evidence.bundle_tables import tables_of
 STEPS = sum(SHORT.values())
 
 
-@pytest.mark.parametrize(
-    ("count", "verify"),
-    [(3, 1), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in ((1, 0), (3, 0), (2, 1)))],
-)
+@pytest.mark.slow  # in kind: the plain loop below, and that of test_trials.py, whose workers wait
+@pytest.mark.parametrize(("count", "verify"), [(1, 0), (3, 0), (2, 1), (3, 1)])
 def test_losses_weights_and_random_numbers_are_the_same_to_the_last_bit(
     compared_run, count: int, verify: int
 ) -> None:
-    only_watched = ("--short_trials", 1)
-    folder = compared_run(only_watched=only_watched, count=count, verify=verify)
+    folder = compared_run(only_watched=("--short_trials", 1), count=count, verify=verify)
     assert rows_of(folder, 0, "probes")  # the probes did run, in the middle of it
     assert bool(rows_of(folder, 0, "trials")) == bool(verify)
     assert rows_of(folder, 0, "end")[0]["status"] == "complete"
@@ -37,6 +34,7 @@ def one_run(loop_run) -> tuple[Path, list[dict]]:
 
 def test_a_plain_loop_on_two_ranks_computes_the_same_and_shows_no_wait(compared_run) -> None:
     folder = compared_run(only_watched=("--host_waits", 3))
+    assert rows_of(folder, 0, "probes")
     assert rows_of(folder, 0, "end")[0]["status"] == "complete"
     assert not list((folder / "bundle").glob("*trace*"))  # nothing is hidden from hooks
 

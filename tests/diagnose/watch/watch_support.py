@@ -18,6 +18,8 @@ EXCHANGES_EVERY_PASS = (
     *("--steps", 12, "--short_trials", 1),
 )
 """Flags of micro-batches all of which exchange, in a script that also waits for its data."""
+SHORT_ROUNDS = 2
+"""Rounds of trials that are short."""
 
 
 def run_loop(

@@ -48,9 +48,11 @@ def ours(student: Student):
     return student.onlooker().module(WHERE)
 
 
-def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder: str) -> None:
+def test_a_power_cut_leaves_the_newest_whole_checkpoint(
+    student: Student, folder: str, every: int
+) -> None:
     newest_before, logs = 1, []
-    for dies_at in range(1, MOST_OPERATIONS):
+    for dies_at in range(1, MOST_OPERATIONS, every):
         student.afresh()
         ours = student.onlooker().module(WHERE)
         student.probe("checkpoints").write(folder, 1, {"weights.bin": CONTENTS[1][0]})
@@ -78,7 +80,7 @@ def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder
         if step == 2:  # step 3 is newer, but replacing it may take it away again
             newest_before = 2
         if said == "done":
-            check_power_cuts(logs)
+            check_power_cuts(logs, every)
             assert step == 4, "the power is cut when step 4 was committed, and it is not found"
             steps = [int(name.rpartition("-")[2]) for name in finished]
             assert steps == [1, 3, 4], f"steps at the end, after step 2 was removed: {steps}"
@@ -88,18 +90,19 @@ def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder
     raise AssertionError("it goes on and on")
 
 
-def check_power_cuts(logs: list[list[str]]) -> None:
-    """Checks that each power cut came an operation later than the one before.
+def check_power_cuts(logs: list[list[str]], every: int) -> None:
+    """Checks that each power cut came so many operations later than the one before.
 
     Args:
         logs: after each power cut, and at last without one, what an onlooker saw of names.
+        every: number of operations.
     """
     *cut, complete = logs
-    assert len(cut) >= LEAST_POWER_CUTS, f"its process ended {len(cut)} times only"
+    assert len(cut) * every >= LEAST_POWER_CUTS, f"its process ended {len(cut)} times only"
     reached = [common_events(events, complete) for events in cut]
     # Renames that are undone when the power is cut may be like those that would have come.
     further = np.diff(np.maximum.accumulate([0, *reached, len(complete)]))
-    assert further.max() <= OF_AN_OPERATION, "what happens before power cuts is left out"
+    assert further.max() <= every * OF_AN_OPERATION, "what happens before power cuts is left out"
 
 
 def common_events(first: list[str], second: list[str]) -> int:

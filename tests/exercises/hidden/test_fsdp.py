@@ -79,7 +79,7 @@ def test_a_group_of_some_ranks_shares_among_itself(on_ranks) -> None:
     check_training(on_ranks, 3, [1, 2])
 
 
-@pytest.mark.parametrize("with_gradients", [True, False])
+@pytest.mark.parametrize("with_gradients", [True, pytest.param(False, marks=pytest.mark.grading)])
 @on_so_many_ranks(2, graded=(3,))
 def test_it_frees_what_it_gathered_and_gathers_a_little_ahead(
     on_ranks, ranks: int, with_gradients: bool
@@ -132,7 +132,7 @@ def test_it_sends_no_more_than_it_has_to(on_ranks, ranks: int) -> None:
         assert 0.99 < reduced < 2.02, f"{where} reduces {reduced:.1f} times the weights"
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@on_so_many_ranks(2, graded=(3,))
 def test_it_gathers_in_16_bits_and_keeps_gradients_in_32(on_ranks, ranks: int) -> None:
     values = drawn_values(lambda: stacked_model().float(), ranks)
     [[[tokens]]] = drawn_tokens(1, 1)

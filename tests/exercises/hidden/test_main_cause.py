@@ -6,6 +6,7 @@ those that thresholds may be set on; ``ddplab course faults`` plants others.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,13 +54,8 @@ def judged(
     """Returns the causes that were named and those that were planted, of the runs in any order."""
     main_cause, factor = student.exercise("main_cause").main_cause, generator.uniform(*FACTORS)
     runs = shuffled(runs, generator)
-    named = [
-        main_cause(
-            tables_of(folder / name, factor),
-            tables_of(folder / baseline, factor) if baseline else None,
-        )
-        for name, _, baseline in runs
-    ]
+    read = functools.cache(lambda name: tables_of(folder / name, factor) if name else None)
+    named = [main_cause(read(name), read(baseline)) for name, _, baseline in runs]
     return named, [cause for _, cause, _ in runs]
 
 

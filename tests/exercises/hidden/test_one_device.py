@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from judging import assert_close
+from judging import IS_GRADED, assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.benchmarks.one_device.memory_tracker import saved_by_layer
@@ -46,7 +46,7 @@ def test_a_block_keeps_what_autograd_saves(
     student: Student, generator: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = student.exercise("step_memory")
-    for number in range(12):
+    for number in range(12 if IS_GRADED else 4):
         config = random_config(generator)
         monkeypatch.setitem(CONFIGS, "gpt2-random", config)
         fused, half = bool(number % 2), number % 4 > 1
@@ -82,7 +82,7 @@ def test_operations_are_those_that_torch_counts(
     student: Student, generator: np.random.Generator
 ) -> None:
     flops = student.exercise("step_flops")
-    for _ in range(8):
+    for _ in range(8 if IS_GRADED else 3):
         config = random_config(generator)
         length = int(generator.integers(2, config.n_positions + 1))
         model = GPT2(config, attention="eager")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.nn.parallel.distributed import DistributedDataParallel
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 from ddplab_watch.changes import exchange_of
 from ddplab_watch.kept import Kept
 from ddplab_watch.probes import Probes
@@ -22,7 +22,7 @@ def probe(session: Session) -> None:
     if session.ranks > 1:
         job = f"ddplab-watch/{session.record.path.parent}"
         sees = f"{session.calls.kept_kind} {session.is_sharded()}"
-        if not all_are_here(private.job_store(), job, session.rank, session.ranks, sees):
+        if not all_are_here(torch_internals.job_store(), job, session.rank, session.ranks, sees):
             unseen(PASSES, "not every rank is watched, or not all see the same model called")
             return
     if not session.calls.kept_kind:

@@ -181,7 +181,7 @@ def _octets(tensor: Tensor, picked: Sequence[int] | None = None) -> Any:
     return chosen.contiguous().view(torch.uint8).numpy()
 
 
-def halved(value: Any, samples: int, factor: float) -> Any:
+def resized_batch(value: Any, samples: int, factor: float) -> Any:
     """Returns arguments for ``factor`` (½, 1 or 2) times the samples: part of each, or each twice.
 
     Raises TypeError: a batch whose parts this function does not know.
@@ -193,9 +193,9 @@ def halved(value: Any, samples: int, factor: float) -> Any:
             return value[: max(1, round(samples * factor))]
         return torch.cat([value] * round(factor))
     if isinstance(value, Mapping):
-        return type(value)({k: halved(v, samples, factor) for k, v in value.items()})
+        return type(value)({k: resized_batch(v, samples, factor) for k, v in value.items()})
     if type(value) in (list, tuple):
-        return type(value)(halved(item, samples, factor) for item in value)
+        return type(value)(resized_batch(item, samples, factor) for item in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if factor == 1:

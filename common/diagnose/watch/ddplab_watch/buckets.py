@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 from ddplab_watch.marks import Clock, Mark
 
 
@@ -100,13 +100,13 @@ class BucketWatch:
         )
         if self.ddp is None:
             self.unseen = "the model is not under DDP"
-        elif private.ddp_facts(self.ddp)["comm_hook"]:
+        elif torch_internals.ddp_facts(self.ddp)["comm_hook"]:
             self.unseen = "the script has a communication hook of its own"
-        elif not private.can_swap_group(self.ddp):
+        elif not torch_internals.can_swap_group(self.ddp):
             self.unseen = f"torch {torch.__version__} does not let DDP's process group be watched"
         else:
             self.group = WatchedGroup(self.ddp.process_group, self.clock)
-            private.swap_group(self.ddp, self.group)
+            torch_internals.swap_group(self.ddp, self.group)
 
     def _ready(self, _: nn.Parameter) -> None:
         self.ready = self.clock.mark()
@@ -124,5 +124,5 @@ class BucketWatch:
         for handle in self._handles:
             handle.remove()
         if self.group is not None:
-            private.swap_group(self.ddp, self.ddp.process_group)
+            torch_internals.swap_group(self.ddp, self.ddp.process_group)
         self._handles, self.group = [], None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
-from ddplab_watch import private, rows
+from ddplab_watch import rows, torch_internals
 from ddplab_watch.batches import counts, elements, tensors_in
 from ddplab_watch.feed import Feed
 from ddplab_watch.kept import Kept, keep_gradients
@@ -88,7 +88,7 @@ class Calls:
             self._evaluating_since = time.perf_counter()
             self.loop.phase = "evaluation"
             return
-        if private.sends_buffers(module):
+        if torch_internals.sends_buffers(module):
             self._sending = module.module
         if self.brief:
             self.loop.forward_began(elements=elements((args, kwargs)))
@@ -142,7 +142,7 @@ class Calls:
             floats = [tensor for _, tensor in tensors_in(output) if tensor.is_floating_point()]
             if floats:
                 enabled, dtype = rows.autocast(self.device)
-                output_dtype = private.dtype_before_casts(floats[-1])
+                output_dtype = torch_internals.dtype_before_casts(floats[-1])
                 self.compute_dtype = str(dtype if enabled else output_dtype)
         self._calling = None
         if self._newest is not None and self._newest.module is module:

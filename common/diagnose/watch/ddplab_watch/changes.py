@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel.distributed import DistributedDataParallel
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 
 WARMUP, STEPS = 2, 3
 """Passes of a visit, untimed and timed. DDP makes its final buckets in the first pass."""
@@ -69,7 +69,7 @@ class AsItIs:
     """The way in which the script exchanges gradients.
 
     Attributes:
-        facts: facts of the script's DDP (``private.ddp_facts``).
+        facts: facts of the script's DDP (``torch_internals.ddp_facts``).
         passes: forward and backward passes of a step.
         last_only: gradients are exchanged after the last of them only.
     """
@@ -191,7 +191,7 @@ def exchange_of(ddp: DistributedDataParallel, passes: int, sent_bytes: int) -> A
 
     Where no bucket was seen, ``sent_bytes`` is 0, and one exchange a step is taken for granted.
     """
-    facts = private.ddp_facts(ddp)
+    facts = torch_internals.ddp_facts(ddp)
     gradient_bytes = sum(p.nbytes for p in ddp.parameters() if p.requires_grad)
     last_only = passes > 1 and sent_bytes < 1.5 * gradient_bytes
     return AsItIs(facts, passes, last_only)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 from ddplab_watch.batches import checksums, content_hashes, counts, tensors_in
 from ddplab_watch.loading import SEEN, Loading
 from ddplab_watch.steps import Fetch
@@ -46,8 +46,9 @@ class Feed:
 
     def count_epochs(self, iterator: Any) -> None:
         """Begins an epoch where an iterator has given its first batch."""
-        if private.fetched(iterator) <= 1 or iterator not in self._epoch_of:
-            data = id(private.data_set(iterator))  # a loop may make a loader anew for each epoch
+        if torch_internals.fetched(iterator) <= 1 or iterator not in self._epoch_of:
+            # A loop may make a loader anew for each epoch.
+            data = id(torch_internals.data_set(iterator))
             self._epoch_of[iterator] = self._epochs[data] = self._epochs.get(data, -1) + 1
 
     def fetch(self, iterator: Any, ids: Any, batch: Any) -> Fetch:
@@ -60,7 +61,7 @@ class Feed:
             devices = {tensor.device.type for _, tensor in tensors_in(batch)}
             self.on_host = "cpu" in devices if devices else None
             self._is_first = False
-        loader, epoch = private.loader_of(iterator), self._epoch_of[iterator]
+        loader, epoch = torch_internals.loader_of(iterator), self._epoch_of[iterator]
         fetch = Fetch(loader=loader, began=None, began_s=0.0, ended_s=0.0, epoch=epoch)
         if self.brief:
             return fetch
@@ -84,7 +85,7 @@ class Feed:
     def _remember(self, iterator: Any, ids: Any) -> None:
         """Keeps which iterator gave the newest batch, and for which indices."""
         if self.iterator is not None and (
-            private.loader_of(self.iterator) != private.loader_of(iterator)
+            torch_internals.loader_of(self.iterator) != torch_internals.loader_of(iterator)
         ):
             self._asked = []
         if ids is not None:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 
 _MISSING = object()
 
@@ -118,14 +118,14 @@ def watch_fetches(
     Where there is no batch any more, ``emptied()`` is called instead. ``ids`` are the indices of
     the batch's samples; None where the data set has none.
     """
-    iterator = private.loader_iterator()
+    iterator = torch_internals.loader_iterator()
     if iterator is None:
         return
     queues: WeakKeyDictionary[Any, tuple[Any, list[Any]]] = WeakKeyDictionary()
 
     def queue_of(loading: Any) -> list[Any]:
         """Returns what was asked for in this pass over the sampler; an iterator may begin anew."""
-        sampled = private.sampler_pass(loading)
+        sampled = torch_internals.sampler_pass(loading)
         if loading not in queues or queues[loading][0] is not sampled:
             queues[loading] = sampled, []
         return queues[loading][1]
@@ -149,7 +149,7 @@ def watch_fetches(
             # Workers are ahead of the loop; batches come in the order in which they were asked for.
             queue = queue_of(self)
             ids = queue.pop(0) if queue else None
-            ended(moment, self, None if private.is_endless_sampler(self) else ids, batch)
+            ended(moment, self, None if torch_internals.is_endless_sampler(self) else ids, batch)
             return batch
 
         return __next__

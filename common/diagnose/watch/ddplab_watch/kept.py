@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddplab_watch import private
-from ddplab_watch.batches import halved, tensors_in
+from ddplab_watch import torch_internals
+from ddplab_watch.batches import resized_batch, tensors_in
 from ddplab_watch.files import read_memory_bytes
 
 
@@ -56,7 +56,7 @@ class Kept:
     @property
     def is_compiled(self) -> bool:
         """Returns True if torch.compile has a part in the model."""
-        return any(map(private.is_compiled, self.inner.modules()))
+        return any(map(torch_internals.is_compiled, self.inner.modules()))
 
     def why_once(self) -> str:
         """Returns why the pass cannot be run again; empty where it can."""
@@ -69,7 +69,7 @@ class Kept:
         """Returns the same pass on ``size`` (½, 1 or 2) times as many samples."""
 
         def part(value: Any) -> Any:
-            return halved(value, self.samples, size)
+            return resized_batch(value, self.samples, size)
 
         gradients = {index: part(gradient) for index, gradient in self.gradients.items()}
         return replace(self, args=part(self.args), kwargs=part(self.kwargs), gradients=gradients)

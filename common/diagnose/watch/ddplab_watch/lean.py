@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 from ddplab_watch.exchanging import Exchange
 from ddplab_watch.kept import Kept, free_bytes, with_threads
 from ddplab_watch.machine_cores import own_cores
@@ -73,11 +73,11 @@ def _any_algorithms() -> Iterator[None]:
 @contextmanager
 def _without_hooks(model: nn.Module) -> Iterator[None]:
     """Takes a script's hooks off a model and its parameters, and puts them back in their order."""
-    kept = [(table, dict(table)) for table in private.hook_tables(model)]
+    kept = [(table, dict(table)) for table in torch_internals.hook_tables(model)]
     try:
         for table, hooks in kept:
             for key, hook in hooks.items():
-                if private.is_of_script(hook):
+                if torch_internals.is_of_script(hook):
                     del table[key]
         yield
     finally:
@@ -93,10 +93,10 @@ def left_on(model: nn.Module) -> dict[str, Lean]:
         leans[ANOMALY] = Lean(partial(torch.autograd.set_detect_anomaly, False))
     if torch.are_deterministic_algorithms_enabled():
         leans[DETERMINISTIC] = Lean(_any_algorithms)
-    if private.is_profiling():
+    if torch_internals.is_profiling():
         leans[PROFILER] = Lean(in_thread=True)
-    hooks = [hook for table in private.hook_tables(model) for hook in table.values()]
-    if of_script := sum(map(private.is_of_script, hooks)):
+    hooks = [hook for table in torch_internals.hook_tables(model) for hook in table.values()]
+    if of_script := sum(map(torch_internals.is_of_script, hooks)):
         leans[HOOKS] = Lean(partial(_without_hooks, model), noted={"hooks": of_script})
     return leans
 
@@ -150,7 +150,7 @@ class LeanPasses:
     def recomputed(self) -> Lean | None:
         """Returns passes that keep the activations of ``torch.utils.checkpoint``."""
         calls: list[None] = []
-        with private.no_recomputation(calls), _saved_bytes() as without:
+        with torch_internals.no_recomputation(calls), _saved_bytes() as without:
             self.one_pass()
         if not calls:
             return None
@@ -158,7 +158,7 @@ class LeanPasses:
             self.one_pass()
         needed = sum(without.values()) - sum(now.values())
         noted = {"needed_bytes": needed, "free_bytes": free_bytes(self.team.device)}
-        return Lean(partial(private.no_recomputation, calls), noted=noted)
+        return Lean(partial(torch_internals.no_recomputation, calls), noted=noted)
 
     def threads(self) -> Lean | None:
         """Returns passes with no more threads on this machine than it has cores."""
@@ -174,7 +174,7 @@ class LeanPasses:
 
     def unchecked(self) -> Lean | None:
         """Returns passes whose exchange no rank compares with that of the others before it."""
-        send = private.send_unchecked(self.team.group, self.team.device)
+        send = torch_internals.send_unchecked(self.team.group, self.team.device)
         if self.exchange is None or send is None:
             return None
         return Lean(exchanges=(self.exchange, self.like(self.exchange.sizes_bytes, send)))

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 from ddplab_watch.files import read_memory_bytes
 
 SEEN = 64
@@ -62,10 +62,11 @@ class Loading:
         """
         if iterator is None:
             raise RuntimeError("no DataLoader was seen")
-        if private.is_endless_sampler(iterator) or not batches:
+        if torch_internals.is_endless_sampler(iterator) or not batches:
             raise RuntimeError("the data set has no indices")
-        workers = private.workers(iterator)
-        data, arguments = private.data_set(iterator), private.loader_arguments(iterator)
+        workers = torch_internals.workers(iterator)
+        data = torch_internals.data_set(iterator)
+        arguments = torch_internals.loader_arguments(iterator)
         if workers == 0:
             if "fork" not in multiprocessing.get_all_start_methods():
                 raise RuntimeError("workers would run the script once more")

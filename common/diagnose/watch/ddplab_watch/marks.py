@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 
 LAUNCH_S = 50e-6
 """Upper bound on the time in which Python launches one operation and marks its end."""
@@ -67,7 +67,7 @@ class CudaClock:
     runs_ahead = True
 
     def __init__(
-        self, device: torch.device, sleep: Callable[[int], None] = private.sleep_on_gpu
+        self, device: torch.device, sleep: Callable[[int], None] = torch_internals.sleep_on_gpu
     ) -> None:
         self.device, self.sleep = device, sleep
         self._beside: torch.cuda.Stream | None = None
@@ -116,6 +116,8 @@ Clock = HostClock | CudaClock
 Mark = float | torch.cuda.Event
 
 
-def clock_of(device: torch.device, sleep: Callable[[int], None] = private.sleep_on_gpu) -> Clock:
+def clock_of(
+    device: torch.device, sleep: Callable[[int], None] = torch_internals.sleep_on_gpu
+) -> Clock:
     """Returns the clock for work on ``device``; ``sleep`` as for ``CudaClock``."""
     return CudaClock(device, sleep) if device.type == "cuda" else HostClock()

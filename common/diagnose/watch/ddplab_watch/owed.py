@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 from ddplab_watch.kept import Kept
 
 
@@ -90,7 +90,7 @@ class OwedPasses:
             return
         zeros = sum(parameter.sum() * 0 for parameter in missing)
         if self._is_first and self.ddp.static_graph:  # DDP sends nothing before that pass is over
-            zeros.register_hook(lambda _: private.send_after_pass(self.ddp))
+            zeros.register_hook(lambda _: torch_internals.send_after_pass(self.ddp))
         zeros.backward()
 
     def _zeros(self, silent: bool) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 from ddplab_watch.exchanging import Exchange
 from ddplab_watch.kept import Kept, free_bytes, has_room, left_as_it_was
 from ddplab_watch.lean import LeanPasses
@@ -87,7 +87,7 @@ class Probes:
         """Measures all that can be; says what could not be."""
         began = time.monotonic()
         with ExitStack() as stack:
-            stack.enter_context(private.no_reentrance())
+            stack.enter_context(torch_internals.no_reentrance())
             putting_back = left_as_it_was(self.kept.inner, self.device)
             try:
                 self.team.on_all(lambda: stack.enter_context(putting_back))
@@ -136,9 +136,9 @@ class Probes:
             raise RuntimeError("SyncBatchNorm exchanges inside of a pass")
         if self.team.ranks == 1:
             self.one_pass(1.0)
-        elif private.is_profiling():
+        elif torch_internals.is_profiling():
             raise RuntimeError(PROFILED.partition(": ")[2])
-        elif private.collectives_in(lambda: self.one_pass(1.0)):
+        elif torch_internals.collectives_in(lambda: self.one_pass(1.0)):
             raise RuntimeError("the model exchanges inside of a pass")
 
     def lean_passes(self, began: float) -> LeanPasses:

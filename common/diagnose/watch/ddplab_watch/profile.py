@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import profiler
 
-from ddplab_watch import private
+from ddplab_watch import torch_internals
 from ddplab_watch.hooks import Hooks
 
 STEP = "ProfilerStep#"
@@ -55,17 +55,17 @@ class ShortProfile:
 
     def start(self) -> None:
         """Begins to profile; the steps before the first ``begin_step`` are for warming up."""
-        if private.is_profiling():
+        if torch_internals.is_profiling():
             self.unseen = "the script profiles itself"
             return
         activities = [profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(profiler.ProfilerActivity.CUDA)
         self._profile = profiler.profile(activities=activities)
-        private.watch_profilers(self._hooks.replace, self._give_way)
+        torch_internals.watch_profilers(self._hooks.replace, self._give_way)
         self._is_starting = True
         try:
-            with private.silent_profiler():
+            with torch_internals.silent_profiler():
                 self._profile.start()
         except RuntimeError as error:
             self._profile, self.unseen = None, str(error).splitlines()[0]

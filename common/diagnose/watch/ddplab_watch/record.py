@@ -53,7 +53,7 @@ class Record:
         """Keeps a row that says what cannot be seen here."""
         self.add("unseen", what=what, why=why)
 
-    def name(self, text: str) -> str:
+    def name_or_hash(self, text: str) -> str:
         """Returns a name of a host, user or path: as it is, or hashed."""
         if not self.anonymise or not text:
             return text

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 
-from ddplab_watch import __version__, private
+from ddplab_watch import __version__, torch_internals
 from ddplab_watch.feed import Feed
 from ddplab_watch.long_watch import LongWatch
 from ddplab_watch.marks import Clock, Mark
@@ -47,8 +47,8 @@ def about(
         "world_size": ranks,
         "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
         "backend": process_group_backend(),
-        "process_group": private.group_class(dist.group.WORLD, device) if in_group else "",
-        "host": record.name(socket.gethostname()),
+        "process_group": torch_internals.group_class(dist.group.WORLD, device) if in_group else "",
+        "host": record.name_or_hash(socket.gethostname()),
         "process": os.getpid(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "torch": torch.__version__,
@@ -56,9 +56,9 @@ def about(
         "cpu": platform.processor() or platform.machine(),
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if is_gpu else "",
-        "command": [record.name(word) for word in sys.argv],
+        "command": [record.name_or_hash(word) for word in sys.argv],
         "variables": {
-            name: record.name(value) if "ADDR" in name or os.sep in value else value
+            name: record.name_or_hash(value) if "ADDR" in name or os.sep in value else value
             for name, value in sorted(os.environ.items())
             if name.startswith(VARIABLES) and name != "DDPLAB_WATCH"
         },
@@ -82,11 +82,11 @@ def facts(
             its batches are in the host's memory.
     """
     compute_dtype, iterator, on_host = trained_on
-    data = private.data_set(iterator) if iterator is not None else None
+    data = torch_internals.data_set(iterator) if iterator is not None else None
     modules = [module for root in roots for module in root.modules()]
     ddp = [module for module in modules if isinstance(module, DistributedDataParallel)]
-    sharded = [module for module in modules if private.is_fsdp(module)]
-    narrowed = next(filter(None, map(private.fsdp_compute_dtype, sharded)), None)
+    sharded = [module for module in modules if torch_internals.is_fsdp(module)]
+    narrowed = next(filter(None, map(torch_internals.fsdp_compute_dtype, sharded)), None)
     device = parameters[0].device
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     held = [p for root in roots for p in root.parameters()] or parameters
@@ -100,14 +100,16 @@ def facts(
         "gradient_bytes": sum(p.nbytes for p in trained),
         "gradient_dtype": " ".join(sorted({str(p.dtype)[6:] for p in trained})),
         "compute_dtype": str(narrowed or compute_dtype).removeprefix("torch."),
-        "float32_matmul_precision": private.matmul_precision(),
+        "float32_matmul_precision": torch_internals.matmul_precision(),
         "gpu_capability": ".".join(map(str, capability)),
         "model": " ".join(type(inside(root)).__name__ for root in roots),
         "data": type(data).__name__ if data is not None else "",
         "data_samples": samples,
-        "loader_workers": private.workers(iterator) if iterator is not None else None,
-        "persistent_workers": private.keeps_workers(iterator) if iterator is not None else None,
-        "pin_memory": private.loader_arguments(iterator)["pin_memory"]
+        "loader_workers": torch_internals.workers(iterator) if iterator is not None else None,
+        "persistent_workers": torch_internals.keeps_workers(iterator)
+        if iterator is not None
+        else None,
+        "pin_memory": torch_internals.loader_arguments(iterator)["pin_memory"]
         if iterator is not None
         else None,
         "batches_on_host": on_host,
@@ -115,7 +117,7 @@ def facts(
         "synchronised_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
         "wrapper": "DDP" if ddp else "FSDP" if sharded else "",
     }
-    return row | (private.ddp_facts(ddp[0]) if ddp else {})
+    return row | (torch_internals.ddp_facts(ddp[0]) if ddp else {})
 
 
 FRAMEWORKS = {

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ddplab_watch import hooks, private, rows
+from ddplab_watch import hooks, rows, torch_internals
 from ddplab_watch.calls import Calls
 from ddplab_watch.feed import Feed
 from ddplab_watch.hooks import Hooks
@@ -85,7 +85,7 @@ class Session:
             folder = folder / f"restart-{again}"
         is_resumed = folder != first
         if not self.options.named:
-            store = private.job_store() if in_group and self.ranks > 1 else None
+            store = torch_internals.job_store() if in_group and self.ranks > 1 else None
             folder = same_folder(folder, store, self.rank, name, again)
         if is_resumed and self.rank == 0:
             say(f"the job was resumed; its record: {folder}")
@@ -124,7 +124,7 @@ class Session:
         about = rows.about(self.record, self.options, self.rank, self.ranks, self.device)
         self.record.add("about", **about)
         row = placement(self.device)
-        row["host"] = self.record.name(row["host"])
+        row["host"] = self.record.name_or_hash(row["host"])
         self.record.add("placement", **row)
         self.look_around(None)
 
@@ -135,18 +135,18 @@ class Session:
             kept: keeps the hooks on the model.
             guarded: makes a function end the watch where it would raise.
         """
-        for what, why in private.missing().items():
+        for what, why in torch_internals.missing().items():
             self.record.unseen(what, why)
         self._roots = list(map(weakref.ref, hooks.roots_of(self.parameters)))
         began, ended = guarded(self.calls.began), guarded(self.calls.ended)
         inner = [root.module for root in self.roots if isinstance(root, DistributedDataParallel)]
         for root in [*self.roots, *inner]:  # an evaluation may call the model inside of DDP
-            if private.is_compiled_in_place(root):
+            if torch_internals.is_compiled_in_place(root):
                 self.record.unseen("forward passes", "the model is compiled in place")
             else:
                 hooks.watch_forward(kept, root, began, ended)
                 self.loop.sees_calls = True
-        if self.options.profile_steps and any(map(private.hides_its_passes, self.roots)):
+        if self.options.profile_steps and any(map(torch_internals.hides_its_passes, self.roots)):
             self.profiled_steps = 1 + self.options.profile_steps
         if not self.roots:
             self.record.unseen("forward passes", "no module holds the optimizer's parameters")
@@ -157,11 +157,11 @@ class Session:
         """Records this rank's surroundings, and the processors' time since an earlier reading."""
         index = (self.device.index or 0) if self.device.type == "cuda" else None
         row = surroundings(index, socket.gethostname(), earlier)
-        self.record.add("surroundings", host=self.record.name(socket.gethostname()), **row)
+        self.record.add("surroundings", host=self.record.name_or_hash(socket.gethostname()), **row)
 
     def is_sharded(self) -> bool:
         """Returns True for a model under FSDP."""
-        return any(private.is_fsdp(part) for root in self.roots for part in root.modules())
+        return any(torch_internals.is_fsdp(part) for root in self.roots for part in root.modules())
 
     def phase(self) -> str:
         """Returns the loop's phase; ``copy`` from a fetch of the training to its forward pass."""

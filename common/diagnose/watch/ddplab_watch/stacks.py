@@ -126,7 +126,7 @@ class Stacks:
         while inner is not None and deep < DEEPEST:
             code = inner.f_code
             if not any(part in code.co_filename for part in LIBRARY):
-                file = self.record.name(code.co_filename)
+                file = self.record.name_or_hash(code.co_filename)
                 return f"{file}:{inner.f_lineno} {code.co_name}", call
             is_wrapper = call and code.co_name in WRAPPERS
             if "ddplab_watch" not in code.co_filename and not is_wrapper:
@@ -142,7 +142,7 @@ class Stacks:
             text = (
                 "" if self.record.anonymise else linecache.getline(code.co_filename, frame.f_lineno)
             )
-            file = self.record.name(code.co_filename)
+            file = self.record.name_or_hash(code.co_filename)
             lines.append(f"{file}:{frame.f_lineno} {code.co_name}: {text.strip()}")
             frame = frame.f_back
         self.record.add(

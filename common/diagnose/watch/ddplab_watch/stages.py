@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from ddplab_watch import host_waits, private
+from ddplab_watch import host_waits, torch_internals
 from ddplab_watch.buckets import BucketWatch
 from ddplab_watch.host_waits import HostWaits
 from ddplab_watch.long_watch import LongWatch
@@ -93,7 +93,7 @@ class Stages:
             self.long.resume(session.updated)
             return False
         session.stacks.is_training = True
-        store = private.job_store() if session.ranks > 1 else None
+        store = torch_internals.job_store() if session.ranks > 1 else None
         if session.ranks > 1 and store is None:
             session.record.unseen("changes while it runs", "the ranks' store is not known")
         self.long = session.steps.long = LongWatch(

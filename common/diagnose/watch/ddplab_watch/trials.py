@@ -204,12 +204,14 @@ class Trials:
         times_s: list[float] = []
         with ExitStack() as stack:
             stack.callback(gc.collect)  # DDP's hooks and buckets
-            fetches = self.team.on_all(lambda: self.prepared(change, steps, stack))
+            fetches = self.team.on_all(lambda: self.apply_change(change, steps, stack))
             stack.callback(self.model.zero_grad, set_to_none=True)
-            passes = self.team.on_all(lambda: OwedPasses(self.wrapped(change), self.used))
+            passes = self.team.on_all(lambda: OwedPasses(self.wrap_in_ddp(change), self.used))
             stack.callback(passes.remove)
             for _ in range(steps):
-                taken_s = self.team.on_all(lambda: self.step_s_of(passes, change, fetches))
+                taken_s = self.team.on_all(
+                    lambda: self.step_s_without_update(passes, change, fetches)
+                )
                 times_s.append(taken_s)
             if change.workers is not None:
                 next(fetches, None)  # there is none, and workers end
@@ -222,7 +224,7 @@ class Trials:
             for iteration, taken_s in enumerate(times_s)
         ]
 
-    def prepared(self, change: Change, steps: int, stack: ExitStack) -> Iterator[Any]:
+    def apply_change(self, change: Change, steps: int, stack: ExitStack) -> Iterator[Any]:
         """Changes threads and cores until ``stack`` ends.
 
         Returns:
@@ -235,7 +237,7 @@ class Trials:
             return itertools.repeat(None)
         return self.loading.fetches(change.workers, steps * (change.passes or self.now.passes))
 
-    def wrapped(self, change: Change) -> DistributedDataParallel:
+    def wrap_in_ddp(self, change: Change) -> DistributedDataParallel:
         """Wraps the copy in DDP, made as the script's but for the change."""
         arguments = self.now.arguments | dict(change.arguments)
         ddp = DistributedDataParallel(self.model, process_group=self.team.group, **arguments)
@@ -244,8 +246,10 @@ class Trials:
             ddp.register_comm_hook(self.team.group, COMPRESSIONS[hook])
         return ddp
 
-    def step_s_of(self, passes: OwedPasses, change: Change, fetches: Iterator[Any]) -> float:
-        """Runs a step's passes, each after a fetch; returns its seconds, no update.
+    def step_s_without_update(
+        self, passes: OwedPasses, change: Change, fetches: Iterator[Any]
+    ) -> float:
+        """Runs a step's passes, each after a fetch; returns its seconds: all but the update.
 
         The ranks have met, as they have agreed on what came before.
 

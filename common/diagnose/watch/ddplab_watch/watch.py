@@ -104,11 +104,11 @@ class Watch:
 
         While a CUDA graph is captured nothing is noted: marks would be captured, too.
         """
-        from ddplab_watch import private
+        from ddplab_watch import torch_internals
 
         def call(*args: Any) -> Any:
             device = None if self.session is None else self.session.device
-            if self.is_over or private.is_capturing(device):
+            if self.is_over or torch_internals.is_capturing(device):
                 return None
             try:
                 return function(*args)

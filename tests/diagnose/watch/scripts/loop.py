@@ -231,12 +231,13 @@ if arguments.shrinking_memory:
 
     from ddplab_watch import trials
 
-    left = count(40 * 2**38, -(2**38))  # each time that it is read there is less
+    left = count(32 * 2**38, -(2**38))  # each time that it is read there is less
     trials.free_bytes = lambda device: next(left)
 if arguments.short_trials:
     from ddplab_watch import changes, trials
 
-    trials.ROUNDS, changes.FEWEST_WORKERS = trials.LEAST_ROUNDS, 2
+    trials.ROUNDS = trials.LEAST_ROUNDS = 2
+    changes.worker_counts = lambda now, cores: [2]
 if arguments.unwatched_rank >= 0:  # the others wait for it, no matter how long
     import datetime
 

@@ -101,7 +101,7 @@ class Wide(nn.Module):
         width: of the blocks.
     """
 
-    WIDTH, COUNT = 724, 24
+    WIDTH, COUNT = 512, 24
 
     def __init__(self, ask: Callable[[], None] = lambda: None, width: int = WIDTH) -> None:
         super().__init__()

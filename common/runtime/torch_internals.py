@@ -1,7 +1,7 @@
 """All names of PyTorch that are not public, in one place.
 
 Another version may lack one. Then what needs it ends in one line, and everything else works: no
-name is looked up before it is used. The watch has its own (``ddplab_watch/private.py``).
+name is looked up before it is used. The watch has its own (``ddplab_watch/torch_internals.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORKING = "2.9 to 2.15"
 """Versions of torch that were tried."""
 
 
-def known(owner: object, *names: str) -> Any:
+def private_attribute(owner: object, *names: str) -> Any:
     """Returns a private attribute: of a module (by its path) or an object, by a chain of names.
 
     Raises:
@@ -42,52 +42,52 @@ def known(owner: object, *names: str) -> Any:
 
 def stager(pin_memory: bool) -> Any:
     """Makes what copies a checkpoint's states into memory that it keeps, by ``stage(states)``."""
-    kind = known("torch.distributed.checkpoint._state_dict_stager", "StateDictStager")
+    kind = private_attribute("torch.distributed.checkpoint._state_dict_stager", "StateDictStager")
     return kind(pin_memory=pin_memory, share_memory=False)
 
 
 def record_every_step(ddp: DistributedDataParallel) -> None:
     """Makes DDP time each of its steps, rather than one in a hundred."""
-    known(ddp, "_set_ddp_runtime_logging_sample_rate")(1)
+    private_attribute(ddp, "_set_ddp_runtime_logging_sample_rate")(1)
 
 
 def ddp_record(ddp: DistributedDataParallel) -> dict[str, Any]:
     """Returns what DDP tells of its buckets, and of the last step's times if it timed it."""
-    return known(ddp, "_get_ddp_logging_data")()
+    return private_attribute(ddp, "_get_ddp_logging_data")()
 
 
 def remove_hooks(ddp: DistributedDataParallel) -> None:
     """Takes DDP's hooks off its module's gradients, so that it can be wrapped anew."""
-    known(ddp, "_remove_autograd_hooks")()
+    private_attribute(ddp, "_remove_autograd_hooks")()
 
 
 def abort_default_group() -> None:
     """Ends the default process group without its other ranks, which may be gone."""
-    known("torch.distributed.distributed_c10d", "_abort_process_group")()
+    private_attribute("torch.distributed.distributed_c10d", "_abort_process_group")()
 
 
 def sleep_on_gpu(cycles: int) -> None:
     """Keeps the current stream busy for so many cycles of the GPU's clock."""
-    known("torch.cuda", "_sleep")(cycles)
+    private_attribute("torch.cuda", "_sleep")(cycles)
 
 
 def memory_changes(profiler: profile) -> list[int]:
     """Returns the bytes allocated (positive) and released that a profiler saw, in order of time."""
-    events = known(profiler, "profiler", "kineto_results", "events")()
+    events = private_attribute(profiler, "profiler", "kineto_results", "events")()
     memory = [event for event in events if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(memory, key=lambda event: event.start_ns())]
 
 
 def fake_tensors() -> Any:
     """Makes a context in which tensors have shapes and no data."""
-    return known("torch._subclasses", "FakeTensorMode")()
+    return private_attribute("torch._subclasses", "FakeTensorMode")()
 
 
 def memory_tracker() -> Any:
     """Makes a ``MemTracker``, which sees every operator's outputs come and go."""
-    return known("torch.distributed._tools.mem_tracker", "MemTracker")()
+    return private_attribute("torch.distributed._tools.mem_tracker", "MemTracker")()
 
 
 def multiply(tensors: Sequence[Tensor], factor: Tensor) -> None:
     """Multiplies all tensors by a scalar in place, in one launch."""
-    known("torch", "_foreach_mul_")(tensors, factor)
+    private_attribute("torch", "_foreach_mul_")(tensors, factor)

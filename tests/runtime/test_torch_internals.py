@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile
 
-from common.runtime import private
+from common.runtime import torch_internals
 
 STAGER = "torch.distributed.checkpoint._state_dict_stager"
 TRACKER = "torch.distributed._tools.mem_tracker"
@@ -23,15 +23,19 @@ nn.Module.__init__(BARE)
 @pytest.mark.parametrize(
     ("owner", "name", "use"),
     [
-        (STAGER, "StateDictStager", lambda: private.stager(pin_memory=False)),
-        (TRACKER, "MemTracker", private.memory_tracker),
-        ("torch._subclasses", "FakeTensorMode", private.fake_tensors),
-        ("torch.cuda", "_sleep", lambda: private.sleep_on_gpu(1)),
-        ("torch", "_foreach_mul_", lambda: private.multiply([], torch.ones(()))),
-        (None, "_get_ddp_logging_data", lambda: private.ddp_record(BARE)),
-        (None, "_set_ddp_runtime_logging_sample_rate", lambda: private.record_every_step(BARE)),
-        (None, "_remove_autograd_hooks", lambda: private.remove_hooks(BARE)),
-        (None, "profiler", lambda: private.memory_changes(profile())),
+        (STAGER, "StateDictStager", lambda: torch_internals.stager(pin_memory=False)),
+        (TRACKER, "MemTracker", torch_internals.memory_tracker),
+        ("torch._subclasses", "FakeTensorMode", torch_internals.fake_tensors),
+        ("torch.cuda", "_sleep", lambda: torch_internals.sleep_on_gpu(1)),
+        ("torch", "_foreach_mul_", lambda: torch_internals.multiply([], torch.ones(()))),
+        (None, "_get_ddp_logging_data", lambda: torch_internals.ddp_record(BARE)),
+        (
+            None,
+            "_set_ddp_runtime_logging_sample_rate",
+            lambda: torch_internals.record_every_step(BARE),
+        ),
+        (None, "_remove_autograd_hooks", lambda: torch_internals.remove_hooks(BARE)),
+        (None, "profiler", lambda: torch_internals.memory_changes(profile())),
     ],
 )
 def test_a_name_that_has_moved_is_one_line_with_what_was_tried(monkeypatch, owner, name, use):

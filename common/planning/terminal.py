@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from common.planning.answer import (
     GB,
     VerifiedPlan,
-    choice,
     compared_with_mine,
-    losers,
+    lead_sentence,
     nothing_fits,
     shown_frontier,
+    why_not,
 )
 from common.planning.code import python_lines
 from common.planning.search import Searched, TimedPlan
@@ -69,7 +69,7 @@ def print_answer(
     if tuned and tuned.tried:
         console.print(as_rich(tried_plans(tuned)))
     say("Why not")
-    for line in losers(searched, best, verified):
+    for line in why_not(searched, best, verified):
         say(f"- {line}")
     say("What this rests on")
     for line in (*searched.basis, *memory_basis(searched, best)):
@@ -116,7 +116,7 @@ def verdict(
                 f"{plan.step.rounds} rounds that had no part in the choice), peak "
                 f"{digits(plan.peak_bytes / GB)} GB"
             )
-    sentences = choice(searched, verified or ()), compared_with_mine(best, verified or ())
+    sentences = lead_sentence(searched, verified or ()), compared_with_mine(best, verified or ())
     return [*lines, *filter(None, sentences), *(tuned.sentences() if tuned else [])]
 
 
