@@ -32,8 +32,8 @@ SIZES = {
     "num_key_value_heads": 2,
     "vocab_size": 500,
 }
-BATCH, LENGTH = 8, 128
-PROFILED_STEPS = 3
+BATCH, LENGTH = 8, 64
+PROFILED_STEPS = 2
 
 
 class Gathers(TorchDispatchMode):

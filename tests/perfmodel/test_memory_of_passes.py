@@ -252,7 +252,7 @@ def test_a_rank_of_a_shared_llama_holds_and_gathers_what_is_predicted(rank_serve
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     seen = {line["case"]: line for line in done.lines()}
     sizes = LLAMA | {"hidden_size": 256, "num_hidden_layers": LAYERS, "num_attention_heads": 8}
-    sized = model_of(sizes | {"intermediate_size": 688}, "llama").architecture(128)
+    sized = model_of(sizes | {"intermediate_size": 688}, "llama").architecture(64)
     for case in (*CASES, *AHEAD):
         strategy, casts, *ahead = case.split(":")
         ahead = int(*ahead or (1,))

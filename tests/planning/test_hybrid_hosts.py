@@ -9,13 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from common.cluster.emulated import RANK_PREFIX, EmulatedCluster, why_not
+from common.cluster.emulated import RANK_PREFIX, EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch_series
 from common.planning.space import Plan
 from common.runtime.flags import as_flags
 from common.tuning.plans import JOB
 
-REASON = why_not()
+REASON = why_no_hosts()
 HERE = Path(__file__).parent
 HOSTS = EmulatedCluster.of(2, ["1gbit"], ranks_per_host=2)
 STRATEGIES = ("HYBRID_SHARD", "FULL_SHARD")

@@ -22,7 +22,13 @@ from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES
-from common.planning.answer import VerifiedPlan, as_json, compared_with_mine, plan_to_take, why_not
+from common.planning.answer import (
+    VerifiedPlan,
+    as_json,
+    compared_with_mine,
+    plan_to_take,
+    why_not_others,
+)
 from common.planning.cluster_times import ClusterTimes
 from common.planning.search import (
     ALIKE,
@@ -310,7 +316,7 @@ def test_what_is_not_told_from_the_second_best_gives_way_to_the_simpler_plan(
     assert told in compared_with_mine(best, mine)
     assert (verdict in compared_with_mine(best, mine)) == (best != second)
     other = second if best == first else first
-    against = next(line for line in why_not(searched, best, ran) if other.plan.label in line)
+    against = next(line for line in why_not_others(searched, best, ran) if other.plan.label in line)
     assert (best == first) == ("in the same rounds" in against)  # else what is left is predicted
     too_large = replace(ran[0], peak_bytes=size + 1)
     assert plan_to_take(searched, (too_large, ran[1])) == second

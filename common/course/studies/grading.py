@@ -5,6 +5,7 @@ references without one task's for each task, and each wrong solution (``tests/ex
 which may lose its own check and others of its task, or of one that needs it.
 Then a class of 60 made hand-ins is graded as classes are (``grading/made_class.py``): ``--only
 class`` does this by itself, and ``--only right hostile late`` with one student of each kind.
+``--only reference`` grades the references alone, and so for the other kinds of gradings.
 A cut study is continued: ``ddplab study grading --continues RUN_DIR`` takes over the gradings that
 are there.
 """
@@ -38,7 +39,8 @@ from common.runtime.stage_progress import StageProgress
 
 RESULTS = "gradings.csv"
 KEYS = ["assignment", "part", "kind", "name", "round"]
-REFERENCE, UNTOUCHED, WITHOUT, MISTAKE = "reference", "untouched", "without", "mistake"
+GRADED = REFERENCE, UNTOUCHED, WITHOUT, MISTAKE = "reference", "untouched", "without", "mistake"
+"""Kinds of gradings."""
 ASSIGNMENTS = (0, 1, 2, 3, 4)
 GRADINGS, CLASS = "gradings", "class"
 """Halves of the study."""
@@ -57,16 +59,16 @@ class GradingStudy:
     continues: str = ""
     """Run directory of a study that was cut."""
     only: tuple[str, ...] = ()
-    """gradings, class, or kinds of a class's hand-ins, of which there is then one each; by default
-    gradings and class."""
+    """gradings or kinds of them (reference, untouched, without, mistake); class, or kinds of a
+    class's hand-ins, of which there is then one each; by default gradings and class."""
 
     def __post_init__(self) -> None:
         for number in self.assignments:
             if number not in ASSIGNMENTS:
                 raise UserError(f"--assignments {number}: 0 to {ASSIGNMENTS[-1]}")
         for name in self.only:
-            if name not in (GRADINGS, CLASS, *KINDS):
-                raise UserError(f"--only {name}: {GRADINGS}, {CLASS} or {', '.join(KINDS)}")
+            if name not in (legal := (GRADINGS, CLASS, *GRADED, *KINDS)):
+                raise UserError(f"--only {name}: one or more of {', '.join(legal)}")
         if self.continues and not Path(self.continues).is_dir():
             raise UserError(f"--continues {self.continues}: no such run directory")
 
@@ -74,6 +76,11 @@ class GradingStudy:
     def kinds(self) -> list[str]:
         """Returns the kinds of hand-ins that were named."""
         return [name for name in self.only if name in KINDS]
+
+    @property
+    def graded(self) -> list[str]:
+        """Returns the kinds of gradings to make."""
+        return [kind for kind in GRADED if not self.only or {kind, GRADINGS} & set(self.only)]
 
 
 SETTINGS = GradingStudy
@@ -109,7 +116,7 @@ def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> 
     """Grades all cases and a class; returns the run directory."""
     environment = describe_environment("gloo", "cpu", 4)
     with study_run("grading", study, output_dir, progress, environment) as run:
-        if not study.only or GRADINGS in study.only:
+        if study.graded:
             grade_cases(study, run, progress)
         if not study.only or CLASS in study.only or study.kinds:
             steps = grade_made_class(
@@ -123,7 +130,8 @@ def grade_cases(study: GradingStudy, run: RunDirectory, progress: StageProgress)
     """Grades all cases that were not graded before; writes their tables."""
     earlier = earlier_table(study.continues, RESULTS, KEYS)
     keys = set(earlier[KEYS].itertuples(index=False, name=None)) if len(earlier) else set()
-    cases = [case for case in all_cases(study) if case.key not in keys]
+    of_kinds = [case for case in all_cases(study) if case.kind in study.graded]
+    cases = [case for case in of_kinds if case.key not in keys]
     rows = earlier.to_dict("records")
     for case in cases:
         what = f"assignment {case.of.assignment}"
