@@ -58,8 +58,8 @@ class Check:
     isolation: bool = False
     """Also leave out each of the assignment's tasks by itself: it alone loses points (minutes)."""
     overlay: Path | None = None
-    """Folder of the staff's files, laid out as in the project; in a copy they take the place of
-    the project's, which the tree is held against."""
+    """Folder of the staff's files, laid out as in the project; the tree is held against a copy of
+    the project in which they replace the project's."""
 
     def run(self) -> None:
         """Prints what was looked at; raises RunFailed with what was found."""

@@ -296,9 +296,9 @@ def _packages(feature: str, names: tuple[str, ...]) -> Check:
 
 
 def _emulated_hosts() -> Check:
-    from common.cluster.emulated import why_not
+    from common.cluster.emulated import why_no_hosts
 
-    reason = why_not()
+    reason = why_no_hosts()
     return Check("emulated hosts", reason is None, reason or "namespaces, veth and tbf")
 
 

@@ -53,8 +53,8 @@ class Study:
     rounds: int = 0
     """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""
-    """For cs336 alone: folder of a clone of Stanford CS336's assignment 2, whose tests the
-    exercises' solutions are put under."""
+    """For cs336 alone: folder of a clone of Stanford CS336's assignment 2; its tests run on the
+    exercises' solutions."""
     table: tuple[str, ...] = ()
     """For public: tables of published rows, or folders with training.csv and collectives.csv. For
     gate: bundles whose own steps are paired, each bundle by itself, in place of a run that it

@@ -130,7 +130,7 @@ def own_namespaces() -> list[str]:
     )
 
 
-def why_not() -> str | None:
+def why_no_hosts() -> str | None:
     """Returns the reason why this machine cannot emulate hosts, or None. Tries the real thing."""
     try:
         namespaces = own_namespaces()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common.cluster.emulated import why_not
+from common.cluster.emulated import why_no_hosts
 from common.course.faults import set_of_files
 from common.diagnose.studies.planted import Case, DiagnosisStudy, run_cases
 from common.errors import UserError
@@ -38,7 +38,7 @@ def plant(out: Path, seed: int, progress: StageProgress, only: Sequence[str] = (
     if out.exists():
         raise UserError(f"{out} is there already; give a folder that is not")
     cases = fresh_cases(DiagnosisStudy(tuple(only)).cases(), seed)
-    if any(case.rate for case in cases) and (reason := why_not()):
+    if any(case.rate for case in cases) and (reason := why_no_hosts()):
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
     if not cases:

@@ -67,7 +67,7 @@ def _tied(searched: Searched, verified: Sequence[VerifiedPlan]) -> list[Verified
     return [fitting[0], *over]
 
 
-def lead_sentence(searched: Searched, verified: Sequence[VerifiedPlan]) -> str:
+def choice_in_words(searched: Searched, verified: Sequence[VerifiedPlan]) -> str:
     """Returns whether the best plan is told from the second best, in a sentence, or nothing."""
     if verified and not _tied(searched, verified):
         return "no plan that was run ended within the memory: the one to take is only predicted"
@@ -127,7 +127,7 @@ def shown_frontier(searched: Searched) -> list[TimedPlan]:
     return picked[::-1]
 
 
-def why_not(
+def why_not_others(
     searched: Searched, best: TimedPlan, verified: Sequence[VerifiedPlan] | None = None
 ) -> list[str]:
     """Returns a sentence for each strategy that was not chosen, and for neighbours of the plan.
@@ -143,7 +143,7 @@ def why_not(
         other = searched.fastest(**fields)
         if other is None:
             if refused := searched.nearest_refused(**fields):
-                lines.append(f"{name}: {missing_memory(searched, refused)}")
+                lines.append(f"{name}: {missing_memory_in_words(searched, refused)}")
             return
         it = ran.get(other.plan)
         why = difference_in_words(best, other, it.over_best if it and in_final else None)
@@ -187,7 +187,7 @@ def difference_in_words(best: TimedPlan, other: TimedPlan, over_best: Judged | N
     return f"{slower}, {memory}"
 
 
-def missing_memory(searched: Searched, refused: SizedPlan) -> str:
+def missing_memory_in_words(searched: Searched, refused: SizedPlan) -> str:
     """Returns what a plan that does not fit lacks, in words."""
     usable = searched.question.usable_bytes
     missing = refused.peak_bytes - usable
@@ -249,7 +249,7 @@ def as_json(
             (plan.over_best.verdict for plan in ran if plan.over_best),
             Verdict.NOT_MEASURED,
         ),
-        "choice": lead_sentence(searched, ran),
+        "choice": choice_in_words(searched, ran),
         "rejected": [*_slower(searched, best), *_too_large(searched)],
         "frontier": [
             {**_fields(plan), "peak_bytes": plan.peak_bytes} for plan in searched.frontier

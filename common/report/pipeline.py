@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from common.cluster.emulated import why_not
+from common.cluster.emulated import why_no_hosts
 from common.cluster.kept_ranks import KeptRanks, Place
 from common.errors import RunFailed, UserError, require_known, unwritten_task
 from common.report.document import Document
@@ -72,7 +72,7 @@ def run_assignments(
     except OSError as error:
         reason = "it is a file" if output.is_file() else error.strerror
         raise UserError(f"output folder {output}: {reason}") from None
-    timetable = plan(presets, label, output, titles, with_hosts=why_not() is None)
+    timetable = plan(presets, label, output, titles, with_hosts=why_no_hosts() is None)
     watch = RunWatch(output, timetable, progress, full=full)
     measured = Measured()
     folders = []
@@ -138,7 +138,7 @@ def _run_assignment(
     ranks = {stage: count_ranks(stage.ranks) for stage in preset.stages}
     backend = "gloo" if device == "cpu" else "nccl"
     environment = describe_environment(backend, device, max(ranks.values()))
-    no_hosts = why_not() if any(stage.hosts for stage in preset.stages) else None
+    no_hosts = why_no_hosts() if any(stage.hosts for stage in preset.stages) else None
     environment["emulated_hosts_left_out"] = no_hosts
     run = RunDirectory.create(output / preset.assignment, label, preset.content, environment)
     watch.progress.say(f"{preset.assignment}, preset {label}: {relative_to_project(run.path)}")

@@ -27,7 +27,7 @@ from typing import Annotated
 import pandas as pd
 
 from common.analysis.runs import Run
-from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.csv_tables import read_table
 from common.errors import UserError, require_known
 from common.judged import DISTURBED, DRIFTING, NOT_WITNESSED, QUIET
@@ -120,7 +120,7 @@ def run_study(study: PlanStudy, output_dir: str, progress: StageProgress) -> Pat
     Raises UserError where this machine cannot emulate hosts, or there is nothing to continue.
     """
     cases = study.cases()
-    if any(hosts for *_, hosts in cases) and (reason := why_not()):
+    if any(hosts for *_, hosts in cases) and (reason := why_no_hosts()):
         raise UserError(reason)
     begun = Path(study.continues) if study.continues else None
     if begun and not any(begun.glob(f"*/{SWEPT}")):

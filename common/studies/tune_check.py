@@ -24,7 +24,7 @@ from typing import Annotated
 
 import pandas as pd
 
-from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.csv_tables import read_table
 from common.errors import UserError, require_known
 from common.judged import FIRST_PAGE_ROUNDS, Judged, Verdict, fastest
@@ -108,7 +108,7 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
             a case.
     """
     cases = list(study.cases())
-    if any(hosts for *_, hosts in cases) and (reason := why_not()):
+    if any(hosts for *_, hosts in cases) and (reason := why_no_hosts()):
         raise UserError(reason)
     earlier = earlier_table(study.continues, CASES, NEEDED)
     earlier_rows = {(row["model"], row["network"]): row for row in earlier.to_dict("records")}

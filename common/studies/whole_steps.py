@@ -17,7 +17,7 @@ import pandas as pd
 
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies, read_emulated
 from common.analysis.data_parallel.strategies import EXCHANGING
-from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.runtime.flags import as_flags
@@ -55,7 +55,7 @@ def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) 
 
     Raises UserError: this machine cannot emulate hosts.
     """
-    if reason := why_not():
+    if reason := why_no_hosts():
         raise UserError(reason)
     cluster = EmulatedCluster.of(HOSTS, [study.rate])
     environment = describe_environment("gloo", "cpu", HOSTS)

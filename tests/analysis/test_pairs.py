@@ -13,7 +13,7 @@ import pytest
 from command_line import ddplab, error_line
 
 from common.analysis.pairs import lines_of, slow_parts
-from common.cluster.emulated import why_not
+from common.cluster.emulated import why_no_hosts
 from common.runtime.paths import project_root
 
 SEEDS = 20
@@ -108,7 +108,7 @@ def test_the_command_refuses_fewer_than_two_ranks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("emulated")
-@pytest.mark.skipif(why_not() is not None, reason="no emulated hosts here")
+@pytest.mark.skipif(why_no_hosts() is not None, reason="no emulated hosts here")
 def test_an_emulated_host_at_half_the_rate_is_named() -> None:
     pairs = ("--", "-m", "common.cli.main", "doctor", "--pairs")
     rates = ("--rate", "200mbit", "100mbit", "200mbit", "200mbit")

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("emulated")
 
 DDPLAB = Path(sys.executable).with_name("ddplab")
 ONE_HOST = EmulatedCluster.of(1, ["1gbit"])
-REASON = emulated.why_not()
+REASON = emulated.why_no_hosts()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=f"no emulated hosts here: {REASON}")
 
 # The ranks do not import torch: that would take seconds, and torchrun does not ask for it.

@@ -11,7 +11,7 @@ import pytest
 from interruptible import living
 from quick_torchrun import write_quick_torchrun
 
-from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.kept_ranks import KeptRanks, Place
 from common.cluster.launch import MARK
 from common.errors import RunFailed
@@ -102,7 +102,7 @@ def test_an_interruption_ends_the_ranks_of_all_places(run) -> None:
 
 
 def test_emulated_hosts_are_a_place_of_their_own(run) -> None:
-    if reason := why_not():
+    if reason := why_no_hosts():
         pytest.skip(reason)
     here, there = Place(ranks=2), Place(ranks=2, hosts=EmulatedCluster.of(2, ["1gbit"]))
     with KeptRanks() as kept:

@@ -23,7 +23,7 @@ from interruptible import wait_until
 from common.course.grading.grade import Grader
 from common.course.outcomes import Outcome
 from common.course.sandbox import own_root
-from common.course.sandbox.isolation import strongest_isolation, why_not
+from common.course.sandbox.isolation import strongest_isolation, why_unavailable
 from common.course.sandbox.sandbox import Sandbox
 from common.course.sandbox.student import Student, lay_out, lay_out_student, readable
 from common.course.sandbox.wire import Ended, Raised, Remote
@@ -34,11 +34,11 @@ from common.runtime.paths import project_root
 
 ROOT = project_root()
 ANSWER_S = 60.0
-ENDLESS_S = 0.5
-"""How long an attack is waited for that may not answer."""
+ENDLESS, ENDLESS_S = ("never ends", "forks without end"), 0.5
+"""Attacks that do not answer, and how long they are waited for."""
 GIB = 2**30
-KINDS = [kind for kind in ("namespaces", "user namespaces") if not why_not(kind)]
-ALL_KINDS = KINDS + [kind for kind in ("other user",) if not why_not(kind)]
+KINDS = [kind for kind in ("namespaces", "user namespaces") if not why_unavailable(kind)]
+ALL_KINDS = KINDS + [kind for kind in ("other user",) if not why_unavailable(kind)]
 GRADING = pytest.mark.grading
 TARGET = "loss_scale.py"
 HIDDEN = ROOT / "tests" / "exercises" / "hidden"
@@ -304,7 +304,7 @@ def cases() -> Iterator:
 @pytest.mark.parametrize(("kind", "name"), [*cases()])
 def test_an_attack_ends_in_an_error(sandbox: Sandbox, part: Callable, kind: str, name: str) -> None:
     source, expected = ATTACKS[name]
-    timeout_s = ENDLESS_S if "no answer" in expected else ANSWER_S
+    timeout_s = ENDLESS_S if name in ENDLESS else ANSWER_S
     peer = sandbox.start(part(source), timeout_s=timeout_s)
     with pytest.raises((Raised, Ended), match=expected):
         peer.module("exercise loss_scale").attack()
@@ -648,7 +648,8 @@ def test_a_sandbox_that_does_not_start_is_nobodys_zero(
 
 
 def test_without_any_isolation_nothing_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.course.sandbox.isolation.why_not", lambda kind: f"no {kind}")
+    target = "common.course.sandbox.isolation.why_unavailable"
+    monkeypatch.setattr(target, lambda kind: f"no {kind}")
     with pytest.raises(UserError, match="nothing can be graded on this machine"):
         strongest_isolation()
 
@@ -666,4 +667,4 @@ def test_another_user_needs_folders_that_he_may_enter(
     tmp_path.chmod(0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    assert "another user may not enter" in why_not("other user")
+    assert "another user may not enter" in why_unavailable("other user")

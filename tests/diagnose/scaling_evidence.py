@@ -266,6 +266,8 @@ def verdicts_on(run: Path | Case) -> dict[str, Verdict]:
 
 def examined_for(case: Case, *causes: str) -> Diagnosis:
     """Examines a case for a few causes alone, which is much quicker."""
+    known = {cause for key in (*CAUSES, *OF_SCRIPTS) for cause in key.split(", ")}
+    assert known >= {*causes}  # or nobody would look for it
     judges = {
         name: {key: judge for key, judge in of.items() if {*key.split(", ")} & {*causes}}
         for name, of in (("CAUSES", CAUSES), ("OF_SCRIPTS", OF_SCRIPTS))

@@ -25,7 +25,7 @@ from common.training.parallel import block_precision
 from common.training.step import TrainingStep, build_model
 
 WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")
-PROFILED_STEPS = 3
+PROFILED_STEPS = 2
 
 
 def local_bytes(tensors) -> int:

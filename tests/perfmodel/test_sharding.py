@@ -31,6 +31,7 @@ def seen(rank_server, slow_chosen) -> dict[str, dict]:
 
 
 @pytest.mark.two_ranks
+@pytest.mark.timeout(320)  # bfloat16 takes minutes on processors without instructions for it
 @pytest.mark.parametrize(
     "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
 )

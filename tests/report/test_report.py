@@ -74,6 +74,11 @@ def test_answers_are_in_a_report_only_when_they_are_asked_for(
     for kind in ("markdown", "code"):
         asked = cells(executed["assignment1_ddp"], kind)  # executed with the answers
         assert any("staff" in cell.metadata.get("tags", []) for cell in asked)
+    evidence.outputs = [nbformat.v4.new_output("stream", text="it holds in a run")]
+    nbformat.write(notebook, tmp_path / "answered.ipynb")
+    page = render(Document("assignment2", (tmp_path / "answered.ipynb",))).html
+    assert "It is slower." in page
+    assert "it holds in a run" in page
 
 
 def test_recorded_data_is_never_shown_as_the_readers_own(executed: dict[str, Path]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
@@ -97,7 +97,7 @@ def test_predictions_are_those_of_the_shipped_calibration_and_come_first(case):
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory) -> Path:
     """Visits two networks of one model by the same two emulated hosts."""
-    if reason := why_not():
+    if reason := why_no_hosts():
         pytest.skip(f"no emulated hosts: {reason}")
     folder = tmp_path_factory.mktemp("emulated")
     flags = [*SMALL, "--networks", "communication-bound", "compute-bound+2ms"]
@@ -205,7 +205,7 @@ def cut_study(case, tmp_path) -> Path:
 @pytest.mark.slow
 @pytest.mark.xdist_group("accuracy_case")
 @pytest.mark.two_ranks
-@pytest.mark.skipif(why_not() is not None, reason="no emulated hosts")
+@pytest.mark.skipif(why_no_hosts() is not None, reason="no emulated hosts")
 def test_a_study_that_was_cut_goes_on_from_its_complete_cases(cut_study, tmp_path):
     study = AccuracyStudy(**ONE_CASE, minutes_per_case=9, continues=str(cut_study))
     done = run_study(study, str(tmp_path), StageProgress())
@@ -218,7 +218,7 @@ def test_a_study_that_was_cut_goes_on_from_its_complete_cases(cut_study, tmp_pat
 @pytest.mark.slow
 @pytest.mark.xdist_group("accuracy_case")
 @pytest.mark.two_ranks
-@pytest.mark.skipif(why_not() is not None, reason="no emulated hosts")
+@pytest.mark.skipif(why_no_hosts() is not None, reason="no emulated hosts")
 def test_only_the_same_study_is_continued(cut_study, tmp_path):
     listed, other = tmp_path / "listed", tmp_path / "other"
     shutil.copytree(cut_study, listed)

@@ -25,7 +25,7 @@ RECORDED = project_root() / "data" / "xeon-2-cores" / "study-traces"
 def test_a_study_without_a_job_left_has_the_tables_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traces, "why_not", lambda: None)
+    monkeypatch.setattr(traces, "why_no_hosts", lambda: None)
     for name in TABLES:
         shutil.copy(RECORDED / name, tmp_path)
     path = run_study(TracesStudy(continues=str(tmp_path)), str(tmp_path), StageProgress())

@@ -9,7 +9,7 @@ from common.analysis.show import Titles
 from common.errors import UserError
 from common.perfmodel.architectures.published_sizes import sized_architecture
 from common.perfmodel.cluster.clusters import load_cluster
-from common.planning.answer import GB, difference_in_words, missing_memory
+from common.planning.answer import GB, difference_in_words, missing_memory_in_words
 from common.planning.cluster_times import search_cluster
 from common.planning.search import (
     Searched,
@@ -72,7 +72,7 @@ class Decision:
         if self.mine is None:
             return f"{best.plan.label} fits" if best else "right: nothing fits"
         if isinstance(self.mine, SizedPlan):
-            return missing_memory(self.searched, self.mine)
+            return missing_memory_in_words(self.searched, self.mine)
         if self.mine == best:
             return "right: the plan to take"
         return f"fits: {difference_in_words(best, self.mine)} ({self.mine.plan.label})"

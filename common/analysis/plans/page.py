@@ -11,10 +11,8 @@ from matplotlib.figure import Figure
 from common.analysis.html import rendered
 from common.analysis.picture import describe, svg
 from common.analysis.style import figure
-from common.planning.answer import GB, VerifiedPlan, nothing_fits, why_not
-from common.planning.code import python_lines
-from common.planning.search import Searched, TimedPlan
-from common.planning.terminal import (
+from common.planning.answer import GB, VerifiedPlan, nothing_fits, why_not_others
+from common.planning.answer_parts import (
     frontier_plans,
     memory_basis,
     subject,
@@ -22,6 +20,8 @@ from common.planning.terminal import (
     verdict,
     verified_plans,
 )
+from common.planning.code import python_lines
+from common.planning.search import Searched, TimedPlan
 from common.planning.tuned import Tuned
 
 TEMPLATE = Path(__file__).parents[1] / "answer.html.j2"
@@ -56,7 +56,7 @@ def page(
         words=describe(drawn),
         code="\n".join(python_lines(searched.question, best.plan)),
         tables=tables,
-        why_not=why_not(searched, best, verified),
+        why_not=why_not_others(searched, best, verified),
     )
 
 

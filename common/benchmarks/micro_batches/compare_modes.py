@@ -79,8 +79,8 @@ class ModeComparison(TextSettings):
     slow_steps: Annotated[int, NonNegative] = 40
     """Steps of each mode with one rank slowed down; 0 to leave that out."""
     refine_every: Annotated[int, Positive] = 10
-    """Steps with a slowed rank after which ranks tell each other their times, and
-    dynamic_calibrated corrects its costs by them; other steps correct nothing."""
+    """Steps with a slowed rank after which ranks tell each other their times, by which
+    dynamic_calibrated corrects its costs; without a slowed rank nothing is corrected."""
     slow_rank: int = -1
     """The rank that is slowed down in the slow_steps (CPU only); -1 is the last."""
     slow_factor: float = 2.0
@@ -95,7 +95,7 @@ class ModeComparison(TextSettings):
 
 
 def main(settings: ModeComparison) -> None:
-    """Runs the comparison and prints each mode's median ratio to static."""
+    """Runs the comparison and prints each mode's mean ratio to static."""
     with process_group(settings.device, settings.backend) as worker:
         if worker.world_size < 2:
             raise UserError("compare_modes needs 2 ranks or more; start it with torchrun")

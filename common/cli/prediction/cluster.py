@@ -69,28 +69,28 @@ class ClusterQuestion:
     """Let float32 products use TensorFloat-32."""
     mfu: tuple[float, ...] = ()
     """Likeliest, lowest and highest share of the GPU's peak that computation reaches, such as 0.4
-    0.3 0.5; one number is certain. By default the time of matrix products and of what moves
+    0.3 0.5; a single number is certain. By default the time of matrix products and of what moves
     through memory is computed apart."""
     pass_rate: tuple[float, ...] = ()
     """Likeliest, lowest and highest speed of the passes relative to that time, by default 1 0.6
-    1.55; one number is certain."""
+    1.55; a single number is certain."""
     compile: bool = False
     """A compiler joins operators (torch.compile), so that less moves through memory."""
     network_speed: tuple[float, ...] = ()
     """Likeliest, lowest and highest speed of collectives relative to the model of NCCL, or to what
-    was measured; by default 1 0.5 1.1, and 1 on the number of GPUs that was measured. One number
-    is certain."""
+    was measured; by default 1 0.5 1.1, and 1 on the number of GPUs that was measured. A single
+    number is certain."""
     work: str | None = None
     """equal (the default) where all ranks have the same work, or texts where they have texts of
     unequal lengths: which spread and distribution the next two have, where they are not given."""
     straggler_spread: tuple[float, ...] = ()
     """Likeliest, lowest and highest standard deviation of a GPU's computation, as a share of it; by
-    default 0.006 0.005 0.009 of equal work, 0.12 0.1 0.14 of texts. One number is certain."""
+    default 0.006 0.005 0.009 of equal work, 0.12 0.1 0.14 of texts. A single number is certain."""
     straggler_distribution: str | None = None
     """lognormal (the default of equal work), gumbel (of texts), normal or exponential."""
     overlap_slowdown: tuple[float, ...] = ()
     """Likeliest, lowest and highest factor by which communication slows computation down; by
-    default 1.19 1 1.4. One number is certain."""
+    default 1.19 1 1.4. A single number is certain."""
     draws: int | None = None
     """Number of draws that the bands come from, by default 64."""
     seed: int | None = None

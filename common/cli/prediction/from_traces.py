@@ -29,7 +29,8 @@ from common.perfmodel.replay.engine import Replayed, run
 from common.perfmodel.replay.gate import LIMIT, Gate, gate_of
 from common.perfmodel.replay.pipeline import read_operations, slowdown
 from common.perfmodel.replay.waits import CAUSES, waits
-from common.planning.terminal import AnswerTable, as_rich
+from common.planning.answer_parts import AnswerTable
+from common.planning.terminal import as_rich
 from common.runtime.wording import counted
 
 TABLES = (".parquet", ".csv")

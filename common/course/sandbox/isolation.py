@@ -54,14 +54,14 @@ def strongest_isolation() -> str:
     """
     refusals = []
     for isolation in ("namespaces", "user namespaces", "other user"):
-        refusal = why_not(isolation)
+        refusal = why_unavailable(isolation)
         if not refusal:
             return isolation
         refusals.append(f"{isolation}: {refusal}")
     raise UserError(f"nothing can be graded on this machine: {'; '.join(refusals)}")
 
 
-def why_not(isolation: str) -> str:
+def why_unavailable(isolation: str) -> str:
     """Returns why this machine does not allow an isolation, or nothing."""
     is_root = os.geteuid() == 0
     if not sys.platform.startswith("linux"):

@@ -88,7 +88,7 @@ def shared_device(case: Case) -> Verdict | None:
 
 
 def oversubscribed_cores(case: Case) -> Verdict | None:
-    """Returns the cause where more threads compute than there are cores; None where they do not.
+    """Returns the cause where passes take longer together than alone; None if not, or on a GPU.
 
     Raises NotJudged without passes of ranks alone and together.
     """

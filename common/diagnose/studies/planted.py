@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch_series
 from common.diagnose.diagnosis import Diagnosis, diagnose_folder, lines_of
 from common.diagnose.studies.script_cases import HEALTHY, RANKS, words_of
@@ -263,7 +263,7 @@ def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -
     """
     cases = study.cases()
     slow_hosts = not study.only or SLOW_HOST in study.only
-    reason = why_not() if slow_hosts or any(case.rate for case in cases) else None
+    reason = why_no_hosts() if slow_hosts or any(case.rate for case in cases) else None
     if reason:
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]

@@ -28,7 +28,7 @@ import ddplab_watch
 import pandas as pd
 
 from common.analysis.step_parts import STEP
-from common.cluster.emulated import why_not
+from common.cluster.emulated import why_no_hosts
 from common.cluster.launch import launch
 from common.diagnose.causes.trials import tried_against
 from common.diagnose.evidence.evidence import SAMPLES
@@ -94,7 +94,7 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
         the run directory: ``cases.csv``, ``verdicts.csv``, and in ``runs/`` each bundle and log.
     """
     cases = study.cases()
-    if (reason := why_not()) and any(case.rate for case in cases):
+    if (reason := why_no_hosts()) and any(case.rate for case in cases):
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
     recorded = set(earlier_table(study.continues, RESULTS, ["case", "planted", "first"])["case"])

@@ -23,7 +23,7 @@ from common.explore.controls import (
 )
 from common.explore.figures import Figure, clear, figure, line, points
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
-from common.planning.answer import nothing_fits, why_not
+from common.planning.answer import nothing_fits, why_not_others
 from common.planning.cluster_times import peak_of, search_cluster
 from common.planning.search import Searched, choose
 from common.planning.space import PRECISIONS, STRATEGIES, Question, fits
@@ -153,7 +153,7 @@ class PlanTab(Tab):
                 f"{best.plan.label}: {time_text(best.time.step_s)}, "
                 f"{digits(best.peak_bytes / GB)} GB at the peak"
             )
-            self.caption.show("Computed, not measured. Why not:", *why_not(fitting, best))
+            self.caption.show("Computed, not measured. Why not:", *why_not_others(fitting, best))
         flags = [*model.flags, "--cluster", self.choices["cluster"].value]
         flags += ["--gpus", f"{question.ranks}", "--global-batch", f"{question.global_batch}"]
         flags += ["--memory", f"{self.memory.value:g}GB", "--precision", question.precisions[0]]

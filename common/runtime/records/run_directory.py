@@ -197,7 +197,7 @@ def find_table(run_dir: Path, name: str, label: str | None = None) -> Path | Non
     With a ``label`` only runs below that carry it count: another script may write a table of this
     name, too. None if there is no such table. One of a run that broke off is none.
     """
-    if (run_dir / name).is_file() and not why_broken_off(run_dir):
+    if (run_dir / name).is_file() and why_broken_off(run_dir) is None:
         return run_dir / name
     below = [
         path

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated
 
 from common.analysis.accuracy.study import open_study
-from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.expected_error import ERRORS
@@ -151,7 +151,7 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
 
     Raises UserError: this machine cannot emulate hosts.
     """
-    if reason := why_not():
+    if reason := why_no_hosts():
         raise UserError(reason)
     require_same_settings("accuracy", study, FREE)
     earlier = earlier_tables(study.continues, TABLES, ["case"])

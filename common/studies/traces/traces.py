@@ -21,7 +21,7 @@ import pandas as pd
 
 from common.analysis.replay.caps import at_caps, checked_system
 from common.analysis.replay.job import Job, read_job
-from common.cluster.emulated import EmulatedCluster, parse_rate, why_not
+from common.cluster.emulated import EmulatedCluster, parse_rate, why_no_hosts
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.replay.changes import (
@@ -79,7 +79,7 @@ def run_study(study: TracesStudy, output_dir: str, progress: StageProgress) -> P
 
     Raises UserError: this machine cannot emulate hosts, or there is no study to go on with.
     """
-    if reason := why_not():
+    if reason := why_no_hosts():
         raise UserError(reason)
     tables = earlier_tables(study.continues, TABLES, JOB)
     environment = describe_environment("gloo", "cpu", HOSTS)

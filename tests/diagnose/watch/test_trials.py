@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import pytest
 import torch
@@ -198,8 +197,9 @@ def test_workers_are_tried_where_a_rank_waits_for_its_data(
         twice = 2 * max(1, workers)
         assert {AS_IT_LOADS, f"num_workers={twice}"} <= set(times)
         assert {len(own) for own in times.values()} == {rounds}
-        # A batch takes 60 ms, and the workers load several at once.
-        assert median(times[f"num_workers={twice}"]) < median(times[AS_IT_LOADS])
+        # A batch takes 60 ms, and the workers load several at once. Of two rounds other tests may
+        # make one longer.
+        assert min(times[f"num_workers={twice}"]) < min(times[AS_IT_LOADS])
     assert not [row for row in rows_of(folder, 0, "unseen") if "workers" in row["what"]]
 
 

@@ -101,9 +101,9 @@ class Wide(nn.Module):
         width: of the blocks.
     """
 
-    WIDTH, COUNT = 512, 24
+    COUNT = 24
 
-    def __init__(self, ask: Callable[[], None] = lambda: None, width: int = WIDTH) -> None:
+    def __init__(self, ask: Callable[[], None] = lambda: None, *, width: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Asking(width, ask) for _ in range(self.COUNT))
 

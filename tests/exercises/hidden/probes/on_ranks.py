@@ -307,7 +307,7 @@ def fsdp(
     return facts | {"kept": kept, "round_trip": round_trip}
 
 
-def fsdp_memory(ask: Callable, meet: Callable[[], None], with_gradients: bool) -> None:
+def fsdp_memory(ask: Callable, meet: Callable[[], None], with_gradients: bool, width: int) -> None:
     """Makes two passes of a wide model, of which the check sees the second.
 
     Args:
@@ -315,11 +315,12 @@ def fsdp_memory(ask: Callable, meet: Callable[[], None], with_gradients: bool) -
         meet: waits for all ranks: before the model is made, before the second pass, after its
             forward part, and after the rest of it.
         with_gradients: whether the passes have a backward part.
+        width: of the model's blocks.
     """
     meet()
     asks = [lambda: None]
-    wrapped = FSDP(Wide(lambda: asks[-1]()))
-    inputs = torch.ones(2, Wide.WIDTH)
+    wrapped = FSDP(Wide(lambda: asks[-1](), width=width))
+    inputs = torch.ones(2, width)
     for is_seen in (False, True):  # the first time, PyTorch makes its own things
         if is_seen:
             asks.append(ask)
