@@ -16,9 +16,11 @@ from common.planning.search import sized_plans
 from common.planning.space import Question, candidates
 from common.runtime.group.process_group import process_group
 from common.runtime.records.recorder import record_run
-from common.tuning.plans.measuring import measure_inputs, sizes_to_time
+from common.tuning.plans import measuring
 from common.tuning.plans.plan_settings import PlanSettings
 from common.tuning.plans.sized_model import SizedModel
+
+measuring.ROUNDS = 2  # what lives from visit to visit is there in the second
 
 
 def make(batch_size: int = 1) -> tuple:
@@ -40,7 +42,8 @@ with process_group("cpu", "gloo") as worker, record_run(settings, "plan", worker
     fitting, _ = sized_plans(question, list(candidates(question)))
     plans = [sized.plan for sized in fitting]
     before = largest_bytes()
-    measure_inputs(model, question, plans, sizes_to_time(question, plans, 1e12), recorder)
+    sizes = measuring.sizes_to_time(question, plans, 1e12)
+    measuring.measure_inputs(model, question, plans, sizes, recorder)
     taken = {"taken": largest_bytes() - before, "parameters": architecture.num_parameters}
     if worker.is_main:
         print(json.dumps(taken | {"strategies": sorted({plan.strategy for plan in plans})}))
