@@ -48,8 +48,8 @@ class Study:
     """For grading alone: assignments that it grades; by default all."""
     only: tuple[str, ...] = ()
     """Cases or causes to run, for diagnosis, exchange, models, plan, scripts and tune; for grading
-    gradings, class, or kinds of hand-ins, then one of each. By default all cases (of scripts,
-    those of its first two sets)."""
+    gradings or kinds of them (such as reference), class, or kinds of hand-ins, then one each. By
+    default all cases (of scripts, those of its first two sets)."""
     rounds: int = 0
     """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""
