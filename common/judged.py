@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -29,7 +29,6 @@ MOST_ROUNDS = 200
 """Number of rounds above which a difference is called too small to be settled."""
 FIRST_PAGE_ROUNDS = 6
 """Least number of rounds behind a number that goes to a first page."""
-PAIRED = "paired by round"
 
 
 class Verdict(StrEnum):
@@ -51,7 +50,6 @@ class Judged:
         null: the value where nothing differs: 1 for a ratio, 0 for a gain; None for a level, such
             as tokens per second, which is not compared with anything.
         scope: what it was measured of: model and gradient bytes, ranks, network, precision.
-        population: which steps it is of, and how they were compared.
         machine: state of the machine: QUIET, DRIFTING, DISTURBED or NOT_WITNESSED.
         least_rounds: number of rounds below which nothing is settled.
     """
@@ -59,7 +57,6 @@ class Judged:
     interval: Interval
     null: float | None = 1.0
     scope: str = ""
-    population: str = PAIRED
     machine: str = NOT_WITNESSED
     least_rounds: int = LEAST_ROUNDS
 
@@ -115,6 +112,10 @@ class Judged:
     def difference(self) -> Interval:
         """Returns how far the number is from ``null``, where nothing differs, with its interval."""
         return self.interval.map(lambda value: value - self.null)
+
+    def map(self, function: Callable[[float], float], **changed: object) -> Judged:
+        """Returns a monotone function of the number; ``changed`` are fields, such as ``null``."""
+        return replace(self, interval=self.interval.map(function), **changed)
 
     def change(self, unit: str = "round") -> str:
         """Returns the difference in per cent, as the verdict lets it be told.

@@ -233,7 +233,7 @@ TRACE_OPERATION_COLUMNS = (
     "exposed_ms",
 )
 """``trace-operations.csv``: what these steps communicate, by operation
-(``common.traces.step_operations``)."""
+(``common.traces.step_overlap``)."""
 
 STALL_COLUMNS = ("rank", "step", "seconds", "phase", "stack", "unix_s", "resumed")
 """``stalls.csv`` of a watched script: steps that did not end for long, with the stack of then, the

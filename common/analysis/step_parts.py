@@ -39,10 +39,8 @@ ADDED = (
     "watching_share",
     "error",
     "adds_up",
-    "total_communication_ms",
     "exposed_ratio",
     "total_ratio",
-    "samples_per_step",
 )
 """Properties of ``StepParts`` that ``decompose_all`` adds beside the times of the parts."""
 STEP = ["round", "epoch", "step"]
@@ -62,8 +60,7 @@ class StepParts:
         plain_step_ms: Mean as ``step_ms``, of steps with nothing watched; None where none ran.
         hidden_communication_ms: Time with an all-reduce under way beside computation; None where
             no buckets were noted.
-        samples_per_step: Samples of all ranks; NaN where they were not counted.
-        exchanged_bytes_per_step: Bytes that one rank exchanges; NaN likewise.
+        exchanged_bytes_per_step: Bytes that one rank exchanges; NaN where they were not counted.
         by_rank: Medians by rank: every part as ``<part>_ms``, step_ms, and between_ms.
     """
 
@@ -74,7 +71,6 @@ class StepParts:
     parts_ms: Mapping[str, float]
     plain_step_ms: float | None
     hidden_communication_ms: float | None
-    samples_per_step: float
     exchanged_bytes_per_step: float
     by_rank: pd.DataFrame
 
@@ -159,7 +155,6 @@ def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = 
         parts_ms={name: float(middle[column].mean()) for name, column in PARTS.items()},
         plain_step_ms=_plain(plain),
         hidden_communication_ms=None if buckets is None else hidden_communication_ms(buckets, arm),
-        samples_per_step=float(by_step["samples"].mean()),
         exchanged_bytes_per_step=float(by_step["exchanged_bytes"].mean()),
         by_rank=_by_rank(timed),
     )
@@ -266,7 +261,7 @@ def _check(timed: pd.DataFrame, arm: int) -> None:
 
 
 def _by_step(timed: pd.DataFrame) -> pd.DataFrame:
-    """Joins ranks to a row per step: mean parts, the slowest rank's step, sums of what is counted.
+    """Joins ranks to a row per step: mean parts, the slowest rank's step, what was exchanged.
 
     Columns as in ``steps.csv``.
     """
@@ -274,7 +269,6 @@ def _by_step(timed: pd.DataFrame) -> pd.DataFrame:
     table = groups[list(PARTS.values())].mean()
     table["step_time_ms"] = groups["step_time_ms"].max()
     table["waiting_time_ms"] += table["step_time_ms"] - groups["step_time_ms"].mean()
-    table["samples"] = groups["samples"].sum(min_count=1)
     table["exchanged_bytes"] = groups["exchanged_bytes"].max()
     return table
 

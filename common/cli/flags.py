@@ -27,7 +27,8 @@ def refuse_given(
     for field in fields(settings):
         is_looked_at = field.name not in leave_out if only is None else field.name in only
         if is_looked_at and getattr(settings, field.name) != field.default:
-            raise UserError(f"--{field.name.replace('_', '-')} {why}")
+            no = "no-" if field.default is True else ""
+            raise UserError(f"--{no}{field.name.replace('_', '-')} {why}")
 
 
 def check_output(flag: str, path: str | None) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.runtime.group.network import GROUP_CHOICE
-from common.runtime.machine.gpus import Clock, Gpu, GpuFacts, GpuPair
-from common.runtime.machine.pci import Nearest
+from common.runtime.machine.gpus import Clock, Gpu, GpuFacts, GpuPair, Nearest
 from common.runtime.wording import counted
 
 if TYPE_CHECKING:

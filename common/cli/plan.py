@@ -21,7 +21,7 @@ BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BYTES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 RANKS = 2
 ON_CLUSTER = ("gpus", "tf32", "compile", "fused_loss", "allreduce", "from_traces")
-HERE = ("ranks", "device", "mine", "tune_seconds", "output_dir")
+HERE = ("ranks", "device", "mine", "verify", "tune_seconds", "output_dir")
 """Fields of ``Plan`` that have an effect with a cluster only, and without one."""
 
 

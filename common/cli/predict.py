@@ -7,9 +7,10 @@ from typing import Annotated
 
 import tyro
 
-from common.cli.flags import refuse_given
+from common.cli.flags import check_output, refuse_given, write_output
 from common.cli.prediction.cluster import WITHOUT_CLUSTER, ClusterQuestion
 from common.cli.prediction.question import TableQuestion
+from common.cli.printed import print_grid, print_lines, print_notes
 from common.errors import UserError
 
 
@@ -79,9 +80,44 @@ class Predict(TableQuestion):
         Report(self).print(Console())
 
     def _print_gains(self) -> None:
+        """Prints what the best cap gains over DDP's default, for these gradients and for GPT-2s."""
+        from rich.console import Console
+
+        from common.analysis.buckets import cap_gains
+        from common.analysis.show import show
+        from common.perfmodel.cluster.scale_out import parse_gpus
+
         why, left_out = "has no effect with --gradient-mib", ("gradient_mib", "run_dir")
         refuse_given(self, why, leave_out=("on_cluster", *left_out))
         refuse_given(self.on_cluster, why, leave_out=WITHOUT_CLUSTER["--gradient-mib"])
-        from common.cli.prediction.gains import print_gains
-
-        print_gains(self.gradient_mib, self.run_dir, self.on_cluster.gpus, self.on_cluster.csv)
+        run_dir, gpus, csv = self.run_dir, self.on_cluster.gpus, self.on_cluster.csv
+        check_output("--csv", csv)
+        numbers = [cap_gains.GPUS] if gpus is None else parse_gpus(gpus)
+        if len(numbers) > 1:
+            raise UserError(f"--gpus {gpus}: one number with --gradient-mib")
+        measured = cap_gains.on_networks(run_dir) if run_dir else ()
+        where = [*measured, *cap_gains.on_clusters(numbers[0])]
+        gains = cap_gains.cap_gains(where, self.gradient_mib)
+        networks = {name: (name, "{:+.1%}") for name in gains["network"].unique()}
+        console, work = Console(), cap_gains.WORKLOAD
+        about = (
+            "What the best bucket cap takes off the backward pass with DDP's default (1 MiB, then "
+            "25), predicted, not measured; buckets: the default's"
+        )
+        print_lines(console, [about])
+        print_grid(show(cap_gains.gain_matrix(gains), cap_gains.GRADIENTS | networks))
+        lines = [
+            f"clusters: {numbers[0]:,} GPUs, {work.batch_size} sequences of {work.seq_len:,} "
+            f"tokens a GPU, {work.precision}, all-reduces by a model of NCCL; "
+            "ddplab predict --cluster has bands",
+            "of a step on a cluster it is about two thirds of that, as the forward pass has no cap",
+        ]
+        if run_dir:
+            lines.append(
+                f"{run_dir}: its networks, and its device's speed in its own batch; all-reduces "
+                "larger than those that were measured are extrapolated"
+            )
+        if csv is not None:
+            write_output("--csv", csv, gains.to_csv(index=False))
+            lines.append(f"all columns, the best caps among them: {csv}")
+        print_notes(console, lines)

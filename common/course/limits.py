@@ -13,7 +13,7 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 
 SETTINGS, RECORD = "config.yaml", "environment.json"
 TEXT_BYTES, SETTINGS_BYTES, TABLE_BYTES = 2**20, 2**16, 2**25
@@ -163,11 +163,8 @@ def check_run(folder: Path) -> None:
 
 def beginning(path: Path, most: int) -> bytes:
     """Returns at most one byte more of a file than are allowed."""
-    try:
-        with path.open("rb") as file:
-            return file.read(most + 1)
-    except OSError as error:
-        raise UserError(f"{path.name}: {error.strerror}") from None
+    with naming_os_errors(path.name), path.open("rb") as file:
+        return file.read(most + 1)
 
 
 def check_size(content: bytes, most: int, where: str) -> None:

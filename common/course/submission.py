@@ -39,7 +39,7 @@ from common.course.hand_ins.tarball import (
     read_tarball,
 )
 from common.course.tasks import Task
-from common.errors import UserError, naming
+from common.errors import UserError, naming, naming_os_errors
 from common.runtime.records.run_directory import written_beside
 
 PARTS = {1: (("A1.1", "A1.2", "A1.3"), ("A1.4", "A1.5", "A1.6"))}
@@ -127,11 +127,9 @@ class Submission:
         for name, content in self.files.items():
             if name.startswith(f"{RUN}/"):
                 path = folder / name.removeprefix(f"{RUN}/")
-                try:
+                with naming_os_errors(printable(name)):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content)
-                except OSError as error:
-                    raise UserError(f"{printable(name)}: {error.strerror}") from None
 
 
 def handed_in(

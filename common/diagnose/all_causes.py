@@ -1,4 +1,4 @@
-"""All causes that are judged from a run, by the names under which they are listed."""
+"""All causes by the names under which they are listed: of a run, and of what a job left behind."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from common.diagnose.causes import (
     validity,
 )
 from common.diagnose.causes.communication import LIMITS, NEEDLESS
+from common.diagnose.causes.job import collectives, devices, failures, hangs, links, reports, traces
 from common.diagnose.causes.needless_work import judge_of, sent_buffers
 from common.diagnose.evidence.case import Case, Verdict
+from common.diagnose.evidence.evidence import NotJudged
+from common.diagnose.evidence.left_behind import LeftBehind
 
 Judge = Callable[[Case], Verdict | None]
+JudgeOfJob = Callable[[LeftBehind], Verdict | None]
 NEEDLESS_WORK = ("left-on", "unused-gradients", "needless-recomputation", "sparse-embedding")
 """Causes of lean passes that are judged by nothing else."""
 
@@ -30,6 +34,21 @@ NEEDLESS_WORK = ("left-on", "unused-gradients", "needless-recomputation", "spars
 def first_of(*judges: Judge) -> Judge:
     """Returns the judge that gives the first verdict that any of these gives."""
     return lambda case: next(filter(None, (judge(case) for judge in judges)), None)
+
+
+def first_judged(*judges: JudgeOfJob) -> JudgeOfJob:
+    """Returns a judge that goes by the first of several whose evidence is there."""
+
+    def judge(job: LeftBehind) -> Verdict | None:
+        reasons: list[NotJudged] = []
+        for candidate in judges:
+            try:
+                return candidate(job)
+            except NotJudged as reason:
+                reasons.append(reason)
+        raise reasons[0]
+
+    return judge
 
 
 CAUSES: dict[str, Judge] = {
@@ -87,3 +106,26 @@ OF_SCRIPTS: dict[str, Judge] = {
     **MACHINE_CAUSES,
 }
 """Looked for in watched scripts only: this project's programs have no table of them."""
+JOB_CAUSES: dict[str, JudgeOfJob] = {
+    "failed-rank": failures.failed_rank,
+    "hang": hangs.hang,
+    "mismatched-collectives": hangs.mismatched_collectives,
+    "stuck-stacks": hangs.stuck_stacks,
+    "unused-parameters": reports.unused_parameters,
+    "slow-rank": first_judged(
+        traces.slow_rank, reports.slow_rank_by_tables, reports.slow_rank_by_ddp
+    ),
+    "exposed-communication": first_judged(
+        traces.exposed_communication, reports.exposed_by_tables, reports.exposed_by_ddp
+    ),
+    "idle-device": first_judged(traces.idle_device, reports.idle_by_tables),
+    "late-arrivals": reports.late_arrivals,
+    "needless-search": reports.needless_search,
+    "nccl-container": links.nccl_container,
+    "nccl-connections": links.nccl_connections,
+    "nccl-errors": links.nccl_errors,
+    "slow-collectives": collectives.slow_collectives,
+    "gpu-links": devices.gpu_links,
+    "gpu-surroundings": devices.gpu_state,
+}
+"""Judged from the files that a job left."""

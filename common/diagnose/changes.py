@@ -156,13 +156,9 @@ def open_changes_lab(run_dir: str | Path | None = None) -> ChangesLab:
     if not folders:
         return ChangesLab(None, (), "No proposed change was run here (no proposals.csv).")
     changes = open_changes(folders[-1])
-    return ChangesLab(changes, tuple(_diagnosis(folders[-1], changes)))
-
-
-def _diagnosis(folder: Path, changes: Changes) -> list[str]:
-    """Returns the diagnosis of the sweep that the changes start from; empty where there is none."""
-    sweep = sweep_before(folder, changes)
-    return diagnosis_lines(sweep[0].folder, arm=sweep[1]) if sweep else []
+    sweep = sweep_before(folders[-1], changes)
+    diagnosis = diagnosis_lines(sweep[0].folder, arm=sweep[1]) if sweep else ()
+    return ChangesLab(changes, tuple(diagnosis))
 
 
 def sweep_before(folder: Path, changes: Changes) -> tuple[Run, int] | None:

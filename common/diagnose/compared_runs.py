@@ -127,7 +127,7 @@ class Comparison:
         """
         logs = [np.log(side[row].to_numpy()) for side in reversed(self.times)]
         interval = welch(*logs, claims=2).map(math.exp)
-        return Judged(interval, null, self.scope, population=row, machine=self.machine)
+        return Judged(interval, null, self.scope, machine=self.machine)
 
     def phases(self) -> dict[str, Judged]:
         """Judges by how much each phase has grown, as a share of the step before."""

@@ -9,6 +9,11 @@ from common.diagnose.evidence.case import Case, Verdict
 from common.diagnose.evidence.evidence import FACTS
 
 DDP, NUMBER = r"DistributedDataParallel\(model,? ?(?:\.\.\., )?", r"([\d.]+)"
+BFLOAT16, FLOAT16 = (
+    rf"with torch\.autocast\('cuda', torch\.{dtype}\) around the forward pass and the loss"
+    r"(?:, and torch\.amp\.GradScaler around the update)?"
+    for dtype in ("bfloat16", "float16")
+)
 TRAINER = (
     (rf"{DDP}bucket_cap_mb={NUMBER}\)", r"TrainingArguments(ddp_bucket_cap_mb=\1)"),
     (
@@ -30,11 +35,8 @@ TRAINER = (
         "TrainingArguments(gradient_accumulation_steps=...), which does not exchange in between",
     ),
     (r"A batch per rank of (\d+)", r"TrainingArguments(per_device_train_batch_size=\1)"),
-    (
-        r"with torch\.autocast\('cuda', torch\.(b?)float16\) around the forward pass and the loss"
-        r"(?:, and torch\.amp\.GradScaler around the update)?",
-        r"TrainingArguments(\1fp16=True)",
-    ),
+    (BFLOAT16, "TrainingArguments(bf16=True)"),
+    (FLOAT16, "TrainingArguments(fp16=True)"),
     (
         r"Put texts of like length into one batch",
         "TrainingArguments(train_sampling_strategy='group_by_length'): texts of like length",
@@ -54,11 +56,8 @@ ACCELERATE = (
         "Accelerator(gradient_accumulation_steps=...) and `with accelerator.accumulate(model):` "
         "around each micro-batch",
     ),
-    (
-        r"with torch\.autocast\('cuda', torch\.(b?)float16\) around the forward pass and the loss"
-        r"(?:, and torch\.amp\.GradScaler around the update)?",
-        r"Accelerator(mixed_precision='\1fp16')",
-    ),
+    (BFLOAT16, "Accelerator(mixed_precision='bf16')"),
+    (FLOAT16, "Accelerator(mixed_precision='fp16')"),
 )
 WORDS = {"Trainer": TRAINER, "accelerate": ACCELERATE}
 """What a change for a plain loop is called, by who calls the optimizer (``facts.csv``)."""

@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 
 from ddplab_watch.change_points import Change
 
-from common.diagnose.causes.job.all_causes import JOB_CAUSES
+from common.diagnose.all_causes import JOB_CAUSES
 from common.diagnose.causes.job.collectives import judged_tables, list_rows, rows_as_json
 from common.diagnose.causes.job.traces import profiled_step
 from common.diagnose.diagnosis import (

@@ -6,7 +6,7 @@ import numpy as np
 
 from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, RED
 from common.data.text_lengths import LengthDistribution, read_text_lengths
-from common.explore.controls import Key, Slider, Tab, Text, choice, needs, on_change, page
+from common.explore.controls import Key, Slider, Tab, Text, choice, needs, on_change
 from common.explore.figures import Figure, bar, figure, line
 from common.explore.micro_batches import PLANS, STATIC, BatchSettings, BatchView, divide, rectangles
 
@@ -46,12 +46,7 @@ class BatchTab(Tab):
             {"rectangles": rectangle_figure(), "ranks": rank_figure()},
         )
         controls = [self.data_set, self.plan, *self.sliders.values()]
-        self.widget = page(
-            [self.message.widget],
-            controls,
-            [("timeline", self.headings[name], made) for name, made in self.figures.items()],
-            [self.caption.widget],
-        )
+        self.widget = self.page(controls, width="timeline", has_command=False)
         on_change(controls, self.update)
         self.update()
 

@@ -36,7 +36,6 @@ from common.explore.controls import (
     choice,
     needs,
     on_change,
-    page,
     steps_between,
     time_text,
 )
@@ -81,12 +80,7 @@ class BucketTab(Tab):
             "efficiency": efficiency_figure(),
         }
         super().__init__(headings, figures)
-        self.widget = page(
-            [self.choice, self.message.widget],
-            [*self.sliders.values(), self.reset],
-            [(name, self.headings[name], made) for name, made in self.figures.items()],
-            [self.command, self.caption.widget],
-        )
+        self.widget = self.page([*self.sliders.values(), self.reset], above=[self.choice])
         self.choice.observe(lambda _: self.open(self.choice.value), "value")
         self.reset.on_click(lambda _: self.start_anew())
         on_change(self.sliders.values(), self.update)

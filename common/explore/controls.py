@@ -113,6 +113,35 @@ class Tab:
         self.command = Command()
         self.is_quiet = False
 
+    def page(
+        self,
+        controls: Sequence[ipywidgets.Widget],
+        above: Sequence[ipywidgets.Widget] = (),
+        *,
+        width: str = "",
+        has_command: bool = True,
+    ) -> ipywidgets.Box:
+        """Returns the tab: controls beside figures; all else is as wide as the page.
+
+        ``above`` comes first. ``width`` is the name of the figures' width in the style sheet, by
+        default their own.
+        """
+        above = [*above, self.message.widget]
+        below = [*[self.command] * has_command, self.caption.widget]
+        for widget in (*above, *below):
+            widget.add_class("ddplab-wide")
+        panels = [
+            _styled(
+                ipywidgets.VBox([self.headings[name].widget, made]),
+                "ddplab-panel",
+                f"ddplab-{width or name}",
+            )
+            for name, made in self.figures.items()
+        ]
+        side = _styled(ipywidgets.VBox(controls), "ddplab-controls")
+        plots = _styled(ipywidgets.Box(panels), "ddplab-plots")
+        return _styled(ipywidgets.Box([*above, side, plots, *below]), "ddplab-explore")
+
     @contextmanager
     def quietly(self) -> Iterator[None]:
         """Sets ``is_quiet`` inside the block, in which controls are moved by the tab itself."""
@@ -172,44 +201,11 @@ def on_change(controls: Iterable[ipywidgets.Widget], update: Callable[[], None])
         control.observe(lambda _: update(), trait)
 
 
-def column(children: Sequence[ipywidgets.Widget], *css_classes: str) -> ipywidgets.VBox:
-    """Returns widgets one below the other."""
-    container = ipywidgets.VBox(children)
+def _styled(container: ipywidgets.Box, *css_classes: str) -> ipywidgets.Box:
+    """Returns a container whose layout is the style sheet's."""
     for name in css_classes:
         container.add_class(name)
     return container
-
-
-def box(*children: ipywidgets.Widget, css_class: str) -> ipywidgets.Box:
-    """Returns a box whose layout is the style sheet's."""
-    container = ipywidgets.Box(children)
-    container.add_class(css_class)
-    return container
-
-
-def page(
-    above: Sequence[ipywidgets.Widget],
-    controls: Sequence[ipywidgets.Widget],
-    panels: Sequence[tuple[str, Text, ipywidgets.Widget]],
-    below: Sequence[ipywidgets.Widget],
-) -> ipywidgets.Box:
-    """Returns a tab: controls beside panels; ``above`` and ``below`` are as wide as the page.
-
-    A panel is the name of its width in the style sheet, a heading and a figure.
-    """
-    for widget in (*above, *below):
-        widget.add_class("ddplab-wide")
-    plots = [
-        column([heading.widget, made], "ddplab-panel", f"ddplab-{width}")
-        for width, heading, made in panels
-    ]
-    return box(
-        *above,
-        column(controls, "ddplab-controls"),
-        box(*plots, css_class="ddplab-plots"),
-        *below,
-        css_class="ddplab-explore",
-    )
 
 
 def steps_between(low: float, high: float, extra: float | None = None) -> list[float]:

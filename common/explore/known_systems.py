@@ -12,8 +12,8 @@ from pathlib import Path
 
 from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run, open_run
 from common.analysis.buckets.networks import NetworkRun, emulated_in, open_networks
-from common.analysis.replay.caps import checked_system
 from common.analysis.replay.job import read_job
+from common.analysis.replay.system import checked_system
 from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
 from common.csv_tables import numbers, read_table
 from common.errors import UserError

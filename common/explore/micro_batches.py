@@ -7,7 +7,6 @@ takes as long as the rank with the most padded tokens: the bottleneck.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,6 @@ from common.errors import NotYetWritten
 from common.scheduling.cost import TokensCost
 from common.scheduling.packing import karmarkar_karp
 from common.scheduling.partition import min_max_contiguous
-from common.settings import AtLeast, OneOf, Settings
 
 STATIC, SORTED, PACKED, OPTIMUM = "static", "sorted", "karmarkar-karp", "optimum"
 PLANS = {
@@ -31,7 +29,7 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class BatchSettings(Settings):
+class BatchSettings:
     """Settings of the sliders.
 
     Attributes:
@@ -42,11 +40,11 @@ class BatchSettings(Settings):
         plan: one of ``PLANS``.
     """
 
-    ranks: Annotated[int, AtLeast(1)]
-    texts: Annotated[int, AtLeast(1)]
-    max_length: Annotated[int, AtLeast(0)] = 0
+    ranks: int
+    texts: int
+    max_length: int = 0
     seed: int = 0
-    plan: Annotated[str, OneOf(PLANS)] = STATIC
+    plan: str = STATIC
 
 
 @dataclass(frozen=True, eq=False)

@@ -161,7 +161,20 @@ def _followed(
         layers.append(layer)
     if outside:
         layers.append(Layer("rest", forward_flops=outside))
-    return Architecture(name=name, layers=tuple(layers))
+    shared = _tied_elements(module, layers[0].name, units)
+    layers[-1] = replace(layers[-1], shared_elements=shared)
+    return Architecture(name=name, layers=tuple(layers), ties_head=shared > 0)
+
+
+def _tied_elements(module: nn.Module, first: str, units: Collection[str]) -> int:
+    """Returns the elements of the first unit's weights that a module behind it has, too."""
+    own = dict(module.named_parameters())
+    tied = {
+        parameter: parameter.numel()
+        for key, parameter in module.named_parameters(remove_duplicate=False)
+        if key not in own and parameter.requires_grad
+    }
+    return sum(tied.get(weight, 0) for key, weight in own.items() if unit_of(key, units) == first)
 
 
 def _partly_frozen(
@@ -173,11 +186,12 @@ def _partly_frozen(
         loss()
     flops = _by_unit(module, counter, {layer.name: layer.is_block for layer in architecture.layers})
     flops.setdefault("rest", flops.pop("", 0))  # a module may have that name
-    layers = (
+    layers = tuple(
         partly_frozen(layer, frozen, flops.get(layer.name, 0) / samples)
         for layer in architecture.layers
     )
-    return replace(architecture, layers=tuple(layers))
+    ties_head = architecture.ties_head and bool(layers[0].tensors)
+    return replace(architecture, layers=layers, ties_head=ties_head)
 
 
 def _in_forward_order(
@@ -301,6 +315,7 @@ def _joined_activations(layers: Sequence[Layer]) -> Activations:
         kept=mean([held.kept for held in every]),
         entering=mean([held.entering for held in every]),
         selected=mean([held.selected for held in every]),
+        borrowed=mean([held.borrowed for held in every]),
         forward=(most([held.forward[0] for held in every]),),
         backward=((most([held.backward[0][0] for held in every]),),),
         moved=mean([held.moved for held in every]),

@@ -56,9 +56,12 @@ class _Unit:
     kept: _Bytes = field(default_factory=_Bytes)
     entering: _Bytes = field(default_factory=_Bytes)
     selected: _Bytes = field(default_factory=_Bytes)
+    borrowed: _Bytes = field(default_factory=_Bytes)
     forward_peak: float = 0
     backward_peak: float = 0
+    entered: set[int] = field(default_factory=set)
     has_frozen: bool = False
+    is_block: bool = False
 
 
 def with_activations(
@@ -76,11 +79,10 @@ def with_activations(
         loss: runs the forward pass of ``module``, on fake tensors.
         device: cuda or cpu, whose kernels of dropout and attention are followed.
     """
-    paths = [layer.name for layer in architecture.layers]
-    watched = {"float32": _step(module, loss, paths, device)}
+    watched = {"float32": _step(module, loss, architecture.layers, device)}
     for casts in CASTS[1:]:
         try:
-            watched[casts] = _step(module, loss, paths, device, casts)
+            watched[casts] = _step(module, loss, architecture.layers, device, casts)
         except RuntimeError:  # some operators do not run in 16 bits
             as_it_is = watched["float32"]
             watched[casts] = _halved(as_it_is) if casts == "half" else as_it_is
@@ -121,6 +123,7 @@ def _halved(units: Mapping[str, _Unit]) -> dict[str, _Unit]:
             kept=half(unit.kept),
             entering=half(unit.entering),
             selected=half(unit.selected),
+            borrowed=half(unit.borrowed),
             forward_peak=unit.forward_peak / 2,
             backward_peak=unit.backward_peak / 2,
         )
@@ -135,7 +138,8 @@ def _with_kept(layer: Layer, watched: Mapping[str, Mapping[str, _Unit]], samples
         sizes = [getattr(unit, name) for unit in units]
         return (Piece(PART, tuple((size.floats + size.integers) / samples for size in sizes)),)
 
-    activations = Activations(pieces("kept"), pieces("entering"), pieces("selected"))
+    names = ("kept", "entering", "selected", "borrowed")
+    activations = Activations(*map(pieces, names))
     return replace(layer, activations=activations)
 
 
@@ -171,16 +175,16 @@ def _extras(
 def _step(
     module: nn.Module,
     loss: Callable[[], Tensor],
-    paths: Sequence[str],
+    layers: Sequence[Layer],
     device: str,
     casts: str = "float32",
 ) -> dict[str, _Unit]:
-    """Follows one step, and returns what was seen of each path's module."""
+    """Follows one step, and returns what was seen of each layer's module, by its path."""
     for parameter in module.parameters():
         parameter.grad = None
-    units = {path: _Unit() for path in paths}
+    units = {layer.name: _Unit(is_block=layer.is_block) for layer in layers}
     kernels = _Kernels() if device == CUDA else nullcontext()
-    with _in_half(module, paths) if casts == "half" else nullcontext():
+    with _in_half(module, units) if casts == "half" else nullcontext():
         watch = _Watch(module, units)
         with watch.hooks(module), watch, kernels:
             saved = torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda tensor: tensor)
@@ -188,11 +192,14 @@ def _step(
                 value = loss()
             watch.close_forward()
             value.backward()
+    *_, before, last = [_Unit(), *units.values()]
+    if not last.backward_peak:  # a tied head, whose own passes end with the first other gradient
+        last.backward_peak, before.backward_peak = before.backward_peak, 0
     return units
 
 
 @contextmanager
-def _in_half(module: nn.Module, paths: Sequence[str]) -> Iterator[None]:
+def _in_half(module: nn.Module, paths: Collection[str]) -> Iterator[None]:
     """Casts weights, and what enters the module or a block, to 16 bits, as FSDP does."""
 
     def cast(_module: nn.Module, args: tuple, kwargs: dict) -> tuple:
@@ -242,7 +249,8 @@ class _Watch(TorchDispatchMode):
         self.units = units
         self.parameters = {p.untyped_storage()._cdata for p in module.parameters()}
         self.counted = {b.untyped_storage()._cdata for b in module.buffers()} | self.parameters
-        self.kept: set[int] = set()
+        self.kept: dict[int, _Unit] = {}
+        """Unit that first keeps a storage, by the storage's number."""
         self.live = self.peak = 0.0
         self.products = 0
         self.unit = next(iter(units.values()))
@@ -280,14 +288,15 @@ class _Watch(TorchDispatchMode):
 
     def _free(self, key: int, size: int) -> None:
         self.live -= size
-        for keys in (self.counted, self.parameters, self.kept):
+        self.kept.pop(key, None)
+        for keys in (self.counted, self.parameters):
             keys.discard(key)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Counts a tensor that autograd saves."""
         key = tensor.untyped_storage()._cdata
         if key in self.counted - self.parameters and key not in self.kept:
-            self.kept.add(key)
+            self.kept[key] = self.unit
             self.unit.kept.add(tensor)
         return tensor
 
@@ -317,6 +326,11 @@ class _Watch(TorchDispatchMode):
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, Tensor) and leaf.is_floating_point():
                     unit.entering.add(leaf)
+                    key = leaf.untyped_storage()._cdata
+                    unit.entered.add(key)
+                    keeper = self.kept.get(key)
+                    if keeper and keeper.is_block and key not in keeper.entered:
+                        unit.borrowed.add(leaf)
                     if leaf.requires_grad and unit.has_frozen:
                         leaf.register_hook(self._ready(unit))
 

@@ -1,7 +1,8 @@
 """The time of plans on ranks that were measured: passes, updates and collectives of their own.
 
 Passes were timed alone at two sizes of a micro-batch, all ranks computing at the same time, and lie
-on a line between these. Gradients become ready in the same proportions at every size. Exchanges
+on a line between these; where one rank trains by itself they are as much shorter as its own were
+while the others waited. Gradients become ready in the same proportions at every size. Exchanges
 come from ``DdpModel``, and of FSDP from its collectives: over gloo it waits for each of them, over
 NCCL they are scheduled beside passes that are divided among units by their operations.
 """
@@ -30,46 +31,13 @@ from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.fsdp.communication import ROOT, Collective, Unit, sharded_collectives
 from common.perfmodel.fsdp.schedule import ShardedModel, predict_fsdp_step, simulate_step
 from common.perfmodel.model import DdpModel
+from common.perfmodel.scaling.step_model import PassTimes
 from common.planning.search import StepTime, in_one_bucket
 from common.planning.space import SINGLE, Plan, Question, numerics_of
 from common.samples import student_quantile
 
 MODEL_ERROR = 0.04
 """Share of a step that the model is off besides the noise of its inputs, as an interval's half."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """Seconds of a pass by the samples of its micro-batch: ``fixed_s + sample_s · samples``."""
-
-    fixed_s: float
-    sample_s: float
-
-    @classmethod
-    def through(cls, first: tuple[int, float], second: tuple[int, float]) -> Line:
-        """Makes the line through two points (samples, seconds), without a negative part."""
-        (few, few_s), (many, many_s) = sorted((first, second))
-        if few == many:
-            return cls(0.0, many_s / many)
-        sample_s = max(0.0, (many_s - few_s) / (many - few))
-        fixed_s = many_s - sample_s * many
-        return cls(fixed_s, sample_s) if fixed_s >= 0 else cls(0.0, many_s / many)
-
-    def at(self, samples: int) -> float:
-        """Returns the seconds of a micro-batch."""
-        return self.fixed_s + self.sample_s * samples
-
-
-@dataclass(frozen=True)
-class PassLines:
-    """The forward and the backward pass of one kind of checkpointing and types."""
-
-    forward: Line
-    backward: Line
-
-    def both_s(self, samples: int) -> float:
-        """Returns the seconds of both passes of a micro-batch."""
-        return self.forward.at(samples) + self.backward.at(samples)
 
 
 @dataclass(frozen=True)
@@ -90,9 +58,10 @@ class Inputs:
         noise: relative standard deviation of a round's passes, and of its collectives.
         rounds: rounds of both.
         network: a sentence on the network's health.
+        one_rank: passes of a rank while the others wait, relative to those of all at once.
     """
 
-    passes: Mapping[tuple[str, str], PassLines]
+    passes: Mapping[tuple[str, str], PassTimes]
     profile: BackwardProfile
     curve: MeasuredAllReduce | None
     crowded: MeasuredAllReduce | None
@@ -105,6 +74,7 @@ class Inputs:
     noise: tuple[float, float]
     rounds: int
     network: str = ""
+    one_rank: float = 1.0
 
 
 class MeasuredTimes:
@@ -120,12 +90,14 @@ class MeasuredTimes:
             f"{inputs.noise[1]:.1%} of collectives) and an assumed {MODEL_ERROR:.0%} for the model",
         )
 
-    def _passes(self, plan: Plan) -> PassLines:
+    def _passes(self, plan: Plan) -> PassTimes:
         return self.inputs.passes[plan.checkpointing, numerics_of(self.question, plan).casts]
 
     def at_least_s(self, plan: Plan) -> float:
         """Returns the seconds of all passes and of a rank's own part of the update."""
-        passes_s = plan.accumulation * self._passes(plan).both_s(plan.micro_batch)
+        passes_s = plan.accumulation * self._passes(plan).time_s(plan.micro_batch)
+        if plan.strategy == SINGLE:
+            passes_s *= self.inputs.one_rank
         update_s = self.inputs.update_s
         if plan.strategy == "ZERO1":
             update_s = min(self.inputs.zero1_s, update_s)
@@ -155,7 +127,7 @@ class MeasuredTimes:
 
     def _ddp_model(self, plan: Plan) -> DdpModel:
         inputs = self.inputs
-        backward_s = self._passes(plan).backward.at(plan.micro_batch)
+        backward_s = self._passes(plan).backward.time_s(plan.micro_batch)
         return calibrated_model(
             inputs.profile.scaled(compute=backward_s / inputs.profile.backward_s),
             inputs.curve,
@@ -193,7 +165,7 @@ class MeasuredTimes:
     def _in_best_buckets(self, plan: Plan) -> tuple[float, float | None]:
         inputs, model = self.inputs, self._ddp_model(plan)
         update_s = inputs.zero1_s if plan.strategy == "ZERO1" else inputs.update_s
-        parts = StepParts(self._passes(plan).forward.at(plan.micro_batch), update_s)
+        parts = StepParts(self._passes(plan).forward.time_s(plan.micro_batch), update_s)
         cap = plan.bucket_cap_mib
         if cap is None:
             best = model.best_cap(bucketings=self._bucketings)
@@ -206,7 +178,7 @@ class MeasuredTimes:
         if inputs.backend == "nccl":
             return self._scheduled_s(plan) + inputs.update_s / self.question.shards(plan)
         alone_s = plan.accumulation * (
-            self._passes(plan).both_s(plan.micro_batch) + inputs.overhead_s[plan.strategy]
+            self._passes(plan).time_s(plan.micro_batch) + inputs.overhead_s[plan.strategy]
         )
         return predict_fsdp_step(
             strategy=plan.strategy,
@@ -223,15 +195,15 @@ class MeasuredTimes:
         FSDP's own work in a micro-batch is taken as spread over it like computation.
         """
         passes, samples = self._passes(plan), plan.micro_batch
-        longer = 1 + self.inputs.overhead_s[plan.strategy] / passes.both_s(samples)
+        longer = 1 + self.inputs.overhead_s[plan.strategy] / passes.time_s(samples)
         architecture = in_units(self.question.architecture, plan.blocks_per_unit)
         layers = architecture.layers
         units = [(unit_name(index, layer), layer) for index, layer in enumerate(layers)]
         forward, backward = Counter({ROOT: 0.0}), Counter({ROOT: 0.0})
         for unit, layer in units:
             flops = layer.forward_flops * (1 if layer.is_block else layer.count)
-            forward[unit] += flops * passes.forward.at(samples)
-            backward[unit] += flops * layer.backward_ratio * passes.backward.at(samples)
+            forward[unit] += flops * passes.forward.time_s(samples)
+            backward[unit] += flops * layer.backward_ratio * passes.backward.time_s(samples)
         scale = np.array([longer / architecture.forward_flops])
         back = np.array([longer / (architecture.backward_flops or 1)])
         calls = {(call.operation, call.unit): call for call in collectives_of(self.question, plan)}

@@ -21,7 +21,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Formats a number of any size with three digits that count, and without an exponent.
+    """Formats a number with three digits that count, and an exponent only where it is below 1e-4.
 
     >>> digits(16822547.2), digits(212.94), digits(0.01277)
     ('16,800,000', '213', '0.0128')

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import torch
 
+from common.benchmarks.one_device.memory_tracker import peak_of_step
 from common.perfmodel.architectures.activations import CPU, Numerics
 from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
 from common.studies.model_cases import ModelCase, bert, llama
-from common.studies.model_steps import architecture_of_case, build, peak_of_step
+from common.studies.model_steps import architecture_of_case, build
 from common.training.step import time_steps
 
 SMALL_BERT = bert(256, 4, 4) | {"vocab_size": 4000}
@@ -75,7 +76,7 @@ def allocated(case: ModelCase) -> int:
         step, batch = build(case, device)
         batches = iter(lambda: batch, None)
         time_steps(step, batches, 2)
-        peak = peak_of_step(step, batches, device)["allocated_bytes"]
+        peak = peak_of_step(step, batches).allocated_bytes
     storages = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in batch}
     return peak + sum(storages.values())
 

@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from common.benchmarks.one_device.memory_tracker import peak_of_step
 from common.csv_tables import read_table
 from common.errors import require_known
 from common.models.from_config import LossOf, random_samples, transformers_model
@@ -39,7 +40,6 @@ from common.runtime.stage_progress import StageProgress
 from common.samples import rotated
 from common.settings import AtLeast, OneOf, Positive, Settings
 from common.studies.model_cases import CASES, ModelCase
-from common.training.recording.memory_watch import AllocationWatch
 from common.training.step import TrainingStep, time_steps
 from common.tuning.plans.planned_step import checkpointing_switch
 
@@ -187,7 +187,7 @@ def visit(case: ModelCase, study: ModelsStudy, device: torch.device) -> tuple[li
         step, batch = build(case, device)
         batches = iter(lambda: batch, None)
         time_steps(step, batches, study.warmup_steps)
-        peak = peak_of_step(step, batches, device)
+        peak = asdict(peak_of_step(step, batches))
         return time_steps(step, batches, study.num_steps), {"status": MEASURED, **peak}
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -211,19 +211,3 @@ def build(case: ModelCase, device: torch.device) -> tuple[TrainingStep, tuple[Te
         getattr(model, checkpointing_switch(model))()
     model.train()
     return TrainingStep(case.workload(), device, model=LossOf(model)), (inputs, labels)
-
-
-def peak_of_step(step: TrainingStep, batches: object, device: torch.device) -> dict[str, int]:
-    """Makes one more step; returns the peak of what was allocated meanwhile, in bytes."""
-    if device.type == "cpu":
-        watch = AllocationWatch(step.model, step.optimizer)
-        step.run(batches)
-        return {"allocated_bytes": watch.finish(), "reserved_bytes": None}
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    step.run(batches)
-    torch.cuda.synchronize(device)
-    return {
-        "allocated_bytes": torch.cuda.max_memory_allocated(device),
-        "reserved_bytes": torch.cuda.max_memory_reserved(device),
-    }

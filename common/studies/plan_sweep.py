@@ -45,6 +45,7 @@ from common.studies.plan_regrets import (
     racing,
     with_regrets,
 )
+from common.tuning.plans import plan_visits
 from common.tuning.plans.plan_settings import PlanSettings
 from common.tuning.plans.plan_visits import PEAK_COLUMNS, VISIT_COLUMNS, visit
 from common.tuning.plans.planner import Planned, plan_model, question_of
@@ -248,7 +249,9 @@ class _Visits:
         before = self._earlier(f"{stage}-visits.csv")
         before = before[before["round"] == round_]
         sizes = self._earlier("sweep-peaks.csv") if round_ == 0 else before
-        is_whole = set(before["plan"]) == set(names) == set(sizes["plan"])
+        of_visit = plan_visits.STEPS * self.worker.world_size
+        has_all = (before["plan"].value_counts() == of_visit).all()
+        is_whole = has_all and set(before["plan"]) == set(names) == set(sizes["plan"])
         if self.worker.broadcast(is_whole):
             samples.write(before.to_dict("records"))
             self.peaks.write(sizes.to_dict("records") if round_ == 0 else [])

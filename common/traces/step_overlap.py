@@ -30,7 +30,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common.errors import UserError, naming
-from common.tables import TRACE_STEP_COLUMNS
+from common.tables import TRACE_OPERATION_COLUMNS, TRACE_STEP_COLUMNS
 from common.traces.coarse_intervals import arithmetic
 from common.traces.operation_names import (
     GLOO,
@@ -52,6 +52,7 @@ from common.traces.trace_stream import records_of
 INTERVALS = arithmetic()
 COLUMNS = TRACE_STEP_COLUMNS[1:-1]
 TIMES = COLUMNS[1:-1]
+GATHER, SCATTER, ADD = "all_gather", "reduce_scatter", "all_reduce"
 
 COLLECTIVES = ("c10d::", "c10d_functional::", "_c10d_functional::", "record_param_comms")
 """Operators that hand a collective over or wait for one."""
@@ -99,6 +100,49 @@ def read_step_overlap(path: Path) -> pd.DataFrame:
 def step_overlap(windows: Sequence[StepWindow], activity: Activity) -> pd.DataFrame:
     """Returns a row per step, with the columns of ``read_step_overlap``."""
     return pd.DataFrame([_row(activity, window) for window in windows], columns=list(COLUMNS))
+
+
+def step_operations(
+    events: Sequence[Event], windows: Sequence[StepWindow], activity: Activity
+) -> pd.DataFrame:
+    """Returns a row per step and operation of its communication.
+
+    Columns: step, operation (``all_gather``, ``reduce_scatter``, ``all_reduce``, …; ``other`` where
+    the name does not tell), calls (that began in the step), communication_ms, exposed_ms (without
+    computation). Time of several operations at once counts for each. Gloo scatters by an
+    all-reduce; where the program asks for reduce-scatters and for no all-reduce, its all-reduces
+    are those.
+    """
+    on_device = any(event.kind == "kernel" for event in events)
+    of_operation: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if _communicates(event, on_device):
+            of_operation[collective(event.name) or "other"].append(event)
+    if not on_device and _only_scatters(events) and ADD in of_operation:
+        of_operation[SCATTER] += of_operation.pop(ADD)
+    rows = []
+    for window in windows:
+        step = INTERVALS.union([(window.start_us, window.end_us)])
+        for name, occurrences in sorted(of_operation.items()):
+            spans = INTERVALS.intersection(INTERVALS.union(_spans(occurrences)), step)
+            exposed = INTERVALS.difference(spans, activity.computation)
+            calls = sum(window.start_us <= event.start_us < window.end_us for event in occurrences)
+            if calls or len(spans):
+                times_us = INTERVALS.length(spans), INTERVALS.length(exposed)
+                rows.append((window.step, name, calls, *(time / 1e3 for time in times_us)))
+    return pd.DataFrame(rows, columns=list(TRACE_OPERATION_COLUMNS[1:]))
+
+
+def _communicates(event: Event, on_device: bool) -> bool:
+    if on_device:
+        return event.kind == "kernel" and kernel_kind(event.name) == "communication"
+    return event.kind == "range" and event.name.startswith(GLOO)
+
+
+def _only_scatters(events: Sequence[Event]) -> bool:
+    """Returns True if the program asked for reduce-scatters and for no all-reduce."""
+    calls = {event.name for event in events if event.name.startswith("c10d::")}
+    return any("reduce_scatter" in name for name in calls) and "c10d::allreduce_" not in calls
 
 
 def collectives_of(path: Path) -> pd.DataFrame:
@@ -243,7 +287,7 @@ def _device_activity(events: Sequence[Event]) -> Activity:
 
 def _host_activity(events: Sequence[Event]) -> Activity:
     """Returns when the operators of a CPU ran, and gloo's collectives."""
-    communicating = [e for e in events if e.kind == "range" and e.name.startswith(GLOO)]
+    communicating = [event for event in events if _communicates(event, on_device=False)]
     # gloo's threads also copy and divide; that is part of the collective.
     workers = {event.thread for event in communicating}
     threads: dict[int, list[Event]] = defaultdict(list)

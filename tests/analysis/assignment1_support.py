@@ -37,7 +37,9 @@ ENVIRONMENT = {
 }
 
 
-def write_run(folder: Path, settings: dict, environment: dict, **tables: list[dict]) -> Path:
+def write_run(
+    folder: Path, settings: dict, environment: dict, **tables: list[dict] | pd.DataFrame
+) -> Path:
     """Writes a run directory with these tables; ``training_steps`` makes training-steps.csv."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))

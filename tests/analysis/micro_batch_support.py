@@ -214,12 +214,7 @@ def slow_rows() -> pd.DataFrame:
                         "rank": rank,
                         "slow_factor": rank + 1.0,
                         "estimated_factor": 2.0 if rank == 1 and known else 1.0,
-                        "expected_ms": 40.0,
-                        "local_batch": 4,
-                        "padded_tokens": 100,
                         "step_time_ms": 50 * time,
-                        "compute_time_ms": 40 * time,
-                        "waiting_time_ms": 1.0,
                     }
                 )
     return pd.DataFrame(rows)
@@ -240,7 +235,6 @@ def simulated_rows() -> pd.DataFrame:
         {
             "dataset": dataset,
             "world_size": ranks,
-            "global_batch": 16 * ranks,
             "mode": mode,
             "draw": draw,
             "same_batch": mode != "token_budget",
@@ -258,9 +252,11 @@ def simulated_rows() -> pd.DataFrame:
 COMPARISON = {"dataset": "sst2", "model_name": "small", "global_batch": 8, "max_length": 64}
 
 
-def write_comparison(folder: Path, times: pd.DataFrame, **changed: object) -> Path:
+def write_comparison(
+    folder: Path, times: pd.DataFrame, environment: dict | None = None, **changed: object
+) -> Path:
     """Writes a run of compare_modes.py with all of its tables."""
-    write_records(folder, COMPARISON | changed)
+    write_records(folder, COMPARISON | changed, environment)
     times.to_csv(folder / "mode-times.csv", index=False)
     calibration_rows().to_csv(folder / "calibration.csv", index=False)
     slow_rows().to_csv(folder / "slow-rank.csv", index=False)

@@ -22,7 +22,6 @@ from common.analysis.buckets.ablation import (
 from common.analysis.buckets.ablation_figures import plot_bands, plot_terms
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import open_networks
-from common.perfmodel.calibration import read_calibration
 from common.perfmodel.model import BY_HAND, CURVE, FULL, SEVERAL, SLOWEST
 from common.perfmodel.uncertainty import prediction_bands
 from common.runtime.paths import project_root
@@ -117,11 +116,7 @@ def test_figures_show_every_term_and_every_cap(run, table):
     assert len(right.get_yticks()) == len(
         table[table["group"] != ADDED].drop_duplicates(["group", "term"])
     )
-    calibration = read_calibration(
-        run.run_dir / "train_benchmark" / "gradient-ready-times.csv",
-        run.run_dir / "allreduce_benchmark" / "allreduce-samples.csv",
-    )
-    bands = prediction_bands(calibration, [None, 1, 4], draws=5)
+    bands = prediction_bands(run.calibration, [None, 1, 4], draws=5)
     (axes,) = plot_bands(bands.table, "made up", run.sweep).axes
     (line,) = (one for one in axes.lines if one.get_label() == "predicted")
     assert np.asarray(line.get_xdata()).tolist() == [1, 4]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from assignment1_support import write_run
 
 from common.analysis.accuracy.study import LONGER, OTHERS, WITNESS, grouped, open_study
 from common.analysis.accuracy.tables import (
@@ -71,7 +71,7 @@ def write_study(folder: Path, cases: dict[str, tuple[float, float]]) -> None:
     """
     generator = np.random.default_rng(1)
     tables: dict[str, list] = {
-        name: [] for name in ("cases", "steps", "gradients", "all", "overlap")
+        name: [] for name in ("cases", "steps", "gradients", "all_reduces", "overlap")
     }
     for name, (slowdown, all_reduce_s) in cases.items():
         profile, curve, _ = truth(slowdown, all_reduce_s)
@@ -114,19 +114,15 @@ def write_study(folder: Path, cases: dict[str, tuple[float, float]]) -> None:
             for size, time_s in zip(curve.sizes_bytes, curve.times_s, strict=True):
                 row = {"total_bytes": size, "round": round_, "iteration": 0}
                 row |= {"case": name, "time_ms": time_s * 1e3}
-                tables["all"] += [row | {"mode": mode} for mode in ("sequential", "in_flight")]
+                modes = ("sequential", "in_flight")
+                tables["all_reduces"] += [row | {"mode": mode} for mode in modes]
             for arm, size, messages, backward_ms, all_reduce_ms, done in overlap:
                 row = {"arm": arm, "message_bytes": size, "messages": messages, "round": round_}
                 row |= {"iteration": 0, "backward_time_ms": backward_ms}
                 row |= {"all_reduce_time_ms": all_reduce_ms, "messages_done": done}
                 row |= {"gradient_bytes": profile.total_bytes}
                 tables["overlap"].append({"case": name} | row)
-    folder.mkdir(exist_ok=True)
-    for name, rows in tables.items():
-        file = "all-reduces" if name == "all" else name
-        pd.DataFrame(rows).to_csv(folder / f"{file}.csv", index=False)
-    record = {"status": "complete", "cpu": {"model": "a CPU"}, "start_time": "2026-01-02T00:00:00"}
-    (folder / "environment.json").write_text(json.dumps(record))
+    write_run(folder, {}, {"cpu": {"model": "a CPU"}}, **tables)
 
 
 CASES = {

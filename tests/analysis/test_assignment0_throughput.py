@@ -209,27 +209,19 @@ def test_of_two_options_that_gain_alike_none_is_the_largest(tmp_path: Path) -> N
 
 
 def test_a_run_without_its_headline_is_refused(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "environment.json").write_text(
-        '{"status": "complete", "hardware": "x", "start_time": "2026-01-01", "gpus": []}'
-    )
-    (run / "config.yaml").write_text("batch_size: 8\nmodel: gpt2\n")
-    (run / "device-peak.csv").write_text("precision,flops_per_s\n")
-    (run / "throughput-batches.csv").write_text(
+    opened(tmp_path)
+    (tmp_path / "device-peak.csv").write_text("precision,flops_per_s\n")
+    (tmp_path / "throughput-batches.csv").write_text(
         "batch_size,status,tokens_per_s,steps_per_s\n4,measured,10,1\n8,failed,,\n"
     )
     with pytest.raises(UserError, match="no result for batch_size 8"):
-        open_throughput(run)
+        open_throughput(tmp_path)
 
 
 def test_a_rate_outside_of_the_quartiles_of_steps_is_drawn(tmp_path: Path) -> None:
     # Six visits of four steps, one of them slow: the mean over visits is below the lower quartile.
-    visits = [[(369.0, 370.0, 370.0, 371.0)] for _ in range(5)]
-    outcomes = [
-        PointOutcome(status="measured", step_times_ms=times)
-        for [times] in [*visits, [(519.0, 520.0, 520.0, 521.0)]]
-    ]
+    steps_ms = [(369.0, 370.0, 370.0, 371.0)] * 5 + [(519.0, 520.0, 520.0, 521.0)]
+    outcomes = [PointOutcome(status="measured", step_times_ms=times) for times in steps_ms]
     table = pd.DataFrame([batch_row(8, 8 * 1024, outcomes)])
     assert table["tokens_per_s"][0] < table["tokens_per_s_q25"][0]
     figure = plots.batch_sweep(ThroughputRun(opened=opened(tmp_path), batches=table, peak=None))

@@ -73,15 +73,6 @@ def test_runs_that_trained_something_else_are_not_compared(
         open_training(tmp_path)
 
 
-def test_runs_over_different_networks_are_not_compared(tmp_path: Path) -> None:
-    write_training(tmp_path / "one", "DDP", 2)
-    other = write_training(tmp_path / "two", "FULL_SHARD", 2)
-    record = ENVIRONMENT | {"world_size": 2, "network": "2 emulated hosts at 1 Gbit/s"}
-    (other / "environment.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"^network differs"):
-        open_training(tmp_path)
-
-
 def test_the_learning_run_is_the_longest_one_and_apart_from_the_comparison(tmp_path: Path) -> None:
     write_training(tmp_path / "a", "single", 1)
     write_training(tmp_path / "b", "DDP", 2)

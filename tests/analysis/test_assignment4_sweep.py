@@ -21,7 +21,6 @@ from common.analysis.scaling.sweep_tables import (
     prediction_facts,
 )
 from common.analysis.show import show
-from common.analysis.sweep_speedups import against_one_rank
 from common.diagnose.evidence.evidence import ARMS, STEPS
 from common.errors import UserError
 from common.judged import Judged
@@ -243,23 +242,6 @@ def test_speedups_of_all_ranks_are_shown_with_their_interval(tmp_path: Path) -> 
     assert columns["ranks"] == ("2", "3", "4", "6", "8")
     assert set(columns["compared with one rank"]) == {"faster"}
     assert columns["95 % interval"][0] == "1.85 to 1.85"  # rounds differ in speed alone
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "rounds", "words"),
-    [
-        (1.01, 1.09, 4, "faster"),
-        (0.49, 0.68, 4, "slower"),
-        (0.76, 1.11, 4, "hidden by noise"),
-        (1.01, 1.09, 2, "not settled: 2 more rounds"),
-        (np.nan, np.nan, 1, "not settled: 3 more rounds"),
-    ],
-)
-def test_what_an_interval_says_against_one_rank(
-    low: float, high: float, rounds: int, words: str
-) -> None:
-    middle = 1.05 if np.isnan(low) else (low + high) / 2
-    assert against_one_rank(Judged(Interval(middle, low, high, rounds=rounds))) == words
 
 
 def test_an_arm_without_one_on_one_rank_is_shown_with_the_reason(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_the_published_summary() -> None:
     assert imdb["Speedup"].tolist() == ["1.00", "3.49*"]
     assert imdb["Efficiency"].tolist() == ["1.000", "0.873*"]
     assert agnews["Speedup"].tolist() == ["1.00", "0.46*", "1.00", "0.80*"]
+    assert agnews["Efficiency"].tolist() == ["1.000", "0.115*", "1.000", "0.200*"]
     assert agnews["Train Size"].tolist() == ["120000"] * 4
     # Four GPUs computed all 120,000 four times: 480,000 in 42.33 s.
     rates = agnews["Throughput (sps)"].astype(float)

@@ -11,9 +11,8 @@ import pytest
 from command_line import answered, ddplab, error_line
 from trace_support import FLOATS, STEPS, trace, write
 
-from common.analysis.replay.caps import at_caps, own_error
 from common.analysis.replay.job import read_job
-from common.analysis.replay.system import system_of
+from common.analysis.replay.system import at_caps, own_error, system_of
 from common.errors import UserError
 from common.explore.buckets import first_settings, predict_line
 from common.explore.known_systems import known_systems

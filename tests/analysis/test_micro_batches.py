@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from micro_batch_support import ENVIRONMENT, opened, rank_rows, two_modes, write_run
+from micro_batch_support import opened, rank_rows, two_modes, write_run
 
 from common.analysis.micro_batches import summary as summary_module
 from common.analysis.micro_batches import training_runs
@@ -101,13 +100,17 @@ def test_two_runs_of_one_mode_are_told_apart_by_their_folders(tmp_path: Path) ->
     assert table.index[:2].tolist() == ["static (1: static)", "static (2: dynamic)"]
 
 
-def test_a_mode_with_batches_of_its_own_is_compared_by_the_text_only(tmp_path: Path) -> None:
-    static, _ = write_two(tmp_path)
-    rows = rank_rows(DYNAMIC, tokens=300)
-    own = read(write_run(tmp_path / "grouped", rows, mode="length_grouped"))
-    runs = [read(static), own]
+@pytest.mark.parametrize("mode", ["length_grouped", "token_budget"])
+def test_a_mode_with_batches_of_its_own_is_compared_by_the_text_only(
+    tmp_path: Path, mode: str
+) -> None:
+    static = read(write_run(tmp_path / "static", rank_rows(STATIC)))
+    longer = rank_rows([*DYNAMIC, [900.0, 900.0]], tokens=300)  # a step that static has not
+    runs = [static, read(write_run(tmp_path / mode, longer, mode=mode))]
     check_comparable(*runs)
     # 82 against 42 ms for 8 texts
+    first, second = summary(runs)["samples_per_s"][:2]
+    assert first / second == pytest.approx(42 / 82)
     assert f"{42 / 82:.3f} of the time per sample" in printed(runs)
     assert "not compared" in printed(runs)
 
@@ -288,9 +291,7 @@ def test_a_run_id_is_found_below_outputs(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_script_says_in_one_line_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    folder = write_run(tmp_path / "run", rank_rows(STATIC))
-    record = json.dumps(ENVIRONMENT | {"status": "interrupted"})
-    (folder / "environment.json").write_text(record)
+    folder = write_run(tmp_path / "run", rank_rows(STATIC), {"status": "interrupted"})
     flags = ["--run_dir", str(folder)]
     with pytest.raises(SystemExit) as stop, exit_status():
         main(parse_settings(AnalyzeMetrics, flags, "analyze_metrics"))
@@ -299,11 +300,3 @@ def test_the_script_says_in_one_line_what_is_wrong(
     assert shown.err.count("\n") == 1
     assert "not complete (interrupted)" in shown.err
     assert not shown.out
-
-
-def test_the_time_per_sample_is_that_of_the_table_above_it(tmp_path: Path) -> None:
-    static = read(write_run(tmp_path / "static", rank_rows(STATIC)))
-    longer = [*DYNAMIC, [900.0, 900.0]]  # a step that static has not
-    budget = read(write_run(tmp_path / "budget", rank_rows(longer), mode="token_budget"))
-    first, second = summary([static, budget])["samples_per_s"][:2]
-    assert f"{first / second:.3f} of the time per sample" in printed([static, budget])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,6 @@ import pandas as pd
 import pytest
 from matplotlib.container import ErrorbarContainer
 from micro_batch_support import (
-    ENVIRONMENT,
     MODES,
     calibration_rows,
     cost_ms,
@@ -347,10 +344,8 @@ def test_promised_ratios_are_of_the_fullest_rank() -> None:
     even = np.full(100, 50)
     # nothing to win where all texts are equally long
     assert lengths.promised_ratio(even, 2, 8, optimum) == 1
-    by_hand = np.array([10, 1, 1, 1])
-    equal = lengths.equal_counts(4, 2)
-    assert lengths.bottleneck(by_hand, equal) == 20
-    assert lengths.bottleneck(by_hand, optimum(by_hand, 2)) == 10
+    # six of eight on one rank: half as much again
+    assert lengths.promised_ratio(even, 2, 8, lambda *_: [[*range(6)], [6, 7]]) == 1.5
 
 
 def test_splits_of_a_batch_are_beside_their_lower_bound() -> None:
@@ -433,19 +428,15 @@ def test_comparisons_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     write_records(tmp_path / "empty", {})
     with pytest.raises(UserError, match=r"no complete run with mode-times.csv"):
         open_assignment3(tmp_path / "empty")
-    folder = write_comparison(tmp_path / "run", mode_times(3))
-    record = json.dumps(ENVIRONMENT | {"status": "failed"})
-    (folder / "environment.json").write_text(record)
+    failed = write_comparison(tmp_path / "failed", mode_times(3), {"status": "failed"})
     with pytest.raises(UserError, match=r"no complete run with mode-times.csv"):
-        open_assignment3(folder)
-    shutil.rmtree(folder)
-    write_comparison(folder, mode_times(3).drop(columns="padded_tokens"))
+        open_assignment3(failed)
+    lacking = write_comparison(tmp_path / "lacking", mode_times(3).drop(columns="padded_tokens"))
     with pytest.raises(UserError, match=r"mode-times.csv: no column 'padded_tokens'"):
-        open_assignment3(folder)
-    shutil.rmtree(folder)
-    write_comparison(folder, mode_times(3, {"dynamic": 0.6}))
+        open_assignment3(lacking)
+    without = write_comparison(tmp_path / "without", mode_times(3, {"dynamic": 0.6}))
     with pytest.raises(UserError, match="no steps of mode static"):
-        open_assignment3(folder)
+        open_assignment3(without)
 
 
 def test_every_interval_that_is_shown_is_counted(comparison: ModeComparison) -> None:

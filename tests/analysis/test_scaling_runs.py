@@ -8,7 +8,7 @@ import pytest
 from text_run_support import TEXTS, write_original, write_text_run
 
 from common.analysis.scaling.study_files import read_published, read_runs
-from common.analysis.scaling.training_run import data_key, separate_jobs
+from common.analysis.scaling.training_run import separate_jobs
 from common.errors import UserError
 
 ORIGINAL = Path(__file__).resolve().parents[3] / "shared" / "measured" / "text-scaling"
@@ -148,20 +148,6 @@ def test_our_run_is_known_from_what_it_counted(tmp_path: Path) -> None:
     assert run.epochs["train_time_s"].tolist() == [7.0, 6.0, 6.5]
 
 
-def test_ranks_that_all_went_through_the_data_are_counted(tmp_path: Path) -> None:
-    write_text_run(tmp_path / "two", 2, passes=2)
-    [run] = read_runs(tmp_path).runs
-    assert run.identity.processed_per_epoch == 2 * TEXTS
-    assert run.identity.distinct_per_epoch == TEXTS
-
-
-def test_runs_over_other_networks_are_no_repetitions(tmp_path: Path) -> None:
-    for name in ("loopback", "emulated"):
-        write_text_run(tmp_path / name, 2, environment={"network": name})
-    one, two = (run.identity for run in read_runs(tmp_path).runs)
-    assert one != two
-
-
 def test_a_run_that_broke_off_is_named_and_left_out(tmp_path: Path) -> None:
     write_text_run(tmp_path / "good")
     failed = write_text_run(
@@ -196,10 +182,6 @@ def test_other_programs_runs_are_passed_over(tmp_path: Path) -> None:
     read = read_runs(tmp_path)
     assert [run.name for run in read.runs] == ["text"]
     assert read.problems == []
-
-
-def test_data_sets_match_whatever_their_case_and_punctuation() -> None:
-    assert len({data_key(name) for name in ("AG News", "ag_news", "AGNews", "agnews")}) == 1
 
 
 @needs_original

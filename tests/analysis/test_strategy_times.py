@@ -154,15 +154,6 @@ def test_a_speedup_is_lost_to_slower_passes_and_to_the_exchange(tmp_path: Path) 
     assert [gap.low, gap.high] == pytest.approx([ends.low, ends.high])
 
 
-def test_of_a_single_round_nobody_knows_the_noise(tmp_path: Path) -> None:
-    rows = strategy_rows({"local": [[(40.0, 40.0)] * 3], "DDP": [[(50.0, 50.0)] * 3]}, {})
-    write_run(tmp_path / "compare", BENCHMARK, {"world_size": 2}, strategy_times=rows)
-    [row] = exchange_cost(open_strategies(tmp_path)).itertuples()
-    assert row.above_noise == "not settled: 5 more rounds"
-    assert row.added_share == pytest.approx(0.25)
-    assert np.isnan(ends_of(row.judged)[1:]).all()
-
-
 def test_without_steps_that_do_not_communicate_the_exchange_has_no_row(tmp_path: Path) -> None:
     made_up_strategies(tmp_path)
     assert exchange_cost(open_strategies(tmp_path)).empty

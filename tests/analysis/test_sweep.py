@@ -57,7 +57,6 @@ def test_a_step_takes_as_long_as_its_slowest_rank(path: Path) -> None:
     assert sweep.world_size == 2
     assert sweep.measured_s() == pytest.approx({1.0: 0.012, 2.0: 0.009, 4.0: 0.009})
     table = sweep.summary().set_index("bucket_cap_mib")
-    assert table.loc[1.0, "samples"] == 4
     assert table.loc[1.0, "q25_ms"] == np.quantile([12, 11, 14, 12], 0.25)
 
 

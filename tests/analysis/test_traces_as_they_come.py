@@ -12,9 +12,8 @@ import pytest
 from command_line import answered
 from trace_support import FLOATS, SHARED, STEPS, device_trace, trace, write
 
-from common.analysis.replay.caps import at_caps, best_cap, checked_system, own_error
 from common.analysis.replay.job import read_job
-from common.analysis.replay.system import system_of
+from common.analysis.replay.system import at_caps, best_cap, checked_system, own_error, system_of
 from common.cli.prediction.network import measured_cluster
 from common.errors import UserError
 from common.perfmodel.cluster.clusters import load_cluster

@@ -7,7 +7,6 @@ it is not settled exactly where the table of its section does.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,7 +16,6 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-import yaml
 from assignment1_support import BENCHMARK, ENVIRONMENT, strategy_rows, write_run
 from micro_batch_support import mode_times, write_comparison
 from test_judged import pages, upper_limit
@@ -247,8 +245,9 @@ def of_throughput(folder: Path, times: pd.DataFrame) -> tuple[Answer, bool]:
         for round_, time_ms in enumerate(times[0])
         for step in range(3)
     )
-    row = {"batch_size": 4, "status": "measured", "tokens_per_s": 1.0, "steps_per_s": 1.0}
-    write_records(folder / "throughput", {"throughput-times": table, "device-peak": PEAK}, row)
+    rows = [{"batch_size": 4, "status": "measured", "tokens_per_s": 1.0, "steps_per_s": 1.0}]
+    tables = {"throughput_times": table, "throughput_batches": rows, "device_peak": PEAK}
+    write_run(folder / "throughput", WORKLOAD, ONE_CPU, **tables)
     section = told_of(open_throughput(folder), UTILISATION)["tokens/s are"]
     return training.tokens_per_second(folder), section == SETTLED
 
@@ -258,28 +257,16 @@ def of_kinds(folder: Path, times: pd.DataFrame) -> tuple[Answer, bool]:
     table = in_rows(1e6 / times, names, "category", "time_us").rename(columns={"round": "step"})
     table = table.assign(phase="forward", operator=table["category"], shapes="8x8", calls=1)
     steps = pd.DataFrame({"step": range(8), "profiled": [True, False] * 4, "time_ms": 10.0})
-    roofline = pd.DataFrame({"phase": ["forward"], "operator": ["addmm"], "flops": [1.0]})
-    tables = {"profile-operators": table, "profile-steps": steps, "device-peak": PEAK}
-    write_records(folder / "profile", tables | {"roofline": roofline.assign(shapes="8x8")})
+    roofline = [{"phase": "forward", "operator": "addmm", "flops": 1.0, "shapes": "8x8"}]
+    tables = {"profile_operators": table, "profile_steps": steps, "device_peak": PEAK}
+    write_run(folder / "profile", WORKLOAD, ONE_CPU, **tables, roofline=roofline)
     assert "the profiler's cost is" in told_of(open_profile(folder), PROFILER)
     [section] = open_profile(folder).categories()["most"].dropna()
     return training.largest_kind_of_work(folder), section == SETTLED
 
 
 PEAK = pd.DataFrame(columns=["device", "precision", "flops_per_s", "memory_bytes_per_s", "source"])
-
-
-def write_records(folder: Path, tables: dict[str, pd.DataFrame], row: dict | None = None) -> None:
-    """Writes a run of assignment 0, and a row of throughput-batches.csv."""
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(WORKLOAD))
-    record = ENVIRONMENT | {"gpus": [], "cpu": {"model": "a CPU"}, "world_size": 1}
-    (folder / "environment.json").write_text(json.dumps(record))
-    batches = {"throughput-batches": pd.DataFrame([row])} if row else {}
-    for name, table in (tables | batches).items():
-        table.to_csv(folder / f"{name}.csv", index=False)
-
-
+ONE_CPU = {"gpus": [], "cpu": {"model": "a CPU"}, "world_size": 1}
 FINDINGS = {
     **{"strategies": of_strategies, "modes": of_modes},
     **{"throughput": of_throughput, "kinds": of_kinds},

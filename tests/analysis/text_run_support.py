@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
-import yaml
+from assignment1_support import write_run
 
 from common.tables import BUCKET_COLUMNS
 
-ENVIRONMENT = {
-    "status": "complete",
-    "start_time": "2026-01-02T03:04:05+00:00",
-    "label": "assignment4-text",
-    "hardware": "a pretend machine",
-    "device": "cpu",
-    "backend": "gloo",
-}
+ENVIRONMENT = {"label": "assignment4-text", "device": "cpu", "network": None}
 TEXTS = 1000
 
 
@@ -56,49 +48,32 @@ def write_text_run(
         times_s: training time of each epoch, on its slowest rank.
         passes: how often an epoch goes through the data; the number of ranks without a sampler.
     """
-    folder.mkdir(parents=True)
-    config = {"dataset": "ag_news", "epochs": len(times_s)} | (settings or {})
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    record = json.dumps(ENVIRONMENT | {"world_size": ranks} | (environment or {}))
-    (folder / "environment.json").write_text(record)
     batch = batch_per_rank or 32 // ranks
     each = TEXTS * passes // ranks
-
-    def write(name: str, rows: list[dict]) -> None:
-        pd.DataFrame(rows).to_csv(folder / name, index=False)
-
-    write(
-        "arms.csv",
-        [
-            {"arm": 0, "regime": "", "world_size": ranks, "batch_per_rank": batch}
-            | {"global_batch": batch * ranks, "accumulation": 1, "compression": "none"}
-            | {"bucket_cap_mb": "", "precision": "float32", "change": "none"}
-        ],
-    )
+    arm = {"arm": 0, "regime": "", "world_size": ranks, "batch_per_rank": batch}
+    arm |= {"global_batch": batch * ranks, "accumulation": 1, "compression": "none"}
+    arm |= {"bucket_cap_mb": "", "precision": "float32", "change": "none"}
     fact = {"parameters": 1000, "gradient_bytes": 4000, "gradient_dtype": "float32"}
     fact |= {"compute_dtype": "float32", "input_shape": 64, "model": "encoder of 2 layers"}
     fact |= {"data": "ag_news/train.csv", "data_samples": TEXTS} | (facts or {})
-    write("facts.csv", [{"rank": rank} | fact for rank in range(ranks)])
+    sampled = {"arm": 0, "processed": each, "distinct": min(each, TEXTS), "data_samples": TEXTS}
+    sampled |= {"shared": each if passes > 1 else 0, "distinct_all_ranks": TEXTS}
+    parts = {"data_time_ms": 1.0, "forward_time_ms": 4.0, "backward_time_ms": 8.0}
+    parts |= {"waiting_time_ms": 0.0, "optimizer_time_ms": 2.0}
+    parts |= {"communication_time_ms": 3.0 * (ranks > 1)}
     numbered = list(enumerate(times_s, 1))
-    write(
-        "samples.csv",
-        [
-            {
-                "arm": 0,
-                "epoch": epoch,
-                "rank": rank,
-                "processed": each,
-                "distinct": min(each, TEXTS),
-            }
-            | {"shared": each if passes > 1 else 0, "distinct_all_ranks": TEXTS}
-            | {"data_samples": TEXTS, "order": 10 * epoch + rank}
+    return write_run(
+        folder,
+        {"dataset": "ag_news", "epochs": len(times_s)} | (settings or {}),
+        ENVIRONMENT | {"world_size": ranks} | (environment or {}),
+        arms=[arm],
+        facts=[{"rank": rank} | fact for rank in range(ranks)],
+        samples=[
+            {"epoch": epoch, "rank": rank, "order": 10 * epoch + rank} | sampled
             for epoch, _ in numbered
             for rank in range(ranks)
         ],
-    )
-    write(
-        "epochs.csv",
-        [
+        epochs=[
             {"rank": rank, "epoch": epoch, "train_time_s": time - 0.5 * (rank > 0)}
             | {"evaluation_time_s": 1.0, "epoch_time_s": time + 1, "steps": each // batch}
             | {"samples": each, "train_loss": losses[epoch - 1] if losses else 1 / epoch}
@@ -106,13 +81,7 @@ def write_text_run(
             for epoch, time in numbered
             for rank in range(ranks)
         ],
-    )
-    parts = {"data_time_ms": 1.0, "forward_time_ms": 4.0, "backward_time_ms": 8.0}
-    parts |= {"waiting_time_ms": 0.0, "optimizer_time_ms": 2.0}
-    parts |= {"communication_time_ms": 3.0 * (ranks > 1)}
-    write(
-        "steps.csv",
-        [
+        steps=[
             {"rank": rank, "arm": 0, "kind": "timed", "round": 0, "epoch": epoch, "step": step}
             | {"warmup": epoch == 1 and step < 2, "samples": batch, "tokens": 20 * batch}
             | {"padded_tokens": 30 * batch, "longest": 30, "micro_batches": 1}
@@ -122,14 +91,10 @@ def write_text_run(
             for step in range(8)
             for rank in range(ranks)
         ],
-    )
-    write(
-        "placement.csv",
-        [
+        placement=[
             {"rank": rank, "host": "here", "local_rank": rank, "device": "cpu"}
             | {"identity": str(rank), "cores": 1, "core_list": str(rank), "threads": 1}
             for rank in range(ranks)
         ],
+        buckets=pd.DataFrame(columns=[*BUCKET_COLUMNS]),
     )
-    pd.DataFrame(columns=[*BUCKET_COLUMNS]).to_csv(folder / "buckets.csv", index=False)
-    return folder

@@ -199,6 +199,14 @@ def test_predict_refuses_another_number_of_ranks(tmp_path: Path) -> None:
         (["doctor", "--pairs", "--ranks", "two"], "--ranks two: expected a whole number"),
         (["diagnose", "--window", "2.5", "train.py"], "--window 2.5: expected a whole number"),
         (["diagnose", "--compare", "--fail-above", "x", "a", "b"], "x: expected a number"),
+        (["study", "cs336", "--rounds", "2"], "--rounds: study cs336 has no rounds to choose"),
+        (["study", "grading", "--rounds", "-2"], "--rounds -2: at least 1"),
+        (["study", "memory", "--only", "x"], "--only: study memory runs all of its cases"),
+        (["study", "memory", "--continues", "x"], "--continues: study memory cannot be continued"),
+        (["study", "scripts", "--only", "nothing"], "unknown case 'nothing'"),
+        (["study", "plan", "--only", "llama-2x1gbits"], "did you mean 'llama-2x1gbit'"),
+        (["study", "plan", "--continues", "none"], "no case of it was planned"),
+        (["study", "scripts", "--only", "fifth", "--continues", "none"], "there is no cases.csv"),
     ],
 )
 def test_mistakes_get_one_line_that_helps(arguments: list[str], word: str) -> None:

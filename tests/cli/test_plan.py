@@ -46,6 +46,7 @@ CPU = ("--device", "cpu")
         ((*CLUSTER, "--ranks", 2), "--ranks has no effect with --cluster, whose GPUs are --gpus"),
         ((*CLUSTER, "--tune-seconds", 9), "no effect with --cluster, where nothing is run"),
         ((*CLUSTER, "--mine", "DDP"), "--mine has no effect with --cluster"),
+        ((*CLUSTER, "--no-verify"), "--no-verify has no effect with --cluster"),
         (("json:b", *CPU, "--memory", "1GB", "--mine", "DPP"), "unknown strategy 'DPP'"),
         (("json:b", *CPU, "--memory", "1GB", "--mine", "DDP", "--no-verify"), "--mine has no"),
         ((*CLUSTER, "--gpus", 12), "12"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
-import functools
 import io
 import itertools
 import json
@@ -18,12 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
+from right_answers import answers
 
-from common.course.answers import CHOICE, TEXT, questions_path, read_questions
+from common.course.answers import CHOICE, TEXT, read_questions
 from common.course.grading.classes import Class
 from common.course.grading.grade import Grader
-from common.course.grading.marks import read_key
 from common.course.grading.people.identify import people_of
 from common.course.grading.people.roster import Person, Roster, read_roster
 from common.course.overlay import with_overlay
@@ -43,20 +41,6 @@ try:
     strongest_isolation()
 except UserError as refusal:
     pytest.skip(str(refusal), allow_module_level=True)
-
-
-@functools.cache
-def answers(text: str = "Because.", *, right: bool = True) -> bytes:
-    """Returns answers: right or wrong letters, and a text for each question that wants one."""
-    content = yaml.safe_load(questions_path(ROOT, 3).read_text())
-    key = read_key(ROOT, 3)
-    for name, question in QUESTIONS.items():
-        if question.kind == CHOICE:
-            wrong = next(c for c in question.choices if c != key[name]["right"])
-            content[name]["answer"] = key[name]["right"] if right else wrong
-        elif question.kind == TEXT:
-            content[name]["answer"] = text
-    return yaml.safe_dump(content).encode()
 
 
 class MadeClass:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from test_marks import SCHEMA
 
 from common.course import autograder
 from common.course.answers import TEXT
@@ -33,6 +32,47 @@ from common.runtime.paths import project_root
 ROOT = project_root()
 FAILED = "Scalars are not close"
 FROM_TABLES = "200 ms; your tables say 210"
+# https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format
+STATUS = {"enum": ["passed", "failed"]}
+VISIBILITY = {"enum": ["hidden", "after_due_date", "after_published", "visible"]}
+FORMAT = {"enum": ["text", "html", "simple_format", "md", "ansi"]}
+SCHEMA = {
+    "type": "object",
+    "anyOf": [{"required": ["score"]}, {"required": ["tests"]}],
+    "additionalProperties": False,
+    "properties": {
+        "score": {"type": "number", "minimum": 0},
+        "execution_time": {"type": "number"},
+        "output": {"type": "string"},
+        "output_format": FORMAT,
+        "test_output_format": FORMAT,
+        "test_name_format": FORMAT,
+        "visibility": VISIBILITY,
+        "stdout_visibility": VISIBILITY,
+        "extra_data": {"type": "object"},
+        "leaderboard": {"type": "array"},
+        "tests": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    "score": {"type": "number"},
+                    "max_score": {"type": "number"},
+                    "status": STATUS,
+                    "name": {"type": "string"},
+                    "name_format": FORMAT,
+                    "number": {"type": "string"},
+                    "output": {"type": "string"},
+                    "output_format": FORMAT,
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "visibility": VISIBILITY,
+                    "extra_data": {"type": "object"},
+                },
+            },
+        },
+    },
+}
 
 
 def marks(*, timed: float | None = 5.0) -> list[Mark]:
@@ -173,3 +213,18 @@ def test_versions_are_those_of_the_lock() -> None:
     pinned = {tuple(re.match(r"([\w.-]+)==([^ ;]+)", line).groups()) for line in lines}
     assert pinned <= locked
     assert {name for name, _ in pinned} >= {"torch", "numpy", "pytest", "hypothesis", "psutil"}
+
+
+@pytest.mark.parametrize("graded", [marks(), []])
+def test_results_are_what_gradescope_reads(graded: list[Mark]) -> None:
+    made = Grade("doe-jane-assign2", graded, "namespaces", 7, seconds=12.34).results()
+    jsonschema.validate(json.loads(json.dumps(made)), SCHEMA)
+
+
+def test_what_was_not_judged_is_not_in_the_maximum_and_is_flagged() -> None:
+    grade = Grade("doe-jane-assign2", marks(), "namespaces", 7)
+    assert (grade.score, grade.maximum) == (25, 74)
+    made = grade.results()
+    assert made["extra_data"]["not_judged"] == ["a text"]
+    assert [test["max_score"] for test in made["tests"]] == [10, 20, 10, 20, 5, 3, 2, 0, 4]
+    assert made["tests"][7]["name"] == "Q2.1: a text (not judged)"

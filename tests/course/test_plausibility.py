@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from honest_variants import BUCKETS, RING
+from right_answers import answers
 
-from common.course.answers import TEXT, questions_path, read_questions
 from common.course.grading import plausibility
 from common.course.grading.checks import Exercises
 from common.course.grading.evidence import evidence, shingles
@@ -242,13 +241,6 @@ def test_a_reference_is_found_and_what_many_wrote_is_not() -> None:
     assert compared(untouched, "bucket_assignment.py") == {}
 
 
-def answers_with(text: str, number: int = 1) -> bytes:
-    content = yaml.safe_load(questions_path(ROOT, number).read_text())
-    for name, question in read_questions(ROOT, number).items():
-        content[name]["answer"] = text if question.kind == TEXT else None
-    return yaml.safe_dump(content).encode()
-
-
 LONG = (
     "Communication of a bucket starts as soon as its last gradient is ready, so most of it hides "
     "behind the backward pass; what remains is the last bucket, which nothing can hide, and the "
@@ -262,14 +254,14 @@ OTHER = (
 
 @pytest.mark.grading
 def test_the_list_is_written_and_a_late_one_is_held_against_it(tmp_path: Path) -> None:
-    texts = {"answers.yaml": answers_with(LONG), "exercises/fsdp.py": b"x = 1\n"}
+    texts = {"answers.yaml": answers(LONG, 1), "exercises/fsdp.py": b"x = 1\n"}
     first = hand_in("doe-jane", **another_run(0), **texts)
     keep(tmp_path / KEPT / "doe-jane.json", first, ROOT)
     header = "student,kind,other student,evidence,strength\n"
     assert pages_of(tmp_path, suspicions_by_strength(tmp_path, ROOT))["plausibility.csv"] == header
-    copied = answers_with(LONG.replace("nothing can hide", "cannot be hidden").upper())
+    copied = answers(LONG.replace("nothing can hide", "cannot be hidden").upper(), 1)
     late = hand_in("roe-max", **another_run(1), **{"answers.yaml": copied})
-    honest = hand_in("poe-kim", **another_run(2), **{"answers.yaml": answers_with(OTHER)})
+    honest = hand_in("poe-kim", **another_run(2), **{"answers.yaml": answers(OTHER, 1)})
     broken = {"answers.yaml": b"[" * 1000, "exercises/fsdp.py": b"\xff" * 99}
     broken = hand_in("bad-one", **another_run(0), **broken)
     theirs = hand_in("poe-ann")

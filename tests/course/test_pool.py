@@ -598,11 +598,3 @@ def test_a_mistake_gets_one_line(
     line = error_line(ddplab("course", "pool", *(word.format(**names) for word in arguments)))
     assert words in line
     assert sorted(tmp_path.rglob("*")) == before  # nothing half-written
-
-
-def test_wordings_are_of_one_ratio() -> None:
-    values = {
-        wording: pooled(a_class([1.1, 1.1], wording=wording)).row()["value"]
-        for wording in (RATIO, ADDED, SAVED)
-    }
-    assert values == pytest.approx({RATIO: 1.1, ADDED: 0.1, SAVED: -0.1})

@@ -1,20 +1,30 @@
-"""Tokens of labelled texts: those of transformers, and one trained vocabulary on every rank."""
+"""Tokens of labelled texts: those of transformers, and one trained vocabulary on every rank.
 
+Hashed words are held against a recomputation that shares no code.
+"""
+
+import binascii
 import json
 import random
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import problem
 
 from common.data.text_sources import LabelledTexts, load_texts
 from common.data.text_tokens import (
+    PAD_ID,
     SPECIAL_TOKENS,
     TextTokenizer,
     check_max_length,
+    hash_texts,
+    hashed_words,
     open_tokenizer,
     tokenize_texts,
 )
@@ -29,6 +39,7 @@ SAMPLE = [
     "a" * 150,
     "q",
 ]
+TO_HASH = ["Hello, World 42!", "naïve_CAFÉ—東京", "  ", "it's x1 it's"]
 WORDS = [f"{a}{b}{c}" for a in ("the", "un", "re") for b in ("move", "play") for c in ("d", "er")]
 
 
@@ -213,3 +224,44 @@ def test_what_is_no_tokenizer_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     assert "tokenizer someone/something: http://127.0.0.1:9 cannot be reached" in unreachable
     assert "--model_name FOLDER" in unreachable
     assert "--model_name small" in unreachable
+
+
+@given(st.lists(st.text(max_size=40), max_size=5), st.integers(2, 50), st.integers(1, 8))
+def test_numbers_are_those_of_each_words_checksum(texts, vocab_size, max_length):
+    expected = []
+    for text in texts:
+        runs = groupby(text.lower(), str.isalnum)  # what Python calls letters or digits
+        words = ["".join(run) for is_word, run in runs if is_word][:max_length] or [""]
+        checksums = [binascii.crc32(word.encode("utf-8", "surrogatepass")) for word in words]
+        expected.append([1 + checksum % (vocab_size - 1) for checksum in checksums])
+    assert hashed_words(texts, vocab_size, max_length) == expected
+
+
+def test_every_process_gives_the_same_numbers():
+    # Python's own hash of a string is another in every process.
+    code = f"from common.data.text_tokens import hashed_words as h; print(h({TO_HASH!r}, 20000, 9))"
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert said == {f"{hashed_words(TO_HASH, 20_000, 9)}\n"}
+
+
+def test_no_word_is_padding_and_case_and_punctuation_do_not_matter():
+    texts = LabelledTexts(TO_HASH, [0, 1, 1, 0], 2, "made up", "here")
+    hashed = hash_texts(texts, vocab_size=3, max_length=2)
+    assert {number for ids in hashed.tokens for number in ids} <= {1, 2}
+    assert (hashed.pad_id, hashed.vocab_size, hashed.num_labels) == (PAD_ID, 3, 2)
+    # Texts are cut at two words; one without words keeps one.
+    assert hashed.lengths.tolist() == [2, 2, 1, 2]
+    assert hashed.labels.tolist() == [0, 1, 1, 0]
+    same = hashed_words(["Spam, SPAM; spam_spam"], 20_000, 9)
+    assert len(set(same[0])) == 1
+    assert len(same[0]) == 4

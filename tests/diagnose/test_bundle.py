@@ -277,6 +277,18 @@ def test_a_rank_is_not_slow_if_all_are_as_slow_once_nobody_waits(tmp_path: Path)
     assert slow_rank(opened(slow_bundle(tmp_path, waits_ms=0.0, sending_ms=27.5))) is None
 
 
+@pytest.mark.parametrize(("update_ms", "saved_ms"), [(2.0, 20.0), (12.0, 10.0), (30.0, None)])
+def test_a_slow_pass_beside_a_longer_update_of_another_rank_costs_the_difference(
+    tmp_path: Path, update_ms: float, saved_ms: float | None
+) -> None:
+    # Rank 1 sleeps 20 ms in its forward pass and updates for 2 ms.
+    folder = slow_bundle(tmp_path, waits_ms=0.0, sending_ms=None)
+    with_values(folder, "steps", (0,), optimizer_time_ms=update_ms)
+    with_values(folder, "steps", (1,), optimizer_time_ms=2.0)
+    found = slow_rank(opened(folder))
+    assert (found and found.lost_share) == (saved_ms and pytest.approx(saved_ms / 40.0))
+
+
 def test_passes_that_only_the_slow_rank_has_written_tell_nothing(tmp_path: Path) -> None:
     folder = slow_bundle(tmp_path, waits_ms=0.0, sending_ms=None)
     sent = {"forward_time_ms": 3.0, "backward_time_ms": 5.0, "exchange_time_ms": 19.5}

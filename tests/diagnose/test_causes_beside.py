@@ -265,13 +265,21 @@ def test_a_change_names_arguments_that_the_framework_has() -> None:
     accelerate, transformers = (pytest.importorskip(n) for n in ("accelerate", "transformers"))
     arguments = {field.name for field in fields(transformers.TrainingArguments)}
     words = " ".join(words for _, words in TRAINER).replace(r"ddp_\1", "ddp_broadcast_buffers")
-    named = set(re.findall(r"(\w+)=", words.replace(r"\1fp16", "bf16")))
+    named = set(re.findall(r"(\w+)=", words))
     assert len(named) > 8
     assert named <= arguments
     words = " ".join(words for _, words in ACCELERATE)
     named = set(re.findall(r"[(, ](\w+)=", words))
     assert named >= {"kwargs_handlers", "mixed_precision", "gradient_accumulation_steps"}
     assert named <= set(accelerate.Accelerator.__init__.__code__.co_varnames)
+
+
+@pytest.mark.parametrize(("dtype", "argument"), [("bfloat16", "bf16"), ("float16", "fp16")])
+def test_a_precision_has_its_name_in_each_framework(dtype: str, argument: str) -> None:
+    change = f"with torch.autocast('cuda', torch.{dtype}) around the forward pass and the loss"
+    for table, said in ((TRAINER, f"({argument}=True)"), (ACCELERATE, f"='{argument}')")):
+        [words] = [words for pattern, words in table if re.fullmatch(pattern, change)]
+        assert words.endswith(said)
 
 
 @pytest.mark.parametrize("framework", ["Trainer", "accelerate", ""])

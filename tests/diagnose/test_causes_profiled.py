@@ -16,8 +16,7 @@ from test_postmortem import span, trace, write_trace
 from common.diagnose.diagnosis import diagnose_folder
 from common.diagnose.opened import Opened, open_diagnosis, open_postmortem
 from common.traces.profiler_trace import events_of
-from common.traces.step_operations import step_operations
-from common.traces.step_overlap import activity, step_windows
+from common.traces.step_overlap import activity, step_operations, step_windows
 
 
 def opened(folder: Path, *passes: tuple[int, int], steps: int = 3, gpu: bool = True) -> Opened:

@@ -56,10 +56,6 @@ class Parser(HTMLParser):
         assert self.path.pop() == tag
         self.builder.end(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list) -> None:
-        self.builder.start(tag, dict(attrs))
-        self.builder.end(tag)
-
     def handle_data(self, data: str) -> None:
         if self.path:
             self.builder.data(data)

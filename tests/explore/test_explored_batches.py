@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.data.text_lengths import LengthDistribution, read_text_lengths
-from common.errors import NotYetWritten, UserError
+from common.errors import NotYetWritten
 from common.explore import micro_batches
 from common.explore.micro_batches import OPTIMUM, PLANS, STATIC, BatchSettings, divide, rectangles
 
@@ -52,14 +52,6 @@ def test_every_text_has_one_rank_and_no_plan_is_below_the_bound(name: str, plan:
 def test_the_same_draw_is_the_same_batch() -> None:
     one, again, other = (divide(SHORT, BatchSettings(4, 8, seed=seed)) for seed in (3, 3, 4))
     assert one.lengths.tolist() == again.lengths.tolist() != other.lengths.tolist()
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"ranks": 0}, {"texts": 0}, {"max_length": -1}, {"plan": "optimal"}], ids=str
-)
-def test_settings_that_mean_nothing_are_refused(wrong: dict) -> None:
-    with pytest.raises(UserError):
-        BatchSettings(**({"ranks": 2, "texts": 2} | wrong))
 
 
 def test_a_plan_that_is_not_written_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

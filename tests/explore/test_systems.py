@@ -13,7 +13,6 @@ import pytest
 from command_line import ROOT, answered
 from explore_support import small_system
 
-from common.cli.explore import check_run
 from common.errors import UserError
 from common.explore.buckets import explore, first_settings, predict_line
 from common.explore.chosen_model import DEFAULT_MODEL, named_model
@@ -121,8 +120,6 @@ def test_the_command_finds_the_same_for_a_cluster(moved: dict, tmp_path: Path) -
 
 
 def test_a_run_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such run directory"):
-        check_run(str(tmp_path / "nowhere"))
     (tmp_path / "environment.json").write_text(json.dumps({"status": "complete"}))
     with pytest.raises(UserError, match="no complete run with"):
         known_systems(tmp_path)

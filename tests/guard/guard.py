@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 SHOWN_LINES = 8
 """Differing lines that are shown of a file."""
+PARTS = ("notebooks", "predict", "help", "headers")
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 ALIKE = 2e-5
 """Relative difference that is none: numbers are written with six digits."""
@@ -38,8 +39,8 @@ def main() -> None:
         write_tree(arguments.folder, arguments.only)
         return
     for folder in (arguments.before, arguments.after):
-        if not folder.is_dir() or not any(folder.iterdir()):
-            parser.error(f"{folder}: no tree of answers; make one with write")
+        if not any((folder / name).is_dir() for name in PARTS):
+            parser.error(f"{folder}: no tree of answers (parts {', '.join(PARTS)}); see write")
     differences = compare_trees(arguments.before, arguments.after)
     print("\n".join(differences) if differences else "Every answer is the same.")
     sys.exit(1 if differences else 0)
@@ -66,12 +67,8 @@ def parts() -> dict[str, Callable[[], Mapping[str, str]]]:
     from command_answers import csv_headers, help_answers, predict_answers
     from notebook_answers import notebook_answers
 
-    return {
-        "notebooks": notebook_answers,
-        "predict": predict_answers,
-        "help": help_answers,
-        "headers": csv_headers,
-    }
+    answers = notebook_answers, predict_answers, help_answers, csv_headers
+    return dict(zip(PARTS, answers, strict=True))
 
 
 def compare_trees(before: Path, after: Path) -> list[str]:

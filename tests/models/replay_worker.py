@@ -64,7 +64,6 @@ def observe(arguments: dict) -> dict:
         "ready": ready,
         "ranges": ranges,
         "bucket_sizes": record.get("rebuilt_bucket_sizes") or record["bucket_sizes"],
-        "lateness_s": model.lateness_s,
     }
 
 

@@ -114,12 +114,6 @@ def test_the_small_batch_tells_the_bandwidth_by_hand(published: Explanation) -> 
     assert published.needed[256][0] == pytest.approx(by_hand, rel=0.03)
 
 
-def test_the_error_of_every_point_is_stated(published: Explanation) -> None:
-    for batch, error in published.errors.items():
-        ratio = published.predicted_ms[batch] / published.published_ms[batch]
-        assert error == pytest.approx(ratio - 1)
-
-
 def test_a_bandwidth_comes_back_from_steps_made_with_it() -> None:
     model = TwoGpuModel(ONE)
     steps = {batch: model.step_s(batch, 3e9, 1.25) for batch in (256, 4096)}

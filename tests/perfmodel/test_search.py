@@ -12,7 +12,7 @@ from perfmodel_support import MIB, gpt2_profile, make_profile, multiples, networ
 
 from common.perfmodel.buckets import assign_buckets
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.ddp.bucketings import choose_caps, distinct_caps
+from common.perfmodel.ddp.bucketings import choose_caps
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.model import DdpModel
 
@@ -157,20 +157,10 @@ def test_every_cap_has_a_prediction_when_all_bucketings_were_searched(cap_bytes)
     assert DdpModel(profile, network).best_cap().predicted_s(cap_bytes / MIB) == expected
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=12))
-def test_every_bucketing_that_any_cap_gives_is_there_once(sizes):
-    by_force = []
-    for cap in range(1, sum(sizes) + 1):
-        buckets = assign_buckets(sizes, cap)
-        if buckets not in by_force:
-            by_force.append(buckets)
-    found = list(distinct_caps(sizes))
-    assert [assign_buckets(sizes, int(cap.cap_mib * MIB)) for cap in found] == by_force
-    assert [cap.num_buckets for cap in found] == [len(buckets) for buckets in by_force]
-
-
 def test_few_are_spread_from_the_most_buckets_allowed_to_one():
     chosen = choose_caps([1000] * 64, 5, 40)
+    for cap in chosen:
+        assert len(assign_buckets([1000] * 64, int(cap.cap_mib * MIB))) == cap.num_buckets
     assert [cap.num_buckets for cap in chosen] == sorted(
         (cap.num_buckets for cap in chosen), reverse=True
     )

@@ -16,11 +16,14 @@ from common.planning.search import sized_plans
 from common.planning.space import Question, candidates
 from common.runtime.group.process_group import process_group
 from common.runtime.records.recorder import record_run
+from common.tuning import measured
 from common.tuning.plans import measuring
 from common.tuning.plans.plan_settings import PlanSettings
 from common.tuning.plans.sized_model import SizedModel
 
 measuring.ROUNDS = 2  # what lives from visit to visit is there in the second
+measuring.CALLS = 1
+measured.CURVE_ROUNDS = measured.CONTENTION_ROUNDS = measured.CONTENTION_PASSES = 1
 
 
 def make(batch_size: int = 1) -> tuple:

@@ -17,7 +17,10 @@ from common.runtime.group.process_group import process_group
 from common.tuning.plans import planned_step
 from common.tuning.user_model import UserModel
 
-planned_step.PEAKS = 60  # what gloo's threads free is missed at random
+planned_step.PEAKS = 6
+ATTEMPTS, WITHIN = 10, 0.03
+"""What gloo's threads free is missed at random, and makes a peak too high, never too low: where it
+is, more steps are run."""
 
 
 def make() -> tuple:
@@ -32,5 +35,9 @@ with process_group("cpu", "gloo") as worker:
         step = planned_step.PlannedStep(UserModel(*make(), "made"), plan, worker)
         step.run()
         peak, predicted = step.peak_bytes(), sized(question, plan).peak_bytes
+        for _ in range(1, ATTEMPTS):
+            if not worker.broadcast(predicted < (1 - WITHIN) * peak):
+                break
+            peak = min(peak, step.peak_bytes())
         if worker.is_main:
             print(json.dumps({"peak": peak, "predicted": predicted}), flush=True)

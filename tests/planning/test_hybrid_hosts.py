@@ -21,6 +21,7 @@ HOSTS = EmulatedCluster.of(2, ["1gbit"], ranks_per_host=2)
 STRATEGIES = ("HYBRID_SHARD", "FULL_SHARD")
 WIDTH, BLOCKS, LAYERS = 128, 4, 50
 """Sizes of ``hybrid_worker``; the last one are rows of embedding and head."""
+FEW_ROUNDS = HERE / "few_rounds_worker.py"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -54,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     with launch_series(HOSTS.ranks, hosts=HOSTS) as series:
         series.add(HERE / "hybrid_worker.py", *STRATEGIES)
-        series.add(JOB, *as_flags(settings))
+        series.add(FEW_ROUNDS, JOB, *as_flags(settings))
         series.wait(folder / "log")
         series.wait(folder / "log-of-planning")
     return folder

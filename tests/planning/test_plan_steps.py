@@ -12,6 +12,7 @@ from common.planning.space import STRATEGIES, Plan
 from common.tuning.visit_plan import FEWEST_FINAL
 
 JOB = Path(__file__).parents[2] / "common" / "tuning" / "plans" / "job.py"
+FEW_ROUNDS = Path(__file__).with_name("few_rounds_worker.py")
 WORKER = Path(__file__).parent / "plan_models.py"
 BLOCK_BYTES = 4 * (2 * 128 * 512 + 512 + 128 + 2 * 128)
 """Bytes of a block of ``plan_models.large``: two products with biases, and a norm."""
@@ -19,11 +20,13 @@ SHARDED = ("SHARD_GRAD_OP", "FULL_SHARD")
 pytestmark = pytest.mark.two_ranks
 
 
-def planned(rank_server, folder: Path, function: str, *flags: object) -> tuple[dict, str]:
+def planned(
+    rank_server, folder: Path, function: str, *flags: object, script: tuple = (FEW_ROUNDS, JOB)
+) -> tuple[dict, str]:
     """Plans a FUNCTION of ``plan_models`` on two ranks; returns the answer and what is printed."""
     target = ("--function", f"plan_models:{function}", "--folder", WORKER.parent, "--device", "cpu")
-    flags = ("--tune_seconds", 0, *flags)
-    done = rank_server.run(JOB, *target, *flags, "--output_dir", folder, "--run_id", "run", ranks=2)
+    flags = ("--tune_seconds", 0, *flags, "--output_dir", folder, "--run_id", "run")
+    done = rank_server.run(*script, *target, *flags, ranks=2)
     assert done.exit_codes == [0, 0], done.stderr[0]
     answer = json.loads((folder / "run" / "plan.json").read_text(), parse_constant=pytest.fail)
     return answer, done.stdout[0]
@@ -79,10 +82,23 @@ def test_unusual_modules_are_planned_as_far_as_they_can_be(
 
 
 @pytest.mark.slow
+def test_one_rank_is_timed_while_the_others_wait(rank_server, tmp_path):
+    flags = ("--memory_bytes", "1e9", "--strategies", "single", "DDP", "--no-verify")
+    planned(rank_server, tmp_path, "make", *flags, "--checkpointing", "none", "block")
+    parts = pd.read_csv(tmp_path / "run" / "plan-parts.csv")
+    passes, alone = (parts[parts["arm"] == f"{arm} float32"] for arm in ("passes none", "one rank"))
+    assert set(passes["rank"]) == {0, 1}
+    assert set(alone["rank"]) == {0}
+    assert set(alone["samples"]) == {passes["samples"].max()}
+    # A row for both passes, where those of all ranks have one each at two sizes.
+    assert 8 * len(alone) == len(passes)
+
+
+@pytest.mark.slow
 def test_a_named_plan_that_does_not_fit_is_run_once(rank_server, tmp_path):
-    flags = ("--memory_bytes", "15e6", "--global_batch", 16, "--strategies", "DDP", "FULL_SHARD")
-    flags += ("--checkpointing", "none", "block", "--mine", "DDP", "micro_batch=8")
-    answer, printed = planned(rank_server, tmp_path, "large", *flags, "checkpointing=none")
+    flags = ("--memory_bytes", "15e6", "--global_batch", 16, "--strategies", "DDP")
+    flags += ("--checkpointing", "none", "--mine", "DDP", "micro_batch=8", "checkpointing=none")
+    answer, printed = planned(rank_server, tmp_path, "large", *flags)
     mine = answer["verified"][-1]
     assert (mine["mine"], mine["was_refused"], mine["rounds"]) == (True, True, 1)
     assert mine["peak_bytes"] > 15e6 > answer["peak_bytes"]
@@ -90,9 +106,12 @@ def test_a_named_plan_that_does_not_fit_is_run_once(rank_server, tmp_path):
 
 
 @pytest.mark.slow
-def test_fsdp_is_tuned_on_the_batch_as_it_is(rank_server, tmp_path):
-    flags = ("--memory_bytes", "1e9", "--strategies", *SHARDED, "--keeps_batch")
-    answer, _ = planned(rank_server, tmp_path, "make", *flags, "--checkpointing", "none")
+def test_fsdp_is_planned_on_the_batch_as_it_is_and_that_no_time_is_left_to_tune_it_is_said(
+    rank_server, tmp_path
+):
+    flags = ("--memory_bytes", "1e9", "--strategies", *SHARDED, "--checkpointing", "none")
+    flags += ("--keeps_batch", "--tune_seconds", 0.01)
+    answer, printed = planned(rank_server, tmp_path, "make", *flags)
     plans = (answer, *answer["rejected"])
     assert {(p["micro_batch"], p["accumulation"], p["checkpointing"]) for p in plans} == {
         (4, 1, "none")
@@ -101,6 +120,10 @@ def test_fsdp_is_tuned_on_the_batch_as_it_is(rank_server, tmp_path):
         (strategy, blocks) for strategy in SHARDED for blocks in (1, 2, 3)
     }
     assert len(answer["verified"]) == 3
+    assert "Tuned: nothing, as the fewest visits" in printed
+    assert answer["tuned"]["took_s"] == 0
+    assert {plan["rounds"] for plan in answer["tuned"]["tried"]} == {0}
+    assert not (tmp_path / "run" / "tune-visits.csv").exists()
 
 
 @pytest.mark.slow
@@ -159,7 +182,7 @@ def test_a_model_is_planned_and_verified_peaks_are_those_predicted(rank_server, 
     flags = ("--global_batch", 16, "--memory_bytes", "1e9", "--strategies", "DDP", "FULL_SHARD")
     flags += ("--checkpointing", "none", "block", "--train_steps", 20)
     flags += ("--mine", "DDP", "micro_batch=4", "checkpointing=none")
-    answer, printed = planned(rank_server, tmp_path, "large", *flags)
+    answer, printed = planned(rank_server, tmp_path, "large", *flags, script=(JOB,))
     run = tmp_path / "run"
     assert (run / "plan.txt").read_text() in printed
     assert answer["strategy"] in ("DDP", "FULL_SHARD")
@@ -237,15 +260,3 @@ def test_settings_of_the_verified_plan_are_tried_and_the_best_has_rounds_of_its_
         assert {plan["precision"] for plan in tuned["tried"]} == {"float32"}
         assert answer["precision"] == "float32"
         assert {plan["precision"] for plan in tuned["options"]} <= {"bfloat16"}
-
-
-@pytest.mark.slow
-def test_where_the_time_is_too_short_nothing_is_tried_and_that_is_said(rank_server, tmp_path):
-    flags = ("--memory_bytes", "1e9", "--strategies", "FULL_SHARD", "--checkpointing", "none")
-    answer, printed = planned(
-        rank_server, tmp_path, "make", *flags, "--keeps_batch", "--tune_seconds", 0.01
-    )
-    assert "Tuned: nothing, as the fewest visits" in printed
-    assert answer["tuned"]["took_s"] == 0
-    assert {plan["rounds"] for plan in answer["tuned"]["tried"]} == {0}
-    assert not (tmp_path / "run" / "tune-visits.csv").exists()

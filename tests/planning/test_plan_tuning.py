@@ -18,7 +18,8 @@ from common.errors import NotYetWritten
 from common.judged import DISTURBED, QUIET
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile
-from common.planning.measured_times import Inputs, Line, MeasuredTimes, PassLines
+from common.perfmodel.scaling.step_model import LinearTime, PassTimes
+from common.planning.measured_times import Inputs, MeasuredTimes
 from common.planning.search import TimedPlan, search
 from common.planning.space import Plan, Question, candidates, sized, variations
 from common.planning.tuned import TriedPlan, Tuned
@@ -46,7 +47,7 @@ def times(question: Question, call_s: float = 1e-4, backend: str = "nccl") -> Me
         backward_s=count * 0.01,
         registration=tuple(range(count))[::-1],
     )
-    lines = PassLines(Line(0.0, FORWARD_S / 4), Line(0.0, BACKWARD_S / 4))
+    lines = PassTimes(LinearTime(0.0, FORWARD_S / 4), LinearTime(0.0, BACKWARD_S / 4))
     groups = itertools.product(("all_gather", "reduce_scatter", "all_reduce"), (2, 4, 8))
     inputs = Inputs(
         passes={("none", casts): lines for casts in ("float32", "half", "autocast")},
@@ -67,6 +68,14 @@ def times(question: Question, call_s: float = 1e-4, backend: str = "nccl") -> Me
 
 def timed(measured: MeasuredTimes, plan: Plan) -> TimedPlan:
     return TimedPlan(sized(measured.question, plan), measured.step(plan))
+
+
+def test_one_rank_by_itself_takes_as_much_less_time_as_its_passes_did():
+    measured = times(asked())
+    faster = MeasuredTimes(asked(), replace(measured.inputs, one_rank=0.6))
+    for plan, share in ((Plan("single", 4, 2), 0.6), (Plan("DDP", 4), 1.0)):
+        seconds = [of.at_least_s(plan) - UPDATE_S for of in (measured, faster)]
+        assert seconds[1] == pytest.approx(share * seconds[0])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from browser_support import axe_violations
 
 from common.report.document import Document, Part, render, write_page, write_pdf
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = (360, 768, 1300, 1920)
 MIB = 2**20
 

@@ -39,8 +39,8 @@ from common.analysis.findings.decisions import CONSEQUENCES, DECISIONS, decision
 from common.analysis.findings.figures import FIGURES, figure_of
 from common.analysis.findings.finding import Answer, Finding
 from common.analysis.findings.your_step import step_bars
-from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.one_device.options import open_options
+from common.analysis.runs import recorded_assignment
 from common.analysis.show import show
 from common.analysis.speedups import find_speedups, tabulate_speedups
 from common.analysis.step_parts import decompose
@@ -54,11 +54,7 @@ from common.report.first_page import FirstPage, print_page
 from common.report.first_page import as_html as first_page_html
 from common.runtime.paths import project_root
 
-DATA = project_root() / "data"
-RUNS = {
-    **{f"assignment{number}": DATA / "epyc-2-cores" / f"assignment{number}" for number in range(4)},
-    "assignment4": DATA / "xeon-2-cores" / "assignment4",
-}
+RUNS = {name: recorded_assignment(name) for name in QUESTIONS}
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 
@@ -86,11 +82,6 @@ def numbers(text: str) -> list[float]:
     return [float(word.replace(",", "")) for word in re.findall(NUMBER, text)]
 
 
-def shown(text: str, value: float, form: str) -> bool:
-    """Returns whether a text has the number as it is formatted."""
-    return re.search(rf"(?<![\d.]){re.escape(form.format(value))}(?!\d)", text) is not None
-
-
 def all_is_computed(answer: Answer, *parts: str) -> None:
     """Fails where an answer has a number that is neither in these parts nor in its scope."""
     text = f"{answer.value}; {answer.spread}"
@@ -108,12 +99,11 @@ def slowest(table: pd.DataFrame, keys: list[str], column: str) -> pd.Series:
     return table.groupby(keys, dropna=False)[column].max()
 
 
-def test_there_are_at_most_ten_and_each_names_its_source(found: dict[str, Finding]) -> None:
+def test_there_are_at_most_ten_and_recorded_ones_are_marked(found: dict[str, Finding]) -> None:
     assert len(found) == sum(map(len, QUESTIONS.values())) <= 10
     for one in found.values():
         assert one.answer is not None, one.missing
         assert "recorded data, not measured here" in one.marks
-        assert "core" in one.source
 
 
 def test_tokens_per_second_and_mfu(found: dict[str, Finding]) -> None:
@@ -596,20 +586,6 @@ def test_the_main_limit_is_said_where_enough_rounds_show_it_by_themselves(tmp_pa
     shares = lost_by_round(case_of(tmp_path / folder), "batch-too-small")
     assert shares[:4] == pytest.approx(shares[4:])
     assert min(shares) <= one.judged.estimate <= max(shares)
-
-
-def test_modes_that_do_not_differ_have_no_ratio(tmp_path: Path) -> None:
-    def scale(rows: pd.DataFrame) -> pd.Series:
-        factors = (rows["step"] % 2).map({0: 0.5, 1: 2.5})
-        return factors.where(rows["mode"] == "dynamic", 1.0)
-
-    run = noisy_run(tmp_path, "assignment3/compare_modes/mode-times.csv", scale)
-    comparison = open_assignment3(run).comparison
-    section = comparison.summary.loc["dynamic"]
-    assert section["differs"] == "hidden by noise"
-    text = every_form(*findings_of("assignment3", run))
-    assert "hidden by noise: whether it differs from static's step" in text
-    assert f"{section['ratio']:.2f} of static" not in text
 
 
 def test_a_change_that_cannot_be_told_from_none_has_no_speedup(tmp_path: Path) -> None:

@@ -59,18 +59,18 @@ class Texts(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def looked_at(*assignments: str) -> RunPage:
-    page = RunPage()
+def looked_at(page: RunPage, *assignments: str) -> RunPage:
     for assignment in assignments:
         page.open(assignment, DATA / assignment)
         page.look(assignment)
-    page.state = first_page.COMPLETE
     return page
 
 
 @pytest.fixture(scope="module")
 def page() -> FirstPage:
-    return looked_at("assignment0", "assignment3").first()
+    page = looked_at(RunPage(), "assignment0", "assignment3")
+    page.state = first_page.COMPLETE
+    return page.first()
 
 
 def test_every_form_shows_every_finding_and_what_was_not_run(
@@ -206,18 +206,7 @@ def test_the_time_left_is_that_of_earlier_runs_of_the_same_preset(tmp_path: Path
     assert timetable.place_text() == "1 of 2"
 
 
-def test_the_first_run_expects_what_was_recorded(tmp_path: Path) -> None:
-    preset = load_preset("assignment2", "laptop")
-    titles = {"assignment2": {stage.key: stage.title for stage in preset.stages}}
-    timetable = plan([preset], "laptop", tmp_path, titles, with_hosts=True)
-    assert "machine of the recorded runs" in timetable.source
-    recorded = pd.read_csv(DATA / "stage-times.csv").query("preset == 'laptop'")
-    own = recorded[recorded["assignment"] == "assignment2"].set_index("stage")["seconds"]
-    expected = own.reindex([stage.key for stage in preset.stages]).sum()
-    assert timetable.left_s() == pytest.approx((expected, expected))
-
-
-def test_stages_that_are_copied_or_left_out_take_no_time(tmp_path: Path) -> None:
+def test_the_first_run_expects_what_was_recorded_of_stages_that_run(tmp_path: Path) -> None:
     presets = [load_preset(name, "laptop") for name in ("assignment1", "assignment2")]
     titles = {p.assignment: {stage.key: stage.title for stage in p.stages} for p in presets}
     recorded = pd.read_csv(DATA / "stage-times.csv").query("preset == 'laptop'")
@@ -225,6 +214,7 @@ def test_stages_that_are_copied_or_left_out_take_no_time(tmp_path: Path) -> None
     own = own[~own["stage"].isin(("notebooks", "report"))]
     # The recorded run copied two calibrations between emulated hosts of assignment 1 for 2.
     timetable = plan(presets, "laptop", tmp_path, titles, with_hosts=True)
+    assert "machine of the recorded runs" in timetable.source
     assert len(timetable.entries) == len(own) + 2
     assert timetable.left_text() == f"about {own['seconds'].sum() / 60:.0f} minutes left"
     timetable = plan(presets, "laptop", tmp_path, titles, with_hosts=False)
@@ -304,11 +294,6 @@ def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> Non
     assert "output folder" in line
 
 
-def test_questions_of_a_run_that_shows_recorded_data_are_marked() -> None:
-    for one in looked_at("assignment1").first().findings:
-        assert one.marks == ("recorded data, not measured here",)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -358,12 +343,8 @@ def test_the_page_of_a_run_without_a_record_of_its_own_names_the_machine(tmp_pat
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     timetable = Timetable([Entry("assignment0", "throughput", "throughput (1 rank)", 20.0)])
-    page = RunPage(timetable)
-    for assignment in ("assignment0", "assignment1", "assignment3"):
-        page.open(assignment, DATA / assignment)
-        page.look(assignment)
     folder = tmp_path_factory.mktemp("first-page")
-    page.write(folder)
+    looked_at(RunPage(timetable), "assignment0", "assignment1", "assignment3").write(folder)
     return folder / "index.html"
 
 

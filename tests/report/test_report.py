@@ -148,13 +148,6 @@ pathlib.Path({str(ended)!r}).touch()"""
     assert Path.cwd() == before  # a notebook's folder is its kernel's alone
 
 
-def test_a_run_directory_that_is_none_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such run directory"):
-        measurements.open_run(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="no complete run with"):
-        measurements.open_run(tmp_path)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Copies the recorded run."""

@@ -73,30 +73,23 @@ def measure(
     return shares, watch, ran
 
 
+@pytest.mark.parametrize(
+    ("again", "kept", "words"),
+    [
+        ([0.01], 0.01, "first: measured twice, and the second measurement kept"),
+        ([0.6], BUSY, "first: measured twice, and the first measurement kept"),
+        ([], BUSY, "not measured again: rank 1 was killed"),
+    ],
+)
 def test_the_quieter_measurement_is_kept_and_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    again: list[float], kept: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares, watch, ran = measure(tmp_path, monkeypatch, [BUSY, CALM, 0.01], 100)
+    shares, watch, ran = measure(tmp_path, monkeypatch, [BUSY, CALM, *again], 100)
     assert ran == ["first", "second", "first-again"]
-    assert shares == {"first": 0.01, "second": CALM}
+    assert shares == {"first": kept, "second": CALM}
     said = watch.text.getvalue()
     assert "the machine was disturbed: other processes took 50 % of the cores" in said
-    assert "first: measured twice, and the second measurement kept" in said
-
-
-def test_one_that_is_no_better_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shares, watch, _ = measure(tmp_path, monkeypatch, [BUSY, CALM, 0.6], 100)
-    assert shares == {"first": BUSY, "second": CALM}
-    assert "first: measured twice, and the first measurement kept" in watch.text.getvalue()
-
-
-def test_a_repetition_that_fails_leaves_the_first_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shares, watch, ran = measure(tmp_path, monkeypatch, [BUSY, CALM], 100)  # the third fails
-    assert ran == ["first", "second", "first-again"]
-    assert shares == {"first": BUSY, "second": CALM}
-    assert "not measured again: rank 1 was killed" in watch.text.getvalue()
+    assert words in said
     assert not (tmp_path / "first-again").exists()
 
 

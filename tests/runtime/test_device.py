@@ -13,6 +13,7 @@ from refusals import problem
 
 from common.cli import run
 from common.errors import UserError
+from common.runtime import job_device
 from common.runtime.machine import device as module
 from common.runtime.machine.device import (
     choose_device,
@@ -210,6 +211,33 @@ def test_a_job_whose_gpus_cannot_be_used_ends_with_one_line_and_no_rank_waits(
     with pytest.raises(UserError, match=r"the job was granted 4 GPUs.*--preset laptop"):
         run.Run("assignment2", output_dir=str(tmp_path / "out")).run()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ("--model gpt2 --rounds 2", [None]),
+        ("--device cpu --model gpt2 --numel 1 2", ["cpu"]),
+        ("--device cpu --model gpt2 --device=cuda", ["cuda"]),  # FLAGS come last and win
+        ("--device_mesh 2 --dev 3", [None]),
+        ("--config laptop.yaml", []),  # it may say cpu
+        ("--config=laptop.yaml --device cuda", ["cuda"]),
+    ],
+)
+def test_a_job_file_asks_for_the_last_device_among_a_scripts_flags(monkeypatch, arguments, asked):
+    devices = []
+    monkeypatch.setattr(job_device, "choose_device", lambda device, **_: devices.append(device))
+    job_device.main(arguments.split())
+    assert devices == asked
+
+
+def test_an_unusable_gpu_is_refused_with_the_variable_that_job_files_have(monkeypatch):
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=r"granted 4 GPUs.*DEVICE=cpu"):
+        job_device.main(["--num_steps", "3"])
+    job_device.main(["--device", "cpu"])
 
 
 BUSY = (

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -28,24 +27,13 @@ from common.runtime.machine.environment import (
     hardware_line,
     usable_cores,
 )
-from common.runtime.paths import git as project_git
-from common.runtime.paths import project_root
+from common.runtime.paths import git, project_root
 
 
 @pytest.fixture(scope="module")
 def record(allreduce_run):
     """Reads the record that a finished benchmark left."""
     return json.loads((allreduce_run / "environment.json").read_text())
-
-
-def git(*arguments: str) -> str | None:
-    done = subprocess.run(
-        ["git", "-C", project_root(), "-c", "safe.directory=*", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def test_the_record_of_a_finished_run_is_complete_and_has_its_times(record):
@@ -58,7 +46,8 @@ def test_the_record_of_a_finished_run_is_complete_and_has_its_times(record):
 
 
 def test_the_record_has_commit_versions_machine_ranks_and_variables(record):
-    assert record["git"]["commit"] == git("log", "-1", "--format=%H")
+    newest = git(project_root(), "log", "-1", "--format=%H").stdout.strip()
+    assert record["git"]["commit"] == (newest or None)
     assert record["git"]["dirty"] in (True, False, None)
     assert record["python"] == platform.python_version()
     for package in ("torch", "numpy", "pandas", "transformers"):
@@ -110,7 +99,7 @@ def test_a_folder_whose_name_begins_with_the_projects_is_another(monkeypatch):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder to another user")
 def test_a_checkout_of_another_user_has_its_commit(tmp_path):
     def ask(*arguments: str) -> str:
-        return project_git(tmp_path, *arguments).stdout.strip()
+        return git(tmp_path, *arguments).stdout.strip()
 
     identity = ("-c", "user.name=n", "-c", "user.email=n@example.org")
     ask("init")

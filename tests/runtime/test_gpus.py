@@ -14,8 +14,7 @@ from nvml_support import GIB, FakeGpu, fake_nvml, h100, no_driver, sysfs
 
 from common.runtime.machine import environment, gpus
 from common.runtime.machine.environment import describe_environment
-from common.runtime.machine.gpus import Clock, GpuFacts, GpuPair, read_gpu_facts
-from common.runtime.machine.pci import Nearest
+from common.runtime.machine.gpus import Clock, GpuFacts, GpuPair, Nearest, read_gpu_facts
 
 SWITCH = "00000000:C4:00.0"
 TREE = {

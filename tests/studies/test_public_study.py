@@ -21,13 +21,14 @@ from common.perfmodel.one_device.peaks import GPUS
 from common.runtime.stage_progress import StageProgress
 from common.studies.public import predictor
 from common.studies.public.hardware import CLUSTERS, NODES, PEAK_NAMES, regime
-from common.studies.public.jobs import PublishedJob, published_samples_per_s, read_published
-from common.studies.public.public import (
-    PublicStudy,
-    closing_line,
-    predict_rows,
-    run_study,
+from common.studies.public.jobs import (
+    PublishedJob,
+    bare_name,
+    published_samples_per_s,
+    read_published,
+    with_defaults,
 )
+from common.studies.public.public import PublicStudy, closing_line, predict_rows, run_study
 from common.studies.public.series import LOSS_PER_DOUBLING, LOSSY, with_series
 
 PUBLIC = Path(__file__).parents[3] / "shared" / "measured" / "public-gpus"
@@ -38,6 +39,7 @@ GPT2_XL = {
     "seq_len": 1024,
     "strategy": "DDP",
 }
+BIG = {"model": "Transformer big (translation)", "seq_len": None, "micro_batch_per_gpu": None}
 
 
 def test_units_are_converted_by_what_a_sample_is() -> None:
@@ -94,6 +96,53 @@ def test_a_table_that_cannot_be_read_is_said_in_a_line(tmp_path: Path) -> None:
     assert "reads no published rows" in refused("study", "memory", "--table", "t.csv")
 
 
+def filled(tmp_path: Path, **changes: object) -> pd.Series:
+    """Reads a made row, and fills what it leaves open from its source."""
+    table, _ = read_published(written(tmp_path / "t.csv", [row(1, **changes)]))
+    return with_defaults(table.iloc[0])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "sentences"),
+    [
+        ("V100 16GB", "fp32", 80),
+        ("V100 16GB", "amp fp16", 160),
+        ("V100 32GB", "amp fp16", 320),
+        ("A100 40GB", "tf32", 320),
+    ],
+)
+def test_tokens_of_a_micro_batch_become_sentences(
+    tmp_path: Path, gpu: str, precision: str, sentences: int
+) -> None:
+    changes = BIG | {"gpu": gpu, "precision": precision, "global_batch": None}
+    assert filled(tmp_path, **changes)["micro_batch_per_gpu"] == sentences
+
+
+def test_what_is_published_stays(tmp_path: Path) -> None:
+    published = {"model": "bert_base_squad (NVIDIA DeepLearningExamples)", "precision": "tf32"}
+    changed = filled(tmp_path, **published, seq_len=128, micro_batch_per_gpu=3, global_batch=3)
+    assert (changed["seq_len"], changed["micro_batch_per_gpu"]) == (128, 3)
+    assert changed["precision"] == "tf32"
+    assert filled(tmp_path, **published, seq_len=None)["seq_len"] == 384
+    unknown = filled(tmp_path, model="Gemini", seq_len=None, micro_batch_per_gpu=None)
+    assert unknown[["seq_len", "micro_batch_per_gpu"]].isna().all()
+
+
+def test_a_note_says_what_is_trained_and_how(tmp_path: Path) -> None:
+    adapters = filled(tmp_path, note="Fine-Tuning (LoRA) Performance")
+    assert adapters["model"] == "LoRA Llama 3.1 8B"
+    experts = filled(tmp_path, strategy="FSDP2 8 EP -", note="TE + DeepEP")
+    assert experts["strategy"] == "FSDP2 8 EP of a degree not published"
+    titan = filled(tmp_path, source_repo="pytorch/torchtitan", precision="")
+    assert titan["precision"] == "bf16"
+
+
+def test_a_models_name_loses_brackets_nodes_and_its_training() -> None:
+    names = ("gnmt (NVIDIA)", "Llama3 70B 2-node", "FSDP2 LoRA Llama-3.1-8B", "LoRA Llama3 8B")
+    bare = ["gnmt", "Llama3 70B", "Llama-3.1-8B", "Llama3 8B"]
+    assert [bare_name(name) for name in names] == bare
+
+
 def test_the_predictor_is_predict_scale_out() -> None:
     job = PublishedJob(**GPT2_XL, gpus=8, gpus_per_node=8, micro_batch_per_gpu=4, precision="bf16")
     cluster = load_cluster("h100-ib")
@@ -125,11 +174,9 @@ def test_adapters_and_float8_are_faster_than_a_model_that_is_trained_whole() -> 
 @pytest.mark.xdist_group("followed")
 def test_models_that_are_followed_are_predicted_in_the_rows_unit(tmp_path: Path) -> None:
     # A Transformer-XL's segment is a sample; so is the big Transformer's sentence of 32 tokens.
-    shared = {"gpu": "A100 40GB", "network": "NVSwitch", "precision": "amp fp16", "seq_len": None}
+    shared = BIG | {"gpu": "A100 40GB", "network": "NVSwitch", "precision": "amp fp16"}
     shared |= {"strategy": "DDP", "throughput_unit": "tokens/s", "throughput": 64_000}
-    shared |= {"micro_batch_per_gpu": None, "global_batch": None}
-    name = "Transformer big (translation)"
-    rows = [row(1, model=name, **shared), row(4, model=name, **shared)]
+    rows = [row(gpus, **shared, global_batch=None) for gpus in (1, 4)]
     table, _ = read_published(written(tmp_path / "t.csv", rows))
     answered = predict_rows(table, predictor.predict, str)
     assert answered["published"].tolist() == [2000, 500]

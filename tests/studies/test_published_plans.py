@@ -12,9 +12,8 @@ from common.errors import UserError
 from common.perfmodel.one_device.peaks import known_peak
 from common.planning.space import SINGLE, Plan, Question, candidates, fits, sized
 from common.studies.public import predictor
-from common.studies.public.defaults import with_defaults
 from common.studies.public.hardware import PEAK_NAMES
-from common.studies.public.jobs import PublishedJob, job_of, read_published
+from common.studies.public.jobs import PublishedJob, job_of, read_published, with_defaults
 
 PUBLIC = Path(__file__).parents[3] / "shared" / "measured" / "public-gpus"
 

@@ -1,4 +1,4 @@
-"""The strategies: which cannot be had is said before anything is exchanged."""
+"""The strategies: which cannot be had is said before anything is sent, and what MY_FSDP sends."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def test_a_shard_group_across_hosts_is_one_line(rank_server, tmp_path) -> None:
     assert done.exit_codes == [2] * 4
     assert "the group of ranks 0 to 1 is on hosts n1, n2" in done.error_line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.two_ranks
+def test_a_pass_that_computes_activations_again_sends_as_much_as_one_that_keeps_them(rank_server):
+    # MY_FSDP gathers nothing that the blocks do not need again.
+    done = rank_server.succeed(Path(__file__).with_name("recomputation_worker.py"), ranks=2)
+    for rank in (0, 1):
+        [counts] = done.lines(rank)
+        if counts["True"] is None:
+            pytest.skip("the kernel does not count the bytes of a socket")
+        # One block of the six, gathered once more, would be 5 % of all.
+        assert counts["True"] == pytest.approx(counts["False"], rel=0.02)
 
 
 def rank_0_of(ranks: int) -> Worker:

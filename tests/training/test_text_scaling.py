@@ -15,9 +15,9 @@ from refusals import problem
 from text_scaling_worker import MODEL, TRAINING
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from common.data.hashed_words import hash_texts
 from common.data.text_sources import load_texts
 from common.data.text_splits import synthetic_texts
+from common.data.text_tokens import hash_texts
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
 from common.runtime.group.process_group import Worker
 from common.runtime.processes.ranks import Ranks

@@ -1,6 +1,6 @@
 """Evaluates ``ddplab study accuracy``: predictions of bucketings that no calibration has seen.
 
-Each case (``accuracy_case``) is predicted from its own calibration; beside it stand the same model
+Each case (``case.py``) is predicted from its own calibration; beside it stand the same model
 with a longer calibration, with the contention of the *other* models on the same kind of network,
 and on the machine as fast as a witness says it was meanwhile.
 
@@ -51,7 +51,6 @@ CHOICES = ("b*", "smallest", "largest", "default")
 class JudgedStudy:
     """All cases of one run of the study; ``caption`` names hardware and date."""
 
-    folder: Path
     caption: str
     cases: tuple[JudgedCase, ...]
 
@@ -146,9 +145,9 @@ class JudgedStudy:
         Columns: case, b* (MiB), is clear (whether a cap is told from all others), best (MiB; NaN if
         none is, or DDP's default), interior (the best is told, and neither smallest nor largest),
         one bucket (the largest cap gives one: nothing overlaps), as 25 MiB (an explicit cap of 25
-        MiB gives the same), standard error (of the measured medians, the largest), ``regret of``
-        each of ``CHOICES`` (by medians, against the least; NaN where it was not measured); low,
-        high and verdict (of that of b*, held against all other caps at once).
+        MiB gives the same), ``regret of`` each of ``CHOICES`` (by medians, against the least; NaN
+        where it was not measured); low, high and verdict (of that of b*, held against all other
+        caps at once).
         """
         return pd.DataFrame([_regrets(case) for case in self.cases])
 
@@ -253,7 +252,6 @@ def _regrets(case: JudgedCase) -> dict:
         profile_buckets(case.profile, DdpOptions(cap)) for cap in (explicit[-1], USUAL_CAP_MIB)
     )
     row |= {"one bucket": len(largest) == 1, "as 25 MiB": largest == usual}
-    row["standard error"] = float(case.judged.standard_errors().max())
     shortest_s = min(measured.values())
     for name, cap in chosen.items():
         row[f"regret of {name}"] = measured.get(cap, np.nan) / shortest_s - 1
@@ -297,7 +295,7 @@ def open_study(folder: str | Path) -> JudgedStudy:
         raise UserError(f"{folder}: no environment.json that says where and when it was measured")
     device = environment.get("device_name") or environment["cpu"]["model"]
     caption = f"{device}; {environment['start_time'][:10]}"
-    return JudgedStudy(folder, caption, tuple(opened))
+    return JudgedStudy(caption, tuple(opened))
 
 
 def _jobs(cases: pd.DataFrame) -> dict[str, list[str]]:

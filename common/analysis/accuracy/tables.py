@@ -69,12 +69,8 @@ def regret_summary(study: JudgedStudy) -> Table:
 
 def median_regret(study: JudgedStudy, name: str) -> Judged:
     """Judges the median over cases of what a choice of cap costs (one of ``CHOICES``)."""
-    return Judged(
-        median(study.regrets()[f"regret of {name}"].dropna()),
-        null=0.0,
-        population="cases of the study",
-        least_rounds=FIRST_PAGE_ROUNDS,
-    )
+    middle = median(study.regrets()[f"regret of {name}"].dropna())
+    return Judged(middle, null=0.0, least_rounds=FIRST_PAGE_ROUNDS)
 
 
 def regret_facts(study: JudgedStudy) -> dict[str, str]:

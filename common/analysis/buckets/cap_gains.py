@@ -45,16 +45,6 @@ WORKLOAD = Workload(model="gpt2", precision="bfloat16")
 """The batch of a GPU on a cluster, whatever the model."""
 CAPS = 60
 """Number of caps among which the best is looked for, evenly spaced on a log axis."""
-COLUMNS = (
-    "gradients",
-    "gradient_bytes",
-    "default_buckets",
-    "network",
-    "default_s",
-    "best_cap_mib",
-    "best_buckets",
-    "gain",
-)
 GRADIENTS = {
     "gradients": "gradients of",
     "gradient_bytes": ("size (MB)", "{:,.0f}"),
@@ -119,8 +109,9 @@ def cap_gains(passes: Iterable[Passes], gradient_mib: Sequence[float] = ()) -> p
         gradient_mib: sizes in MiB of further models' gradients.
 
     Returns:
-        a row per model and network, small models first; columns in ``COLUMNS``. ``gain`` is the
-        share of the default's backward pass that the best cap takes off.
+        a row per model and network, small models first. Columns: gradients (whose they are),
+        gradient_bytes, default_buckets, network, default_s, best_cap_mib, best_buckets, and gain,
+        the share of the default's backward pass that the best cap takes off.
 
     Raises UserError for a size that is none.
     """
@@ -128,9 +119,7 @@ def cap_gains(passes: Iterable[Passes], gradient_mib: Sequence[float] = ()) -> p
         if not (math.isfinite(size) and size > 0):
             raise UserError(f"gradients of {size:g} MiB: a number above 0 is needed")
     rows = [row for where in passes for row in _gains_on(where, gradient_mib)]
-    return pd.DataFrame(rows, columns=[*COLUMNS]).sort_values(
-        "gradient_bytes", kind="stable", ignore_index=True
-    )
+    return pd.DataFrame(rows).sort_values("gradient_bytes", kind="stable", ignore_index=True)
 
 
 def gain_matrix(table: pd.DataFrame) -> pd.DataFrame:
@@ -141,7 +130,7 @@ def gain_matrix(table: pd.DataFrame) -> pd.DataFrame:
     return gains.reset_index().sort_values("gradient_bytes", ignore_index=True)
 
 
-def _gains_on(where: Passes, gradient_mib: Sequence[float]) -> Iterator[tuple]:
+def _gains_on(where: Passes, gradient_mib: Sequence[float]) -> Iterator[dict]:
     """Yields the rows of ``cap_gains`` of one network."""
     profiles = {name: where.profile(GPT2Config.named(name)) for name in MODELS}
     for size in gradient_mib:
@@ -155,16 +144,16 @@ def _gains_on(where: Passes, gradient_mib: Sequence[float]) -> Iterator[tuple]:
         bucketings = distinct_bucketings(profile, caps)
         best = model.best_cap(caps, bucketings=bucketings)
         default_s = model.backward_s(None)
-        yield (
-            name,
-            profile.total_bytes,
-            len(profile_buckets(profile, DdpOptions(None))),
-            where.network,
-            default_s,
-            best.cap_mib,
-            best.candidate(best.cap_mib).num_buckets,
-            1 - best.total_s / default_s,
-        )
+        yield {
+            "gradients": name,
+            "gradient_bytes": profile.total_bytes,
+            "default_buckets": len(profile_buckets(profile, DdpOptions(None))),
+            "network": where.network,
+            "default_s": default_s,
+            "best_cap_mib": best.cap_mib,
+            "best_buckets": best.candidate(best.cap_mib).num_buckets,
+            "gain": 1 - best.total_s / default_s,
+        }
 
 
 def _mib(name: str) -> float:

@@ -171,13 +171,7 @@ def communication_gap(run: Assignment2Run, accuracy: Accuracy) -> Judged:
     return Judged(student(other_ms.median(axis=1)), null=0.0, **accuracy.conditions)
 
 
-EQUATION, SIMULATION = "equation", "simulation"
-MOVED = (
-    f"{EQUATION}, before",
-    f"{EQUATION}, after",
-    f"{SIMULATION}, before",
-    f"{SIMULATION}, after",
-)
+MOVED = ("equation, before", "equation, after", "simulation, before", "simulation, after")
 
 
 def moves(table: pd.DataFrame, low: float, high: float) -> pd.DataFrame:

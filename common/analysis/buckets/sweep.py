@@ -54,13 +54,11 @@ class BucketSweep:
     machine: str = NOT_WITNESSED
 
     def summary(self, column: str = "backward_time_ms") -> pd.DataFrame:
-        """Tabulates buckets, median time, quartiles and number of samples, by ascending cap."""
+        """Tabulates buckets, median time and quartiles, by ascending cap."""
         groups = self.steps.groupby("bucket_cap_mib", dropna=False)
         quantiles = groups[column].quantile([0.25, 0.5, 0.75]).unstack()
         quantiles.columns = ["q25_ms", "median_ms", "q75_ms"]
-        table = quantiles.assign(
-            num_buckets=groups["num_buckets"].first(), samples=groups[column].size()
-        )
+        table = quantiles.assign(num_buckets=groups["num_buckets"].first())
         return table.reset_index().sort_values("bucket_cap_mib", ignore_index=True)
 
     def default(self) -> pd.Series | None:
@@ -291,7 +289,7 @@ class Accuracy:
         low, high = np.median([lows, np.abs(ends).max(axis=1)], axis=1)
         rounds = min(error.rounds for error in errors)
         over_rounds = Interval(self.median_error, float(low), float(high), rounds=rounds)
-        return Judged(over_rounds, 0.0, population="bucketing by bucketing", **self.conditions)
+        return Judged(over_rounds, 0.0, **self.conditions)
 
     @property
     def conditions(self) -> dict[str, object]:
@@ -304,9 +302,8 @@ class Accuracy:
 
         The intervals of all bucketings hold at once.
         """
-        how = {"population": "predicted, over each round", **self.conditions}
         errors = self._errors(claims=len(self.table))
-        return {cap: Judged(error, 0.0, **how) for cap, error in errors.items()}
+        return {cap: Judged(error, 0.0, **self.conditions) for cap, error in errors.items()}
 
     def _errors(self, *, claims: int) -> dict[float, Interval]:
         """Estimates each bucketing's predicted time over that of the rounds, minus 1."""

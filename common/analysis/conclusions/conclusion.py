@@ -154,8 +154,7 @@ def is_behind(times: pd.DataFrame, arm: Hashable, form: str = "{:.2f}", **how: o
 
     The number is the arm's time over its closest rival's.
     """
-    rival = _rival(times, arm, **how)
-    return above(replace(rival, interval=rival.interval.map(lambda ratio: 1 / ratio)), form)
+    return above(_rival(times, arm, **how).map(lambda ratio: 1 / ratio), form)
 
 
 def _rival(times: pd.DataFrame, arm: Hashable, **how: object) -> Judged:

@@ -85,11 +85,7 @@ def _none_good(run_dir: str) -> Seen:
     if several.empty:
         raise UserError("no arm on several ranks beside one on a single rank")
     efficiencies = [
-        replace(
-            row.judged,
-            interval=row.judged.interval.map(lambda speedup, n=row.world_size: speedup / n),
-            null=GOOD,
-        )
+        row.judged.map(lambda speedup, n=row.world_size: speedup / n, null=GOOD)
         for row in several.sort_values("efficiency", ascending=False).itertuples()
     ]
     return every([below(efficiency, "{:.0%}") for efficiency in efficiencies])

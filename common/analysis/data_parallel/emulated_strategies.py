@@ -182,7 +182,7 @@ class EmulatedStrategies:
         """Returns a predicted step over the measured one, of which rounds are repetitions."""
         rounds = self.measured.rounds[accumulation][strategy]
         ratio = paired_ratio([predicted_ms] * len(rounds), rounds, claims=claims)
-        return Judged(ratio, population="predicted, over each round", **self.measured.conditions)
+        return Judged(ratio, **self.measured.conditions)
 
 
 def prediction_accuracy(run: EmulatedStrategies) -> dict[str, object]:

@@ -85,11 +85,11 @@ def _measured_on_most_ranks(table: pd.DataFrame, strategy: str) -> float:
 def overlap_by_run(training: Training) -> pd.DataFrame:
     """Returns a row per compared run that was traced: means over its slowest rank's traced steps.
 
-    Columns: name, strategy, steps (traced), ``TIMES`` (computation, exposed communication and idle
-    time add up to the step, overlap and exposed communication to communication), hidden (overlap
-    over communication, of all traced steps; NaN for ``single``), judged (the same with its
-    interval; None for it), collectives (a step, without those of a few bytes), slowdown (a traced
-    step over the median of the run's other steps; NaN where all were traced).
+    Columns: name, strategy, ``TIMES`` (computation, exposed communication and idle time add up to
+    the step, overlap and exposed communication to communication), hidden (overlap over
+    communication, of all traced steps; NaN for ``single``), judged (the same with its interval;
+    None for it), collectives (a step, without those of a few bytes), slowdown (a traced step over
+    the median of the run's other steps; NaN where all were traced).
     """
     rows = []
     for name, run in training.named():
@@ -98,7 +98,7 @@ def overlap_by_run(training: Training) -> pd.DataFrame:
         traced = run.opened.table(OVERLAP)
         if not traced.empty:
             rows.append({"name": name, "strategy": run.strategy} | _mean_step(run, traced))
-    columns = ["name", "strategy", "steps", *TIMES, "hidden", "judged", "collectives", "slowdown"]
+    columns = ["name", "strategy", *TIMES, "hidden", "judged", "collectives", "slowdown"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -142,9 +142,8 @@ def _mean_step(run: TrainingRun, traced: pd.DataFrame) -> dict:
     collectives = run.opened.table(COLLECTIVES)
     other_steps = run.step_times_ms()["step_time_ms"]
     return mean.to_dict() | {
-        "steps": len(steps),
         "hidden": share.estimate if shared else float("nan"),
-        "judged": Judged(share, null=None, population="steps of one process") if shared else None,
+        "judged": Judged(share, null=None) if shared else None,
         "collectives": collectives_per_step(collectives[collectives["rank"] == slowest]),
         "slowdown": mean["step_ms"] / other_steps.median(),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -110,16 +110,11 @@ def strategies(run_dir: Path) -> Iterator[Decision]:
         where = f"{measured.settings['model']}, {short_network(network_of(run.environment))}"
         fewest = min(measured.exchanging)
         for name, longer in measured.step_time_ratios_to(fewest, "DDP").items():
-            change = f"{name} in place of DDP"
-            yield Decision(change, where, _upside_down(longer), *CONSEQUENCES.get(name, ()))
+            change, faster = f"{name} in place of DDP", longer.map(lambda ratio: 1 / ratio)
+            yield Decision(change, where, faster, *CONSEQUENCES.get(name, ()))
         for count, judged in measured.accumulated.items():
             change = f"accumulation of {count} in place of {fewest}"
             yield Decision(change, where, judged, *CONSEQUENCES["accumulation"])
-
-
-def _upside_down(judged: Judged) -> Judged:
-    """Returns how many times as fast something is that takes so many times as long."""
-    return replace(judged, interval=judged.interval.map(lambda ratio: 1 / ratio))
 
 
 def caps(run_dir: Path) -> Iterator[Decision]:
@@ -127,12 +122,11 @@ def caps(run_dir: Path) -> Iterator[Decision]:
     for network in measured_networks(open_run(run_dir)):
         cap_mib = network.accuracy().predicted_best_mib
         gain = network.sweep.gain_over_default(cap_mib)
-        faster = gain.interval.map(lambda saved: 1 / (1 - saved))
         gradient_mib = network.model.profile.total_bytes / 2**20
         yield Decision(
             change=f"a cap of {cap_mib:g} MiB in place of DDP's default",
             where=f"backward pass, {gradient_mib:.0f} MiB, {network.link}",
-            judged=replace(gain, interval=faster, null=1.0),
+            judged=gain.map(lambda saved: 1 / (1 - saved), null=1.0),
             costs="nothing",
             training=ROUNDED,
         )
@@ -145,7 +139,7 @@ def plans(run_dir: Path) -> Iterator[Decision]:
             yield Decision(
                 change="dynamic micro-batches in place of static",
                 where=f"{comparison.dataset}, {comparison.ranks} ranks",
-                judged=_upside_down(comparison.judged[DYNAMIC]),
+                judged=comparison.judged[DYNAMIC].map(lambda ratio: 1 / ratio),
                 costs="planning",
                 training=ROUNDED,
             )

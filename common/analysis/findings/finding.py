@@ -134,11 +134,6 @@ class Finding:
             marks.append("recorded data, not measured here")
         return (*marks, self.answer.doubt) if self.answer.doubt else tuple(marks)
 
-    @property
-    def source(self) -> str:
-        """Returns the hardware that the number comes from; empty where there is none."""
-        return self.answer.run.environment["hardware"] if self.answer else ""
-
 
 def repeated(run: Run, option: str) -> str:
     """Returns the command that makes a run again, on as many ranks and hosts, without its rounds.

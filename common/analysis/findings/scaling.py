@@ -9,17 +9,11 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.findings.finding import Answer, Question, with_interval
-from common.analysis.runs import Run, complete_runs
+from common.analysis.runs import Run
+from common.analysis.scaling.sweep_run import find_sweeps
 from common.analysis.show import ends_format
 from common.analysis.sweep_speedups import NO_CHANGE, step_times_by_round
-from common.diagnose.changes import (
-    CLOSE,
-    SWEEP,
-    best_or_tied,
-    find_changes,
-    open_changes,
-    sweep_before,
-)
+from common.diagnose.changes import CLOSE, best_or_tied, find_changes, open_changes, sweep_before
 from common.diagnose.diagnosis import LIMITS, MISTAKES, case_of, examine_case, lost_by_round
 from common.diagnose.evidence.case import Case, Verdict
 from common.errors import UserError
@@ -73,9 +67,7 @@ def _judged(case: Case, verdict: Verdict | None) -> Judged:
     else:
         steps_ms = step_times_by_round(case.run.measured)[case.run.arm["arm"]]
         interval, null = student(steps_ms), None
-    return Judged(
-        interval, null, population="all steps; its interval round by round", **_conditions(case)
-    )
+    return Judged(interval, null, **_conditions(case))
 
 
 def _conditions(case: Case) -> dict[str, object]:
@@ -114,11 +106,7 @@ def _diagnosed_sweep(folder: Path) -> tuple[Run, int | None]:
     for made in reversed(find_changes(folder)):
         if sweep := sweep_before(made, open_changes(made)):
             return sweep
-    sweeps = [
-        run
-        for run in complete_runs(folder, "arms.csv", places=("", "*/", "*/*/"))
-        if run.environment.get("label") == SWEEP
-    ]
+    sweeps = find_sweeps(folder)
     if not sweeps:
         raise UserError("no sweep over ranks was measured (no arms.csv)")
     return sweeps[-1], None

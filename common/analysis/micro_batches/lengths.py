@@ -58,11 +58,6 @@ def padded_tokens(lengths: ArrayLike, groups: Sequence[Sequence[int]]) -> list[i
     return [len(group) * int(values[list(group)].max()) for group in groups]
 
 
-def bottleneck(lengths: ArrayLike, groups: Sequence[Sequence[int]]) -> int:
-    """Returns the padded tokens of the fullest rank."""
-    return max(padded_tokens(lengths, groups))
-
-
 def split_table(
     lengths: ArrayLike, partitions: Mapping[str, Sequence[Sequence[int]]]
 ) -> pd.DataFrame:
@@ -104,8 +99,8 @@ def promised_ratio(
     planned, equal = 0, 0
     for _ in range(BATCHES):
         batch = generator.choice(lengths, batch_size)
-        equal += bottleneck(batch, equal_counts(batch_size, world_size))
-        planned += bottleneck(batch, partition(batch, world_size))
+        equal += max(padded_tokens(batch, equal_counts(batch_size, world_size)))
+        planned += max(padded_tokens(batch, partition(batch, world_size)))
     return planned / equal
 
 

@@ -89,7 +89,7 @@ class ModeComparison(OfRun):
     """Steps of every mode, measured in turns on the same ranks.
 
     Attributes:
-        times: A row per step, mode and rank, with ``COLUMNS``.
+        times: A row per step, mode and rank, with ``MODE_COLUMNS``.
         calibration: Measured times of passes over batch size and longest text, by rank, or None.
         slow_rank: Steps with one rank slowed on purpose, or None.
     """
@@ -184,12 +184,10 @@ class ModeComparison(OfRun):
         return self.step_time_ratios_to(DYNAMIC) | self._per_text_over(DYNAMIC)
 
     def _per_text_over(self, base: str) -> dict[str, Judged]:
-        steps, how = self._texts_and_times, "steps of other batches, unpaired"
+        steps = self._texts_and_times
         return {
             mode: Judged(
-                _rate_ratio(steps.loc[mode], steps.loc[base], self.claims),
-                population=how,
-                **self.conditions,
+                _rate_ratio(steps.loc[mode], steps.loc[base], self.claims), **self.conditions
             )
             for mode in self.own_batch_modes
         }

@@ -49,7 +49,7 @@ def static_waits(comparison: ModeComparison) -> Judged:
     rows = comparison.times[comparison.times["mode"] == STATIC]
     sums = rows.groupby("step")[["waiting_time_ms", "step_time_ms"]].sum()
     share = mean_ratio(sums["waiting_time_ms"], sums["step_time_ms"])
-    return Judged(share, null=None, population="steps of static", **comparison.conditions)
+    return Judged(share, null=None, **comparison.conditions)
 
 
 def waiting_points(comparison: ModeComparison) -> pd.DataFrame:

@@ -119,12 +119,8 @@ class ProfileRun(OneDeviceRun):
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Returns scope, population and state of the machine, as ``Judged`` takes them."""
-        return {
-            "scope": self.workload,
-            "population": "paired by step, of a single visit",
-            "machine": self.opened.machine_state,
-        }
+        """Returns scope and state of the machine, as ``Judged`` takes them."""
+        return {"scope": self.workload, "machine": self.opened.machine_state}
 
     @cached_property
     def category_ms(self) -> pd.DataFrame:

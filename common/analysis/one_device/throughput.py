@@ -100,12 +100,7 @@ class ThroughputRun(OneDeviceRun):
     @cached_property
     def speed(self) -> Judged:
         """Returns the tokens per second at the run's batch; steps of one visit are no rounds."""
-        return Judged(
-            student(self.visits[self.batch_size]),
-            null=None,
-            population="visits, each in a process of its own",
-            **self.conditions,
-        )
+        return Judged(student(self.visits[self.batch_size]), null=None, **self.conditions)
 
     @property
     def tokens_per_s(self) -> float:

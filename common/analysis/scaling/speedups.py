@@ -34,7 +34,6 @@ SAMPLES_APART = 0.01
 
 FEW = 8
 """Number of values from which on a bootstrap is trusted."""
-ONE_AFTER_ANOTHER = "runs one after another"
 OVER_RUNS, OVER_EPOCHS, NO_INTERVAL = "repeated runs", "epochs", "nothing: a single epoch"
 
 
@@ -64,11 +63,8 @@ class Speedup:
         nothing.
         """
         ends = (self.low, self.high) if self.over == OVER_RUNS else (np.nan, np.nan)
-        return Judged(
-            Interval(self.value, *ends, rounds=self.repeats),
-            population=ONE_AFTER_ANOTHER,
-            least_rounds=FIRST_PAGE_ROUNDS,
-        )
+        interval = Interval(self.value, *ends, rounds=self.repeats)
+        return Judged(interval, least_rounds=FIRST_PAGE_ROUNDS)
 
     @property
     def efficiency(self) -> float:

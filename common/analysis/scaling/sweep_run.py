@@ -8,7 +8,7 @@ enough to be fitted to.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common.analysis.runs import (
+    DEPTHS,
     OfRun,
     Run,
     complete_runs,
@@ -94,12 +95,8 @@ class Series:
     def law_errors(self, law: FittedLaw) -> list[Judged]:
         """Judges how far a law is off the speedup on each number of ranks above 1, as a share."""
         return [
-            replace(
-                row.judged,
-                interval=row.judged.interval.map(
-                    lambda speedup, n=row.world_size: float(law.predict([n])[0]) / speedup - 1
-                ),
-                null=0.0,
+            row.judged.map(
+                lambda speedup, n=row.world_size: float(law.predict([n])[0]) / speedup - 1, null=0.0
             )
             for row in self.table.itertuples()
             if row.world_size > 1
@@ -276,7 +273,7 @@ def open_assignment4(run_dir: str | Path | None = None) -> ScalingLab:
 
 def find_sweeps(folder: Path) -> list[Run]:
     """Finds the complete sweeps in a run or in its stages, the oldest first."""
-    runs = complete_runs(folder, ARMS, places=("", "*/", "*/*/"))
+    runs = complete_runs(folder, ARMS, DEPTHS)
     sweeps = [run.folder for run in runs if run.environment.get("label") == LABEL]
     return [Run(sweep, sweep) for sweep in sweeps]  # its own folder is what captions name
 

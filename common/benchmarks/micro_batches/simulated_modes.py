@@ -29,6 +29,7 @@ from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.packing import karmarkar_karp, largest_first
 from common.scheduling.partition import min_max_contiguous
 from common.settings import AtLeast, NonEmpty, NonNegative, Positive, RunOptions
+from common.training.scaling.cost_calibration import fit_cost
 
 COLUMNS = (
     "dataset",
@@ -153,14 +154,8 @@ def with_calibration(settings: ModeSimulation) -> ModeSimulation:
     path = find_table(folder, "calibration.csv")
     if path is None:
         raise UserError(f"calibration: no calibration.csv of a complete run in {folder}")
-    cost = calibrated_cost(read_table(path, ("batch_size", "longest", "time_ms")))
+    cost = fit_cost(read_table(path, ("batch_size", "longest", "time_ms")))
     return replace(settings, **asdict(cost))
-
-
-def calibrated_cost(samples: pd.DataFrame) -> CalibratedCost:
-    """Fits the cost to the medians over all ranks and repeats of a calibration."""
-    medians = samples.groupby(["batch_size", "longest"])["time_ms"].median().reset_index()
-    return CalibratedCost.fit(medians["batch_size"], medians["longest"], medians["time_ms"] / 1e3)
 
 
 def _medians(table: pd.DataFrame) -> pd.DataFrame:

@@ -13,6 +13,7 @@ library.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,14 @@ def measure_peak(
     batches = itertools.repeat(empty_batch(workload, device))
     for _ in range(2):
         step.run(batches)
+    return peak_of_step(step, batches, snapshot)
+
+
+def peak_of_step(
+    step: TrainingStep, batches: Iterable[TokenBatch], snapshot: Path | None = None
+) -> AllocatorPeak:
+    """Makes one more step; returns its peak. ``snapshot`` is as ``measure_peak`` takes it."""
+    device = step.device
     if device.type == "cpu":
         watch = AllocationWatch(step.model, step.optimizer)
         step.run(batches)

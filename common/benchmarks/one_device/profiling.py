@@ -15,7 +15,6 @@ from typing import Annotated
 
 import pandas as pd
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from common.analysis.one_device.profile import open_profile
 from common.analysis.one_device.profile_text import summary
@@ -31,7 +30,7 @@ from common.runtime.timing import clock_for
 from common.settings import DeviceOptions, NonNegative, Positive, Seed
 from common.traces.attribution import attribute
 from common.traces.profiler_trace import Event, read_trace
-from common.training.recording.tracing import silence_profiler
+from common.training.recording.tracing import traced_steps
 from common.training.step import TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -68,7 +67,11 @@ def main(settings: ProfileTraining) -> None:
         device = worker.device
         for reason in settings.without_effect(device.type):
             logger.warning("without effect: %s", reason)
-        _prepare_profiler(settings, device)
+        if settings.compile and device.type == "cpu":
+            import torch._inductor.config
+
+            # Otherwise the kernels that torch.compile writes for a CPU are in no profile.
+            torch._inductor.config.cpp.enable_kernel_profile = True
         step = TrainingStep(settings, device, seed=settings.seed)
         with record_run(settings, "profile_training", worker) as recorder:
             measure(settings, step, recorder)
@@ -121,26 +124,18 @@ def run_steps(
     first = warm + settings.warmup_steps
     last = first + settings.active_steps
     total = last + settings.active_steps - before
-    activities = [ProfilerActivity.CPU]
-    if step.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
     progress = Progress(total)
     marks = []
-    with profile(
-        activities=activities,
-        schedule=schedule(
-            wait=warm, warmup=settings.warmup_steps, active=settings.active_steps, repeat=1
-        ),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-        record_shapes=True,
-    ) as profiler:
+    with traced_steps(
+        trace, step.device, warm, settings.warmup_steps, settings.active_steps
+    ) as step_done:
         for index in range(total):
             start = clock.mark()
             step.run(batches)
             marks.append((start, clock.mark()))
             if index + 1 == first:
                 clock.wait()  # no kernel of a step before the profile runs in it
-            profiler.step()
+            step_done()
             progress.step("profiled step" if first <= index < last else "step")
     clock.wait()
     timed = [index for index in range(settings.wait_steps, total) if not warm <= index < first]
@@ -158,14 +153,3 @@ def read_device_trace(path: Path, device: torch.device) -> list[Event]:
             "--device cpu works"
         )
     return events
-
-
-def _prepare_profiler(settings: ProfileTraining, device: torch.device) -> None:
-    if device.type != "cpu":
-        return
-    silence_profiler(device)
-    if settings.compile:
-        import torch._inductor.config
-
-        # Otherwise the kernels that torch.compile writes for a CPU are in no profile.
-        torch._inductor.config.cpp.enable_kernel_profile = True

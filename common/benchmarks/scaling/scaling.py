@@ -1,6 +1,6 @@
 """The synthetic scaling benchmark: DDP on an MLP whose data is made outside of what is timed.
 
-``--sweep`` goes through world sizes, strong and weak, in one job (``scaling_sweep``). Without it
+``--sweep`` goes through world sizes, strong and weak, in one job (``sweep``). Without it
 one configuration is run on the ranks there are: first DDP as it is, which gives the step time and
 the throughput; then a few steps whose buckets are watched, and the probes, which say what the time
 went to and what a change would bring.

@@ -9,16 +9,16 @@ from rich.console import Console
 from rich.table import Table
 
 from common.analysis.buckets.choice import near_text
-from common.analysis.replay.caps import (
+from common.analysis.replay.job import Job, read_job
+from common.analysis.replay.page import page, timelines
+from common.analysis.replay.system import (
+    TraceSystem,
     at_caps,
     best_cap,
     checked_system,
     default_caps,
     own_error,
 )
-from common.analysis.replay.job import Job, read_job
-from common.analysis.replay.page import page, timelines
-from common.analysis.replay.system import TraceSystem
 from common.cli.flags import check_output, write_output
 from common.cli.printed import print_lines, print_notes
 from common.errors import UserError, naming
@@ -201,7 +201,7 @@ def _tabulated_caps(system: TraceSystem, gate: Gate, caps: Sequence[float | None
             str(row.buckets),
             f"{row.backward_s * 1e3:.1f}",
             f"{row.exposed_s * 1e3:.1f}",
-            f"{row.step_s * 1e3:.1f}",
+            f"{row.step.estimate * 1e3:.1f}",
             row.step.map(lambda s: s * 1e3).text("{:.1f}", unit=""),
         )
     return table

@@ -26,8 +26,8 @@ def measured_cluster(cluster: Cluster, allreduce: str | None, from_traces: str |
         return with_measured(cluster, read_all_reduce(allreduce))
     if not from_traces:
         return cluster
-    from common.analysis.replay.caps import checked_system
     from common.analysis.replay.job import read_job
+    from common.analysis.replay.system import checked_system
     from common.perfmodel.replay.engine import run
     from common.perfmodel.replay.gate import gate_of
 

@@ -26,7 +26,7 @@ from common.course.progress import reason_of
 from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn, Submission, named, of_file_name
 from common.course.tasks import HIDDEN, Task, read_tasks
-from common.errors import NotYetWritten, UserError, unwritten_task
+from common.errors import NotYetWritten, UserError, naming_os_errors, unwritten_task
 from common.runtime.wording import counted
 
 
@@ -183,8 +183,6 @@ def marks_of(
 
 def write_json(grade: Grade, path: Path) -> None:
     """Writes Gradescope's file, whole or not at all. Raises UserError where it cannot be."""
-    try:
+    with naming_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_together(path.parent, {path.name: grade.text()})
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None

@@ -37,7 +37,7 @@ from common.course.markers import solution_pieces, student_source
 from common.course.pooling.hand_ins import in_a_line
 from common.course.submission import Submission
 from common.course.tasks import read_tasks
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 from common.runtime.records.run_directory import write_atomically
 
 TABLE, PAGE, KEPT = "plausibility.csv", "plausibility.md", "plausibility"
@@ -136,11 +136,9 @@ def keep(path: Path, submission: Submission, root: Path) -> None:
         except UserError as error:
             read = {"run": [[SOME, str(error)]], "end": ""}
             read |= {name: {} for name in ("samples", "profiles", "code", "texts")}
-    try:
+    with naming_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(head | read))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
 
 
 def digest_of(submission: Submission) -> str:

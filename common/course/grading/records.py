@@ -22,7 +22,7 @@ from common.course.grading.people.identify import BY_ROSTER, HandIn
 from common.course.grading.people.roster import Person
 from common.course.hand_ins.tarball import printable
 from common.course.submission import named
-from common.errors import UserError
+from common.errors import UserError, naming_os_errors
 
 STATE, LOCK = "class.json", ".lock"
 OVERWRITTEN = ("grades.csv", "levels.csv")
@@ -281,11 +281,9 @@ def state_of(results: ClassResults) -> str:
 def locked(folder: Path) -> Iterator[None]:
     """Keeps other gradings out of a folder. Raises UserError if one is in it."""
     is_new = not folder.exists()
-    try:
+    with naming_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+")
-    except OSError as error:
-        raise UserError(f"{folder}: {error.strerror}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -220,7 +220,7 @@ def _of_modes(stage: Run) -> Iterator[Estimate]:
     settings = {name: comparison.settings.get(name) for name in names}
     quantity = f"step of dynamic over static, {comparison.like}{_where(stage, comparison.ranks)}"
     settings["data"] = comparison.dataset
-    ratio = Judged(interval, population="paired by step", machine=stage.machine_state)
+    ratio = Judged(interval, machine=stage.machine_state)
     yield _estimate(3, quantity, RATIO, ratio, settings, stage, MODE_TIMES)
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.course.grading.limited import limited_submission
-from common.course.grading.people.identify import people_of, why_unclear
+from common.course.grading.people.identify import people_of, read_hand_in, why_unclear
 from common.course.grading.people.roster import Person
 from common.course.hand_ins.names import slug
 from common.course.hand_ins.tarball import RUN
 from common.course.limits import RECORD, TEXT_BYTES, beginning, check_run, read_json
-from common.course.submission import STEM, of_name
+from common.course.submission import STEM
 from common.errors import UserError
 
 ARCHIVES = (".zip", ".tgz", ".tar", ".7z", ".rar", ".gz")
@@ -182,15 +182,11 @@ def _named(path: Path) -> HandIn:
 
 def _packed(path: Path, left_out: list[LeftOut]) -> Iterator[HandIn]:
     """Yields a tarball by what it says, or by its file's name where it cannot be read."""
-    try:
-        of = limited_submission(path).of
-    except UserError as error:
-        of = of_name(path.name)
-        if of is None:
-            reason = str(error).removeprefix(f"{path.name}: ")
-            left_out.append(LeftOut(path.name, "hand-in", reason))
-            return
-    yield HandIn(slug(of.name), path, of.assignment, Person(of.name, of.email, of.id))
+    read = read_hand_in(path, by_file_time=False)
+    if of := read.of:
+        yield HandIn(slug(of.name), path, of.assignment, Person(of.name, of.email, of.id))
+    else:
+        left_out.append(LeftOut(path.name, "hand-in", read.problem))
 
 
 def is_run(folder: Path) -> bool:

@@ -318,7 +318,7 @@ def pooled(students: Mapping[str, Estimate], intervals: int = 1, comparisons: in
     interval = student(logs, claims=intervals).map(np.exp)
     if next(iter(students.values())).quantity.startswith(REGRET):
         interval = replace(interval, high=max(interval.high, 1.0))  # NaN stays
-    ratio = Judged(interval, population="a student each", least_rounds=LEAST_STUDENTS)
+    ratio = Judged(interval, least_rounds=LEAST_STUDENTS)
     expected = {}
     for number, name in enumerate(students):
         rivals = np.delete(logs, number)

@@ -7,6 +7,7 @@ import pandas as pd
 
 from common.analysis.step_parts import STEP, flags
 from common.diagnose.causes.between_steps import LOADING
+from common.diagnose.causes.script import steps_with
 from common.diagnose.evidence.case import (
     MINOR,
     Case,
@@ -17,7 +18,7 @@ from common.diagnose.evidence.case import (
     percent,
     share_at,
 )
-from common.diagnose.evidence.evidence import FACTS, SAMPLES, STEPS, NotJudged
+from common.diagnose.evidence.evidence import FACTS, SAMPLES, STEPS
 from common.runtime.wording import size_text
 from common.samples import slowest_rank
 
@@ -45,9 +46,7 @@ def epoch_start(case: Case) -> Verdict | None:
 
     By means: what comes once an epoch is in no median.
     """
-    steps = case.run.measured
-    if "fetch_time_ms" not in steps:
-        raise NotJudged(f"{STEPS} in {case.run.name} has no fetch_time_ms")
+    steps = steps_with(case, "fetch_time_ms")
     loading = share_at(looks(case, ("between", "evaluation")), LOADING)
     steps = steps.assign(
         starting=steps["data_time_ms"].fillna(0)
@@ -113,7 +112,7 @@ def _steps_of_epoch(case: Case, first: pd.Series) -> float:
 
 def growing_memory(case: Case) -> Verdict | None:
     """Judges whether memory grows from step to step: something is kept."""
-    steps, growths = _steps(case), []
+    steps, growths = steps_with(case, "resident_bytes"), []
     for column in HELD:
         for rank, rows in steps.groupby("rank"):
             values = rows.sort_values("step")[column].to_numpy(dtype=float)
@@ -146,7 +145,7 @@ def unequal_memory(case: Case) -> Verdict | None:
     """Judges whether one rank holds much more memory than the others."""
     if case.ranks < 2:
         return None
-    steps = _steps(case)
+    steps = steps_with(case, "resident_bytes")
     for column, what in HELD.items():
         by_rank = steps.groupby("rank")[column].median()
         rank, usual = int(by_rank.idxmax()), by_rank.drop(by_rank.idxmax()).median()
@@ -167,9 +166,7 @@ def unequal_memory(case: Case) -> Verdict | None:
 
 def reserved_memory(case: Case) -> Verdict | None:
     """Judges whether the allocator of a GPU holds much more than tensors have ever used."""
-    steps = _steps(case)
-    if "reserved_bytes" not in steps:
-        raise NotJudged(f"{STEPS} in {case.run.name} has no reserved_bytes")
+    steps = steps_with(case, "resident_bytes", "reserved_bytes")
     most = steps.groupby("rank")[["reserved_bytes", "allocated_bytes"]].max()
     over = most["reserved_bytes"] - most["allocated_bytes"]
     rank = int(over.idxmax())
@@ -200,10 +197,3 @@ def _of_memory(
         change=change,
         group=MINOR,
     )
-
-
-def _steps(case: Case) -> pd.DataFrame:
-    """Returns the measured steps; raises NotJudged where nobody read the memory."""
-    if "resident_bytes" not in case.run.measured:
-        raise NotJudged(f"{STEPS} in {case.run.name} has no resident_bytes")
-    return case.run.measured

@@ -98,8 +98,9 @@ def slow_rank(case: Case) -> Verdict | None:
     step_ms = float(case.run.slowest_ms.median())
     longer_ms = slow_ms - others_ms
     hindered_ms, hindered_sentence = hindered(case, slow.rank, longer_ms)
-    lost = max(0.0, longer_ms - hindered_ms) / step_ms
-    if hindered_ms and lost < SLOW_SHARE:
+    elsewhere_ms, elsewhere_sentence = _longer_elsewhere(case, slow.rank, step_ms)
+    lost = max(0.0, longer_ms - hindered_ms - elsewhere_ms) / step_ms
+    if (hindered_ms or elsewhere_ms) and lost < SLOW_SHARE:
         return None
     title, sentence = _slow_part(case, slow.rank)
     waits_ms = case.run.by_step("waiting_time_ms").median()
@@ -118,6 +119,7 @@ def slow_rank(case: Case) -> Verdict | None:
             _slow_by_itself(case, slow.rank),
             *clock_sentences(case, slow.rank),
             hindered_sentence,
+            elsewhere_sentence,
         ),
         lost=lost,
         sure=slow.sure,
@@ -139,6 +141,26 @@ def _passing_ms(case: Case) -> float:
     if not case.run.watched or not parts.plain_step_ms:
         return 0.0
     return max(0.0, parts.step_ms - parts.plain_step_ms)
+
+
+def _longer_elsewhere(case: Case, slowest: int, step_ms: float) -> tuple[float, str]:
+    """Returns the ms by which another rank's update takes longer, and a sentence with them.
+
+    From one exchange to the next a rank updates and computes, and a script's step waits for the
+    longest sum of both: a slow pass beside a slow update of another rank costs the difference.
+    A benchmark's ranks meet between the two, so that each of them costs all of its time.
+    """
+    update_ms = case.run.by_step("optimizer_time_ms").median().dropna()
+    if not case.run.watched or slowest not in update_ms or len(update_ms) < 2:
+        return 0.0, ""
+    other = int(update_ms.drop(slowest).idxmax())
+    over_ms = float(update_ms[other] - update_ms[slowest])
+    if over_ms < UPDATE_SHARE * step_ms:
+        return 0.0, ""
+    return over_ms, (
+        f"Meanwhile rank {other} takes {over_ms:.3g} ms longer to update than rank {slowest}, "
+        f"which would stay [{STEPS}]."
+    )
 
 
 def _slow_part(case: Case, slowest: int) -> tuple[str, str]:

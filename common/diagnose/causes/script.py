@@ -121,7 +121,7 @@ def collecting(case: Case) -> Verdict | None:
     """Judges whether Python's garbage collector stops the steps."""
     # Ranks that collect for a shorter time, or not at all, wait for the one that does so longest.
     # A script may collect between its steps, so what lies there counts as well.
-    steps = _extra(case, "collecting_time_ms")
+    steps = steps_with(case, "collecting_time_ms")
     between_ms = pd.to_numeric(steps["between_time_ms"], errors="coerce").fillna(0.0)
     steps = steps.assign(whole_ms=steps["step_time_ms"] + between_ms)
     longest_ms, whole_ms = (
@@ -148,7 +148,7 @@ def collecting(case: Case) -> Verdict | None:
 
 def recompiling(case: Case) -> Verdict | None:
     """Judges whether torch.compile compiles again in the middle of the training."""
-    steps = _extra(case, "recompilations")
+    steps = steps_with(case, "recompilations")
     by_rank = steps.groupby("rank")["recompilations"].sum()
     if by_rank.max() < COMPILED_STEPS:
         return None
@@ -177,7 +177,7 @@ def recompiling(case: Case) -> Verdict | None:
 
 def allocator_retries(case: Case) -> Verdict | None:
     """Judges whether the GPU's memory is so short that the allocator gives back and asks again."""
-    retries = _extra(case, "allocator_retries").groupby("rank")["allocator_retries"].sum()
+    retries = steps_with(case, "allocator_retries").groupby("rank")["allocator_retries"].sum()
     if retries.max() < 1:
         return None
     return Verdict(
@@ -223,10 +223,11 @@ def narrow_gradients(case: Case) -> Verdict | None:
     )
 
 
-def _extra(case: Case, column: str) -> pd.DataFrame:
-    """Returns the measured steps; raises NotJudged where the run has no such column."""
-    if column not in case.run.measured:
-        raise NotJudged(f"{STEPS} in {case.run.name} has no {column}")
+def steps_with(case: Case, *columns: str) -> pd.DataFrame:
+    """Returns the measured steps; raises NotJudged for the first column that the run lacks."""
+    for column in columns:
+        if column not in case.run.measured:
+            raise NotJudged(f"{STEPS} in {case.run.name} has no {column}")
     return case.run.measured
 
 

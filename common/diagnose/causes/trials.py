@@ -254,7 +254,7 @@ def _as_tried(case: Case, verdict: Verdict, trial: Tried) -> Verdict:
         verdict = replace(verdict, change=hook)
     return replace(
         verdict,
-        evidence=(*verdict.evidence, _measured(case, trial)),
+        evidence=(*verdict.evidence, _measured(trial)),
         lost_share=max(0.0, trial.gain.estimate * trial.share),
         predicted_speedup=trial.speedup.estimate,
     )
@@ -299,7 +299,7 @@ def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
     return Verdict(
         cause=cause,
         title=REMEDIES[cause].title,
-        evidence=(_measured(case, tried),),
+        evidence=(_measured(tried),),
         lost_share=tried.gain.estimate * tried.share,
         confidence="medium",
         reason=(
@@ -321,7 +321,7 @@ def _speedups(tried: Tried) -> dict[str, float]:
     return {"predicted_speedup": tried.speedup.estimate} | ends
 
 
-def _measured(case: Case, tried: Tried) -> str:
+def _measured(tried: Tried) -> str:
     """Returns what a trial measured, as a sentence of evidence."""
     gain = tried.gain
     return (

@@ -27,8 +27,7 @@ from common.traces.logs.py_spy import PySpy
 from common.traces.logs.text_lines import encoding_of, head_of, lines_of, looks_like
 from common.traces.profiler_trace import KINDS, events_of
 from common.traces.rank_trace import UNORDERED, Who, who_of
-from common.traces.step_operations import step_operations
-from common.traces.step_overlap import activity, step_overlap, step_windows
+from common.traces.step_overlap import activity, step_operations, step_overlap, step_windows
 from common.traces.trace_stream import CutOff, records_of
 
 RESULT = "diagnosis.json"

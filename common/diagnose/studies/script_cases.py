@@ -133,25 +133,23 @@ def _instead_of(fault: str) -> str:
     return f"{BUCKET_CAP}={PROPOSED}" if fault.startswith(BUCKET_CAP) else HEALTHY
 
 
+def _remedy_of(cause: str) -> tuple[tuple[str, object], ...]:
+    """Returns the flags of the run without a batch or a model that is too small."""
+    return (("batch_size", PROPOSED),) if cause in ("batch-too-small", "model-too-small") else ()
+
+
 def _pair(cause: str, *two: tuple, rates: tuple[str, str] = ("", "")) -> Iterator[Case]:
-    """Yields the cases of a cause: (script, fault, flags, remedy), the second held out."""
-    for (script, fault, *settings), rate, held in zip(two, rates, (False, True), strict=True):
-        flags, remedy = (tuple(options.items()) for options in (*settings, {}, {})[:2])
+    """Yields the cases of a cause: (script, fault, flags), the second held out."""
+    for (script, fault, *flags), rate, held in zip(two, rates, (False, True), strict=True):
         name = f"{cause}-{script}{'-held-out' if held else ''}"
         if fault != HEALTHY:
             name = f"{cause}-{fault.partition('=')[0]}-{script}"
-        yield Case(name, cause, script, fault, flags, rate, held, remedy, _instead_of(fault))
+        options, remedy = tuple(dict(*flags).items()), _remedy_of(cause)
+        yield Case(name, cause, script, fault, options, rate, held, remedy, _instead_of(fault))
 
 
 def _later(
-    which: str,
-    cause: str,
-    script: str,
-    fault: str = HEALTHY,
-    *,
-    rate: str = "",
-    remedy: tuple[tuple[str, object], ...] = (),
-    **flags: object,
+    which: str, cause: str, script: str, fault: str = HEALTHY, *, rate: str = "", **flags: object
 ) -> Case:
     """Returns a case of a later set; ``flags`` are the script's."""
     planted = () if fault == HEALTHY else (fault.partition("=")[0],)
@@ -163,7 +161,7 @@ def _later(
         flags=tuple(flags.items()),
         rate=rate,
         held_out=True,
-        remedy=remedy,
+        remedy=_remedy_of(cause),
         instead=_instead_of(fault),
         later=which,
     )
@@ -173,8 +171,6 @@ _fresh, _fourth, _fifth, _sixth = (
     partial(_later, which) for which in (FRESH, FOURTH, FIFTH, SIXTH)
 )
 
-ANOTHER_BATCH = (("batch_size", PROPOSED),)
-"""The remedy of a batch or a model that is too small."""
 CASES = (
     *_pair("wrong-sampler", ("plain", "missing-sampler"), ("accumulating", "overlapping-sampler")),
     *_pair("slow-rank", ("plain", "slow-forward=25"), ("trainer", "slow-forward=30")),
@@ -210,19 +206,14 @@ CASES = (
     ),
     *_pair(
         "batch-too-small",
-        ("plain", HEALTHY, {"batch_size": 96}, {"batch_size": PROPOSED}),
-        ("streaming", HEALTHY, {"batch_size": 5}, {"batch_size": PROPOSED}),
+        ("plain", HEALTHY, {"batch_size": 96}),
+        ("streaming", HEALTHY, {"batch_size": 5}),
         rates=("1gbit", "1gbit"),
     ),
     *_pair(
         "model-too-small",
-        ("plain", HEALTHY, {"width": 8, "batch_size": 32}, {"batch_size": PROPOSED}),
-        (
-            "accumulating",
-            HEALTHY,
-            {"channels": 1, "accumulation": 1, "batch_size": 1},
-            {"batch_size": PROPOSED},
-        ),
+        ("plain", HEALTHY, {"width": 8, "batch_size": 32}),
+        ("accumulating", HEALTHY, {"channels": 1, "accumulation": 1, "batch_size": 1}),
         rates=("", "1gbit"),  # over loopback its exchange is less than a fifth of the step
     ),
     *_pair(
@@ -280,22 +271,9 @@ CASES = (
     _fresh("oversubscribed-cores", "accelerated", "one-core"),
     _fresh("unequal-lengths", "trainer", uneven=1, batch_size=6, tokens=96),
     _fresh(
-        cause="batch-too-small",
-        script="accumulating",
-        rate="1gbit",
-        remedy=ANOTHER_BATCH,
-        accumulation=1,
-        batch_size=8,
-        channels=48,
+        "batch-too-small", "accumulating", rate="1gbit", accumulation=1, batch_size=8, channels=48
     ),
-    _fresh(
-        cause="model-too-small",
-        script="plain",
-        rate="1gbit",
-        remedy=ANOTHER_BATCH,
-        width=16,
-        batch_size=64,
-    ),
+    _fresh("model-too-small", "plain", rate="1gbit", width=16, batch_size=64),
     _fresh(
         cause="network-too-slow",
         script="accumulating",
@@ -337,23 +315,9 @@ CASES = (
     _fourth("oversubscribed-cores", "streaming", "one-core"),
     _fourth("oversubscribed-cores", "plain", "many-threads=3"),
     _fourth("unequal-lengths", "trainer", uneven=1, batch_size=5, tokens=112),
+    _fourth("batch-too-small", "streaming", rate="1gbit", width=96, batch_size=4, tokens=64),
     _fourth(
-        cause="batch-too-small",
-        script="streaming",
-        rate="1gbit",
-        remedy=ANOTHER_BATCH,
-        width=96,
-        batch_size=4,
-        tokens=64,
-    ),
-    _fourth(
-        cause="model-too-small",
-        script="accumulating",
-        rate="1gbit",
-        remedy=ANOTHER_BATCH,
-        channels=2,
-        accumulation=1,
-        batch_size=2,
+        "model-too-small", "accumulating", rate="1gbit", channels=2, accumulation=1, batch_size=2
     ),
     _fourth("network-too-slow", "accelerated", rate="50mbit", batch_size=8),
     _fourth(HEALTHY, "plain", width=1000),
@@ -389,22 +353,8 @@ CASES = (
     _fifth("oversubscribed-cores", "accelerated", "one-core", width=192),
     _fifth("oversubscribed-cores", "trainer", "many-threads=4"),
     _fifth("unequal-lengths", "trainer", uneven=1, batch_size=7, tokens=72),
-    _fifth(
-        cause="batch-too-small",
-        script="plain",
-        rate="1gbit",
-        remedy=ANOTHER_BATCH,
-        width=768,
-        batch_size=128,
-    ),
-    _fifth(
-        cause="model-too-small",
-        script="plain",
-        rate="1gbit",
-        remedy=ANOTHER_BATCH,
-        width=12,
-        batch_size=40,
-    ),
+    _fifth("batch-too-small", "plain", rate="1gbit", width=768, batch_size=128),
+    _fifth("model-too-small", "plain", rate="1gbit", width=12, batch_size=40),
     _fifth("network-too-slow", "streaming", rate="40mbit", batch_size=4, tokens=40),
     _fifth(HEALTHY, "plain", width=1100, batch_size=448),
     _fifth(HEALTHY, "accumulating", accumulation=3),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import pandas as pd
 
@@ -18,12 +17,11 @@ from common.explore.chosen_model import ChosenModel
 from common.explore.controls import Slider
 from common.perfmodel.cluster.clusters import Cluster, load_cluster
 from common.perfmodel.cluster.job import Job
-from common.perfmodel.cluster.scale_out import OTHERS, STRATEGIES, predict_scale_out
+from common.perfmodel.cluster.scale_out import predict_scale_out
 from common.perfmodel.one_device.memory_fit import largest_micro_batch
 from common.perfmodel.one_device.moments import STATE, MemoryPrediction
 from common.perfmodel.one_device.sharding import sharding_on
 from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, predict_training_memory
-from common.settings import AtLeast, OneOf, Settings
 
 STEP_PARTS = {
     "computation": "computation_s",
@@ -38,7 +36,7 @@ MEMORY_PARTS = (*STATE, "communication", "activations")
 
 
 @dataclass(frozen=True)
-class JobSettings(Settings):
+class JobSettings:
     """Settings of the controls.
 
     Attributes:
@@ -52,10 +50,10 @@ class JobSettings(Settings):
     """
 
     cluster: str
-    strategy: Annotated[str, OneOf((*STRATEGIES, *OTHERS), "strategy")] = "FULL_SHARD"
-    gpus: Annotated[int, AtLeast(1)] = 64
-    batch_size: Annotated[int, AtLeast(1)] = 1
-    accumulation: Annotated[int, AtLeast(1)] = 1
+    strategy: str = "FULL_SHARD"
+    gpus: int = 64
+    batch_size: int = 1
+    accumulation: int = 1
     checkpointing: str = "none"
     precision: str = "bfloat16"
 

@@ -18,16 +18,7 @@ from common.explore.clusters.cluster_job import (
     offer_gpus,
     view_job,
 )
-from common.explore.controls import (
-    Key,
-    Slider,
-    Tab,
-    Text,
-    choice,
-    on_change,
-    page,
-    time_text,
-)
+from common.explore.controls import Key, Slider, Tab, Text, choice, on_change, time_text
 from common.explore.figures import Figure, bar, clear, figure, line, points
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
 from common.perfmodel.cluster.job import RECOMPUTED
@@ -70,12 +61,7 @@ class ClusterTab(Tab):
         }
         super().__init__(headings, {"step": step_figure(), "memory": memory_figure()})
         controls = [self.model, *self.choices.values(), *self.sliders.values()]
-        self.widget = page(
-            [self.message.widget],
-            controls,
-            [(name, self.headings[name], made) for name, made in self.figures.items()],
-            [self.command, self.caption.widget],
-        )
+        self.widget = self.page(controls)
         on_change([self.choices["cluster"]], self._offer_gpus)
         on_change(controls, self.update)
         self.update()

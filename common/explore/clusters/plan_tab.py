@@ -17,7 +17,6 @@ from common.explore.controls import (
     Text,
     choice,
     on_change,
-    page,
     steps_between,
     time_text,
 )
@@ -105,12 +104,7 @@ class PlanTab(Tab):
         self.figure = plans_figure()
         super().__init__({"plans": self.heading}, {"plans": self.figure})
         controls = [self.model, *self.choices.values(), *self.sliders.values()]
-        self.widget = page(
-            [self.message.widget],
-            [*controls, self.memory],
-            [("plans", self.heading, self.figure)],
-            [self.command, self.caption.widget],
-        )
+        self.widget = self.page([*controls, self.memory])
         on_change([self.choices["cluster"]], self._offer_gpus)
         on_change(controls, self.update)
         on_change([self.memory], self._show)

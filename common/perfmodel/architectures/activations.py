@@ -94,6 +94,8 @@ class Activations:
         kept: pieces between the layer's forward and its backward pass.
         entering: input of the layer, which is all that checkpointing keeps of a block.
         selected: pieces that selective checkpointing keeps beside ``entering``.
+        borrowed: pieces of ``entering`` that are not in ``kept``, as the block before keeps them.
+            That one drops them under checkpointing, which then holds them for this layer.
         forward: temporaries at the high point of its forward pass.
         backward: pieces beside ``kept`` at each moment of its backward pass that can be the
             peak; negative where kept pieces are gone by then.
@@ -104,6 +106,7 @@ class Activations:
     kept: tuple[Piece, ...] = ()
     entering: tuple[Piece, ...] = ()
     selected: tuple[Piece, ...] = ()
+    borrowed: tuple[Piece, ...] = ()
     forward: tuple[Piece, ...] = ()
     backward: tuple[tuple[Piece, ...], ...] = field(default=((),))
     moved: tuple[Piece, ...] = ()
@@ -156,6 +159,7 @@ def written_out(activations: Activations) -> Activations:
         kept=of(activations.kept),
         entering=of(activations.entering),
         selected=of(activations.selected),
+        borrowed=of(activations.borrowed),
         forward=of(activations.forward),
         backward=tuple(of(pieces) for pieces in activations.backward),
     )

@@ -112,14 +112,23 @@ class ResidualNetwork(Settings):
         inputs = self.embedding_width
         for number, (outputs, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             stride = 2 if number or self.shrinks_at_once else 1
-            yield self._residual(f"first of stage {number + 1}", inputs, outputs, pixels, stride)
+            first = f"first of stage {number + 1}"
+            yield self._residual(first, inputs, outputs, pixels, stride, follows_block=number > 0)
             inputs, pixels = outputs, -(-pixels // stride)
             if depth > 1:
                 name = f"stage {number + 1}"
                 yield self._residual(name, outputs, outputs, pixels, 1, count=depth - 1)
 
     def _residual(
-        self, name: str, inputs: int, outputs: int, pixels: int, stride: int, count: int = 1
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        pixels: int,
+        stride: int,
+        *,
+        count: int = 1,
+        follows_block: bool = True,
     ) -> Layer:
         """Returns convolutions beside a shortcut, which has one where sizes change."""
         small = -(-pixels // stride)
@@ -144,6 +153,8 @@ class ResidualNetwork(Settings):
         # Gradients of both sides: those of the output, and the largest that one of them makes.
         entering, made = inputs * pixels**2, convolutions[-1].out_elements
         backward = computed("temporary buffers", 2 * made + entering)
+        # The activation function at a block's end keeps what enters the next one.
+        image = computed(PART, entering)
         layer = Layer(
             name,
             tuple(tensor for convolution in convolutions for tensor in convolution.tensors),
@@ -151,7 +162,10 @@ class ResidualNetwork(Settings):
             count=count,
             is_block=True,
             activations=Activations(
-                kept=tuple(kept), entering=(computed(PART, entering),), backward=((backward,),)
+                kept=tuple(kept),
+                entering=(image,),
+                borrowed=(image,) if follows_block else (),
+                backward=((backward,),),
             ),
         )
         return registered(layer, ("shortcut",))

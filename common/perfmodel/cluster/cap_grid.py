@@ -18,8 +18,8 @@ from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.ddp.best_cap import NEAR, ROUNDING, near_runs
 from common.perfmodel.ddp.bucketings import distinct_bucketings, profile_buckets
-from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
-from common.perfmodel.ddp.recurrence import many_cases
+from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.ddp.recurrence import Overlap, many_cases
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,6 @@ class Circumstances:
     compute_slowdown: NDArray
 
 
-@dataclass(frozen=True)
-class GridTimes:
-    """Backward passes of every bucketing (rows) in every case (columns), in seconds.
-
-    ``work_s`` (cases) is computation with the copies into buckets; ``slowed_s`` and ``exposed_s``
-    are what comes on top, as in ``recurrence``; what buckets take to launch is exposed.
-    """
-
-    rows: tuple[CapRow, ...]
-    work_s: NDArray
-    total_s: NDArray
-    slowed_s: NDArray
-    exposed_s: NDArray
-
-
 def cap_rows(profile: BackwardProfile, caps_mib: Sequence[float]) -> tuple[CapRow, ...]:
     """Returns the bucketings that these caps lead to, from small caps to large ones.
 
@@ -100,48 +85,37 @@ def simulate_grid(
     networks: Sequence[AllReduceModel],
     rows: Sequence[CapRow],
     cases: Circumstances,
-    costs: DdpCosts = NO_COSTS,
-) -> GridTimes:
-    """Simulates the backward pass of every bucketing in every case.
+    copy_s_per_byte: float = 0.0,
+) -> Overlap:
+    """Simulates the backward pass of every bucketing (rows) in every case (columns).
 
-    ``costs`` gives the copies, launches and the slowdown of all-reduces. The slowdown of
-    computation is in the cases.
+    ``copy_s_per_byte`` is what copying a gradient takes, into its bucket and back. Copies in are
+    part of the work, copies back are exposed.
     """
     # Each network is asked once, for all bucket sizes of all rows: times is [networks, sizes]. A
     # row then picks its buckets' sizes, and a case its network: alone is [buckets, cases].
     sizes = np.unique(np.concatenate([row.sizes_bytes for row in rows]))
     times = np.array([np.atleast_1d(network.time_s(sizes.astype(float))) for network in networks])
-    copied = costs.copy_in_s_per_byte * np.cumsum(profile.sizes_bytes)
+    copied = copy_s_per_byte * np.cumsum(profile.sizes_bytes)
     scale = np.asarray(cases.compute_scale, dtype=float)
     work = profile.backward_s * scale + copied[-1]
     overlaps = []
     for row in rows:
         at = np.searchsorted(sizes, row.sizes_bytes)
         ready = np.multiply.outer(profile.ready_s[row.last], scale) + copied[row.last, None]
-        launched_s = costs.launch_s * np.arange(1, len(ready) + 1)
-        alone = times[:, at].T[:, cases.network] * cases.network_scale
-        tail = costs.copy_out_s_per_byte * np.cumsum(row.sizes_bytes[::-1])[::-1]
         overlaps.append(
             many_cases(
-                work_s=work + launched_s[-1],
-                ready_s=ready + launched_s[:, None],
-                alone_s=alone,
-                tail_s=tail,
+                work_s=work,
+                ready_s=ready,
+                alone_s=times[:, at].T[:, cases.network] * cases.network_scale,
+                tail_s=copy_s_per_byte * np.cumsum(row.sizes_bytes[::-1])[::-1],
                 compute_slowdown=cases.compute_slowdown,
-                communication_slowdown=costs.communication_slowdown,
             )
         )
-    return GridTimes(
-        rows=tuple(rows),
-        work_s=work,
+    return Overlap(
         total_s=np.array([overlap.total_s for overlap in overlaps]),
         slowed_s=np.array([overlap.slowed_s for overlap in overlaps]),
-        exposed_s=np.array(
-            [
-                overlap.exposed_s + costs.launch_s * len(row.last)
-                for row, overlap in zip(rows, overlaps, strict=True)
-            ]
-        ),
+        exposed_s=np.array([overlap.exposed_s for overlap in overlaps]),
     )
 
 

@@ -30,7 +30,6 @@ from common.perfmodel.cluster.computed_profile import timed_profile
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing, between_nodes
 from common.perfmodel.cluster.pass_time import adamw_s, backward_s, forward_s
-from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import FLOAT32_BYTES, padded_elements
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
 from common.perfmodel.one_device.peaks import DevicePeak, copy_s_per_byte
@@ -165,7 +164,7 @@ class ClusterSteps:
             networks=self.networks,
             rows=(*rows, default),
             cases=cases,
-            costs=DdpCosts(copy_in_s_per_byte=copy, copy_out_s_per_byte=copy),
+            copy_s_per_byte=copy,
         )
         update_s, gathering_s = self._update(strategy)
         local = self.passes_s * self.of_samples + update_s

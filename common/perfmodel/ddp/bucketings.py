@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,22 +76,19 @@ class DistinctCap:
     num_buckets: int
 
 
-def distinct_caps(sizes_bytes: Sequence[int]) -> Iterator[DistinctCap]:
-    """Yields a cap for each bucketing of gradients of one dtype, in ready order; ascending."""
-    for low, high, buckets in walk_bucketings(sizes_bytes):
-        yield DistinctCap((low + high) // 2 / MIB, len(buckets))
-
-
 def choose_caps(
     sizes_bytes: Sequence[int], count: int, max_buckets: int
 ) -> tuple[DistinctCap, ...]:
     """Chooses at most ``count`` bucketings, spread evenly by the logarithm of their bucket count.
 
-    The most buckets that ``max_buckets`` allows and the single bucket are always among them. Raises
-    UserError where there are not two.
+    Sizes are those of gradients of one dtype, in ready order. The most buckets that ``max_buckets``
+    allows and the single bucket are always among the chosen. Raises UserError where there are not
+    two.
     """
-    candidates = [cap for cap in distinct_caps(sizes_bytes) if cap.num_buckets <= max_buckets]
-    by_number = {cap.num_buckets: cap for cap in candidates}  # of equal numbers the largest cap
+    by_number: dict[int, DistinctCap] = {}  # of equal numbers the largest cap
+    for low, high, buckets in walk_bucketings(sizes_bytes):
+        if len(buckets) <= max_buckets:
+            by_number[len(buckets)] = DistinctCap((low + high) // 2 / MIB, len(buckets))
     numbers = sorted(by_number)
     if count < 2 or len(numbers) < 2:
         raise UserError(f"{len(numbers)} distinct bucketings, {count} asked: at least 2 are needed")

@@ -62,25 +62,12 @@ def known_peak(device_name: str) -> DevicePeak | None:
 
 
 def _sheet(
-    source: str,
-    memory_gib: int,
-    gb_per_s: float,
-    float32: float,
-    tf32: float | None,
-    half: float,
-    bf16: bool = True,
+    source: str, memory_gib: int, gb_per_s: float, float32: float, tf32: float | None, half: float
 ) -> DevicePeak:
-    """Makes a row of the table: rates in TFLOP/s, bfloat16 as fast as float16 where it exists."""
-    rates = {"float32": float32, "tf32": tf32, "bfloat16": half if bf16 else None, "float16": half}
+    """Makes a row of the table: rates in TFLOP/s; GPUs without TF32 have no bfloat16 either."""
+    rates = {"float32": float32, "tf32": tf32, "bfloat16": half if tf32 else None, "float16": half}
     flops = {name: rate * 1e12 for name, rate in rates.items() if rate is not None}
     return DevicePeak("", flops, gb_per_s * 1e9, source, memory_gib * 2**30)
-
-
-def _volta_or_turing(
-    source: str, memory_gib: int, gb_per_s: float, float32: float, half: float
-) -> DevicePeak:
-    """Makes a row for a GPU before Ampere, which has matrix units for float16 only."""
-    return _sheet(source, memory_gib, gb_per_s, float32, None, half, bf16=False)
 
 
 V100 = "NVIDIA's V100 data sheet"
@@ -102,17 +89,17 @@ BLACKWELL = f"NVIDIA's Blackwell {SPARSE}"
 # By name without NVIDIA's. Memory in GiB, its bandwidth in GB/s, then TFLOP/s: float32, TF32 and
 # 16 bits.
 GPUS: dict[str, DevicePeak] = {
-    "V100-PCIE-16GB": _volta_or_turing(V100, 16, 900, 14.0, 112),
-    "V100-PCIE-32GB": _volta_or_turing(V100, 32, 900, 14.0, 112),
-    "V100-SXM2-16GB": _volta_or_turing(V100, 16, 900, 15.7, 125),
-    "V100-SXM2-32GB": _volta_or_turing(V100, 32, 900, 15.7, 125),
-    "V100-SXM3-32GB": _volta_or_turing(V100, 32, 900, 15.7, 125),  # in a DGX-2
-    "V100S-PCIE-32GB": _volta_or_turing(V100, 32, 1134, 16.4, 130),
-    "T4": _volta_or_turing("NVIDIA's T4 data sheet and product brief", 16, 320, 8.1, 65),
-    "TITAN RTX": _volta_or_turing("NVIDIA's TITAN RTX data sheet", 24, 672, 16.3, 130),
-    "Quadro RTX 6000": _volta_or_turing(TURING, 24, 672, 16.3, 130.5),
-    "Quadro RTX 8000": _volta_or_turing(TURING, 48, 672, 16.3, 130.5),
-    "GeForce RTX 2080 Ti": _volta_or_turing(TURING, 11, 616, 13.4, 53.8),
+    "V100-PCIE-16GB": _sheet(V100, 16, 900, 14.0, None, 112),
+    "V100-PCIE-32GB": _sheet(V100, 32, 900, 14.0, None, 112),
+    "V100-SXM2-16GB": _sheet(V100, 16, 900, 15.7, None, 125),
+    "V100-SXM2-32GB": _sheet(V100, 32, 900, 15.7, None, 125),
+    "V100-SXM3-32GB": _sheet(V100, 32, 900, 15.7, None, 125),  # in a DGX-2
+    "V100S-PCIE-32GB": _sheet(V100, 32, 1134, 16.4, None, 130),
+    "T4": _sheet("NVIDIA's T4 data sheet and product brief", 16, 320, 8.1, None, 65),
+    "TITAN RTX": _sheet("NVIDIA's TITAN RTX data sheet", 24, 672, 16.3, None, 130),
+    "Quadro RTX 6000": _sheet(TURING, 24, 672, 16.3, None, 130.5),
+    "Quadro RTX 8000": _sheet(TURING, 48, 672, 16.3, None, 130.5),
+    "GeForce RTX 2080 Ti": _sheet(TURING, 11, 616, 13.4, None, 53.8),
     "A10": _sheet("NVIDIA's A10 data sheet", 24, 600, 31.2, 62.5, 125),
     "A30": _sheet("NVIDIA's A30 data sheet", 24, 933, 10.3, 82, 165),
     "A40": _sheet("NVIDIA's A40 data sheet", 48, 696, 37.4, 74.8, 149.7),

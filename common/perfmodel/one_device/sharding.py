@@ -19,6 +19,7 @@ from common.exercises.step_memory import FLOAT32
 from common.perfmodel.architectures.architecture import Architecture
 from common.settings import AtLeast, OneOf, Settings
 
+AT_LOSS = ("loss", "gather last", "loss backward")
 STRATEGIES = ("none", "DDP", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 
 
@@ -91,23 +92,27 @@ class Sharding(Settings):
     ) -> int:
         """Computes the bytes of buffers for communication in ``phase`` of a step.
 
-        DDP: its buckets, as large as all gradients, which may be views of them. Sharded: the
-        unit of the embeddings, gathered from the first use to the last, and blocks: gathered ones,
-        and in the backward pass one whole gradient as made and the next block's, handed over.
-        A unit is held twice while it is copied out of its gather, and over gloo, which gathers into
-        a copy, once more; SHARD_GRAD_OP keeps all from the forward pass until their backward pass
-        is done. Units of several blocks are dropped before they are reduced, and those that are
-        gathered ahead are there then. ``prefetch`` counts those of the backward pass, and above 1
-        also of the forward pass. Found with ``fully_shard`` on two ranks
-        (tests/perfmodel/test_sharding.py, tests/planning/frozen_worker.py).
+        DDP: its buckets, as large as all gradients, which may be views of them. Sharded: the unit
+        of the embeddings, gathered from the first use to the last, and units of blocks. A gather
+        has a buffer, which gloo fills from a copy; a unit is copied out of it. In the forward pass
+        the buffer lives on until the next unit's is there, so that of the last unit until the loss
+        is made. FULL_SHARD's backward pass gathers the last unit before it begins, and each unit's
+        gathers the next one. What is to be reduced is a copy, and a unit's lives on until the next
+        one's is made. SHARD_GRAD_OP keeps all units until their backward pass is done.
+        ``prefetch`` counts units that are gathered ahead in the backward pass, and above 1 also in
+        the forward pass. Found with ``fully_shard`` on two ranks (tests/perfmodel/test_sharding.py,
+        tests/planning/frozen_worker.py).
 
         Args:
-            phase: ``forward``, ``gather`` or ``backward`` (of ``block``), ``loss``, ``embedding``
-                (its backward pass) or ``update``.
+            phase: ``gather`` (over gloo), ``forward``, ``gather again`` (of the next unit, over
+                gloo), ``backward`` or ``reduce`` (at its end), all of ``block``; ``loss``, ``gather
+                last`` (after it, over gloo), ``loss backward``, ``embedding`` (its backward pass)
+                or ``update``.
             block: number of the block whose pass it is, counted from 1.
             item_bytes: bytes of a number in a gathered block. Numbers of gradients take 4.
             root_bytes: bytes of a number in the embeddings' unit.
-            holds_gradients: whether whole gradients are held anyway, between micro-batches.
+            holds_gradients: whether whole gradients are held anyway, between micro-batches, in
+                which SHARD_GRAD_OP gathers nothing.
         """
         if self.has_buckets:
             return FLOAT32 * architecture.num_trained
@@ -115,33 +120,43 @@ class Sharding(Settings):
             return 0
         blocks = [layer for layer in architecture.one_by_one() if layer.is_block]
         size = self.blocks_per_unit
-        in_units = [blocks[first : first + size] for first in range(0, len(blocks), size)] or [[]]
-        units = [sum(block.all_elements for block in unit) for unit in in_units]
-        number = min(max(1, -(-block // size)), len(units))
-        index = {"loss": len(units), "embedding": 1}.get(phase, number) - 1
-        current, trained = units[index], sum(block.elements for block in in_units[index])
-        keeps_all, alone = self.keeps_all, size == 1
-        if keeps_all:
-            count = {"backward": number, "embedding": 1 if alone else 0}.get(phase, len(units))
-            gathered = sum(units[:count]) + {"forward": 1, "gather": 2}.get(phase, 0) * current
-        else:
-            ahead = min(self.prefetch, max(number - 1, 1)) if alone else 1
-            copies = {"forward": 2, "gather": 3, "loss": 1, "backward": ahead, "embedding": 0}
-            gathered = copies[phase] * current
-            if self.prefetch > 1 and phase in ("forward", "gather", "loss"):
-                explicit = units[-2::-1] if phase == "loss" else units[number:]
-                gathered += sum(explicit[: self.prefetch - (phase == "loss")])
-        gradients = 0 if phase in ("forward", "gather", "loss") else 2 * trained
-        if phase == "backward":
-            made = 0 if holds_gradients or (keeps_all and alone) else trained
-            handed_over = trained if alone and number < len(units) else 0
-            gradients = made + handed_over
-            if alone and not keeps_all:  # the next unit is there before what is frozen is dropped
-                gathered += current - trained
-            if not (keeps_all or alone):
-                gathered += sum(units[max(0, number - 1 - self.prefetch) : number - 1])
-        root = architecture.num_parameters - sum(units)
-        return root_bytes * root + item_bytes * gathered + FLOAT32 * gradients
+        units = [blocks[first : first + size] for first in range(0, len(blocks), size)] or [[]]
+        gathered = [item_bytes * sum(block.all_elements for block in unit) for unit in units]
+        trained = [FLOAT32 * sum(block.elements for block in unit) for unit in units] + [0]
+        root = root_bytes * architecture.num_parameters - root_bytes // item_bytes * sum(gathered)
+        last = len(units) - 1
+        index = last if phase in AT_LOSS else (block - 1) // size
+        own, before = gathered[index], gathered[index - 1] if index else root
+        below = (
+            gathered[:index] if self.keeps_all else gathered[max(0, index - self.prefetch) : index]
+        )
+        ahead = sum(below)
+        if phase == "embedding":
+            return root + trained[0]
+        if phase in ("forward", "gather", "loss") and self.keeps_all and holds_gradients:
+            return root + sum(gathered)
+        if phase in ("forward", "gather", "loss"):
+            kept = sum(gathered[:index]) if self.keeps_all else 0
+            later = sum(gathered[index + 1 :][: self.prefetch]) if self.prefetch > 1 else 0
+            of_unit = {"forward": 2 * own, "gather": 2 * own + before}
+            of_unit["loss"] = 2 * own if self.keeps_all else own
+            return root + kept + later + of_unit[phase]
+        if phase in AT_LOSS:
+            again = sum(gathered[max(0, len(units) - self.prefetch) :])
+            copy = own if phase == "gather last" else 0
+            return root + copy + (sum(gathered) if self.keeps_all else again)
+        whole = 0 if holds_gradients else trained[index]
+        handed_over = trained[index + 1]
+        if phase == "reduce":
+            return root + ahead + whole + max(own + handed_over, trained[index])
+        if phase == "gather again":
+            return root + own + 2 * ahead + handed_over
+        later = FLOAT32 * sum(layer.elements for layer in blocks[block : self.unit_end(block)])
+        return root + own + ahead + handed_over + (0 if holds_gradients else later)
+
+    def unit_end(self, block: int) -> int:
+        """Returns the number of the last block in the unit of a block, if the unit is full."""
+        return -(-block // self.blocks_per_unit) * self.blocks_per_unit
 
 
 def sharding_on(strategy: str, gpus: int, gpus_per_node: int) -> Sharding:

@@ -9,7 +9,7 @@ What layers hold comes from their ``Activations``; states, buckets and gathered 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from common.errors import UserError
@@ -97,6 +97,8 @@ class _Step:
         several = passes.accumulation > 1
         self.adds_parts = several and passes.reduces_each and sharding.shards
         self.accumulates = several and not self.adds_parts
+        self.has_copies = sharding.shards and self.numerics.device == CPU  # of gloo's gathers
+        self.gathers_again = not sharding.keeps_all and sharding.prefetch > 0
 
     def moments(self) -> Iterator[Moment]:
         last = len(self.layers) - 1
@@ -106,14 +108,29 @@ class _Step:
             if group == last:
                 name = "loss in pieces" if self.passes.loss_in_pieces else "loss"
             yield self._forward(name, position, "loss" if group == last else "forward")
-            if layer.is_block and self.sharding.shards and self.numerics.device == CPU:
+            if layer.is_block and self.has_copies:
                 yield from self._gathering(group)
+        if self.has_copies and self.gathers_again:
+            held = self._kept(self._position(last, self.layers[last].count), inside=False)
+            yield self._moment("gather of the last unit", "gather last", 0, held)
         for group in reversed(range(len(self.layers))):
             layer = self.layers[group]
-            for of_group in dict.fromkeys((layer.count, 1)):
+            for of_group in self._looked_at(layer.count):
                 yield from self._backward(self._position(group, of_group))
         parts = {"temporary buffers": self._update_temporaries()}
         yield self._moment("update", "update", gradients=self.all_gradients, parts=parts)
+
+    def _looked_at(self, count: int) -> Iterable[int]:
+        """Returns which of equal layers' backward passes may be the peak.
+
+        The last one and the first; of units the beginning and the end of the last, of that before,
+        behind which one is being reduced, and of the first.
+        """
+        size = self.sharding.blocks_per_unit
+        others = ()
+        if self.sharding.shards:
+            others = (count - size + 1, count - size, count - 2 * size + 1, size)
+        return dict.fromkeys(min(max(number, 1), count) for number in (count, *others, 1))
 
     def _position(self, group: int, of_group: int) -> _Position:
         layer = self.layers[group]
@@ -152,13 +169,24 @@ class _Step:
         if self.has_views:
             return self.all_gradients if self.accumulates and phase != "update" else 0
         if self.adds_parts:
-            return self.sharding.of_gradients(self.all_gradients)
+            return self.sharding.of_gradients(self.all_gradients + self._added(phase, block))
         if not self.accumulates:
             return self.sharding.of_gradients(round(gradients))
         blocks = [layer.elements for layer in self.architecture.one_by_one() if layer.is_block]
-        through = {"backward": blocks[block:], "embedding": blocks}.get(phase, ())
+        later = blocks[self.sharding.unit_end(block) :]
+        through = {"embedding": blocks}.get(phase, ())
+        if phase in ("backward", "gather again", "reduce"):
+            through = later
         reduced = self.all_gradients if phase == "update" else FLOAT32 * sum(through)
         return self.all_gradients - reduced + self.sharding.of_gradients(reduced)
+
+    def _added(self, phase: str, block: int) -> int:
+        """Returns bytes of a unit's gradients that are about to be added to those reduced before."""
+        if phase != "reduce":
+            return 0
+        end = self.sharding.unit_end(block)
+        blocks = [layer.elements for layer in self.architecture.one_by_one() if layer.is_block]
+        return FLOAT32 * sum(blocks[end - self.sharding.blocks_per_unit : end])
 
     def _kept(self, position: _Position, inside: bool) -> Counter[str]:
         """Returns what layers up to a position keep; inside its backward pass, all of its own."""
@@ -169,10 +197,12 @@ class _Step:
             held = self._held_by(layer)
             pieces.update(in_parts(held, self.numerics, self.passes.batch_size * (count - current)))
             if current:
-                again = layer.activations.kept
-                if layer.is_block and self.passes.checkpointing == "selective":
-                    again += layer.activations.selected
-                pieces.update(self._in_parts(again))
+                own = layer.activations
+                pieces.update(self._in_parts(own.kept))
+                if layer.is_block and self.passes.checkpointing != "none":
+                    is_selective = self.passes.checkpointing == "selective"
+                    again = own.borrowed + (own.selected if is_selective else ())
+                    pieces.update(self._in_parts(again))
         return pieces
 
     def _held_by(self, layer: Layer) -> tuple[Piece, ...]:
@@ -195,15 +225,11 @@ class _Step:
         return self._moment(name, phase, 0, parts, max(position.block, 1))
 
     def _gathering(self, group: int) -> Iterator[Moment]:
-        """Yields moments at which gloo gathers a block, which it holds once more meanwhile.
-
-        FULL_SHARD gathers a block ahead again where the backward pass of one begins.
-        """
-        layer, again = self.layers[group], self.sharding.prefetch and not self.sharding.keeps_all
+        """Yields moments at which gloo gathers a block, which it holds once more meanwhile."""
+        layer = self.layers[group]
         for of_group in dict.fromkeys((1, layer.count)):
             position = self._position(group, of_group)
-            held = position if again else replace(position, of_group=of_group - 1)
-            parts = self._kept(held, inside=False)
+            parts = self._kept(replace(position, of_group=of_group - 1), inside=False)
             name = f"gather of {layer.name} {position.block}"
             yield self._moment(name, "gather", 0, parts, position.block)
 
@@ -230,6 +256,12 @@ class _Step:
         later = self.layers[position.group + 1 :]
         made = sum(other.count * other.elements for other in later)
         made += (layer.count - position.of_group) * layer.elements
+        unreduced = self._unreduced(position)
+        is_last_of_unit = self.sharding.unit_end(position.block) == position.block
+        if layer.is_block and self.has_copies and self.gathers_again and is_last_of_unit:
+            parts, gradients = self._kept(position, inside=False), FLOAT32 * made
+            name = f"gather before {layer.name} {position.block}"
+            yield self._moment(name, "gather again", gradients, parts, position.block)
         for number, extra in enumerate(layer.activations.backward):
             parts = self._kept(position, inside=True)
             parts.update(self._in_parts(extra))
@@ -248,13 +280,27 @@ class _Step:
             block = max(position.block, 1)
             behind = layer.tensors if number > 0 and layer.is_block else ()
             behind_scores = sum(tensor.elements for tensor in behind if not _before_scores(tensor))
-            yield self._moment(name, phase, FLOAT32 * (made + behind_scores), parts, block)
+            gradients = FLOAT32 * (made - unreduced + behind_scores)
+            yield self._moment(name, phase, gradients, parts, block)
+        is_first = self.sharding.unit_end(position.block - 1) < position.block
+        if layer.is_block and self.sharding.shards and is_first:
+            held = replace(position, of_group=position.of_group - 1)
+            parts, gradients = self._kept(held, inside=False), FLOAT32 * (made + layer.elements)
+            name = f"reduction of {layer.name} {position.block}"
+            yield self._moment(name, "reduce", gradients, parts, position.block)
+
+    def _unreduced(self, position: _Position) -> int:
+        """Returns elements of later blocks in a block's unit, whose gradients FSDP holds whole."""
+        if not (self.sharding.shards and position.layer.is_block):
+            return 0
+        blocks = [layer.elements for layer in self.architecture.one_by_one() if layer.is_block]
+        return sum(blocks[position.block : self.sharding.unit_end(position.block)])
 
     def _phase(self, position: _Position) -> str:
         """Returns the phase of a layer's backward pass, by the blocks before and after it."""
         later = any(layer.is_block for layer in self.layers[position.group + 1 :])
         if position.group == len(self.layers) - 1 or not (position.layer.is_block or later):
-            return "loss"
+            return "loss backward"
         return "backward" if position.block else "embedding"
 
     def _own_gradients(self, position: _Position, number: int) -> float:
@@ -285,7 +331,7 @@ class _Step:
 
     def _waiting(self) -> float:
         """Returns bytes of the head's gradient that wait: for the embedding's, or to be reduced."""
-        reduced = self.layers[-1].elements if self.sharding.shards else 0
+        reduced = 0 if self.accumulates else self.layers[-1].elements * self.sharding.shards
         return self.made_bytes * (reduced + self.tied)
 
     def _copies(self, position: _Position, is_last: bool) -> float:

@@ -163,11 +163,8 @@ class _Running:
         """Plans the next end on the link; plans made before are void."""
         self.stamp += 1
         if self.link.ends:
-            self.link_end()
-
-    def link_end(self) -> None:
-        index = self.link.ends[0][1]
-        heapq.heappush(self.events, (self.link.next_end_s(), 0, index, self.stamp))
+            index = self.link.ends[0][1]
+            heapq.heappush(self.events, (self.link.next_end_s(), 0, index, self.stamp))
 
 
 def link_works(spans: NDArray) -> NDArray:

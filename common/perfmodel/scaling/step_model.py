@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.optimize import brentq
 
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
@@ -67,6 +66,16 @@ class LinearTime:
         if per_sample < 0:
             return cls(float((1 / times).sum() / (1 / times**2).sum()), 0.0)
         return cls(fixed, per_sample)
+
+    @classmethod
+    def through(cls, first: tuple[int, float], second: tuple[int, float]) -> LinearTime:
+        """Makes the line through two points (samples, seconds), without a negative part."""
+        (few, few_s), (many, many_s) = sorted((first, second))
+        if few == many:
+            return cls(0.0, many_s / many)
+        per_sample_s = max(0.0, (many_s - few_s) / (many - few))
+        fixed_s = many_s - per_sample_s * many
+        return cls(fixed_s, per_sample_s) if fixed_s >= 0 else cls(0.0, many_s / many)
 
 
 @dataclass(frozen=True)
@@ -286,6 +295,8 @@ def calibrated(model: StepModel, measured_step_s: float) -> StepModel:
     Contention is the time that the measured step takes beyond computation and all-reduces measured
     apart. Where the step is shorter than these, the measurement apart was disturbed.
     """
+    from scipy.optimize import brentq  # ranks import this module for its lines, without SciPy
+
     bare = predict(apart(model))
     active_s = bare.exchange.communication_s * model.settings.exchanges
     if active_s <= 0:

@@ -1,7 +1,8 @@
 """Facts about all GPUs that this process sees, and their connections.
 
-They are read by ``ddplab_watch.nvml``. A fact that a GPU or a driver does not give is None. On a
-machine without a driver nothing is found, which is no error.
+They are read by ``ddplab_watch.nvml``, a GPU's place in the machine from Linux's sysfs. A fact that
+a GPU or a driver does not give is None. On a machine without a driver nothing is found, which is no
+error.
 """
 
 from __future__ import annotations
@@ -11,10 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from ddplab_watch.files import ROOT
-from ddplab_watch.nvml import MEMORY_CLOCK, SM_CLOCK, Device, Driver, opened, text, watts
-
-from common.runtime.machine.pci import Nearest, local_cores, nearest_card
+from ddplab_watch.files import ROOT, read_text
+from ddplab_watch.nvml import (
+    MEMORY_CLOCK,
+    SM_CLOCK,
+    Device,
+    Driver,
+    opened,
+    pci_folder,
+    pci_numa_node,
+    text,
+    watts,
+)
 
 PCIE_LEVELS = {
     0: "the same board",
@@ -53,6 +62,18 @@ class Clock:
     current_mhz: int | None
     max_mhz: int | None
     application_mhz: int | None
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The network cards that are nearest to a GPU, all of them if several are equally near.
+
+    ``by`` names what they share with it: ``PCIe`` (the longest common path from the root of the
+    tree) or ``NUMA node``.
+    """
+
+    names: tuple[str, ...]
+    by: str
 
 
 @dataclass(frozen=True)
@@ -227,9 +248,9 @@ def _gpu(device: Device, cuda: CudaDevice | None, root: Path) -> Gpu:
         pcie_width=facts.get("gpu_pcie_width"),
         pcie_width_max=facts.get("gpu_pcie_width_max"),
         numa_node=facts.get("gpu_numa_node"),
-        local_cores=local_cores(bus_id, root) if bus_id else None,
-        nearest_network=nearest_card(bus_id, "net", root) if bus_id else None,
-        nearest_infiniband=nearest_card(bus_id, "infiniband", root) if bus_id else None,
+        local_cores=_local_cores(bus_id, root) if bus_id else None,
+        nearest_network=_nearest_card(bus_id, "net", root) if bus_id else None,
+        nearest_infiniband=_nearest_card(bus_id, "infiniband", root) if bus_id else None,
     )
 
 
@@ -275,3 +296,52 @@ def _far_ends(device: Device) -> list[str | None]:
     active = [link for link in links if ask("nvmlDeviceGetNvLinkState", gpu, link) == 1]
     ends = [ask("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link) for link in active]
     return [None if pci is None else text(pci.busId) for pci in ends]
+
+
+def _local_cores(bus_id: str, root: Path) -> str | None:
+    """Returns the cores nearest to a PCI device, such as ``0-15,32-47``; None where unknown."""
+    return read_text(pci_folder(bus_id, root) / "local_cpulist") or None
+
+
+def _nearest_card(bus_id: str, kind: str, root: Path) -> Nearest | None:
+    """Returns the nearest cards of one kind; None if no card shares anything with the device.
+
+    ``kind`` is a class of sysfs: ``net`` (network interfaces) or ``infiniband`` (its adapters).
+    """
+    folder = pci_folder(bus_id, root)
+    device_path = _pci_path(folder, root)
+    cards = {
+        link.parent.name: _pci_path(link, root)
+        for link in sorted((root / "sys/class" / kind).glob("*/device"))  # virtual ones have none
+    }
+    shared = {name: _common_length(device_path, path) for name, path in cards.items()}
+    longest = max(shared.values(), default=0)
+    if longest:
+        return Nearest(tuple(name for name, length in shared.items() if length == longest), "PCIe")
+    node = pci_numa_node(folder)
+    beside = tuple(name for name, path in cards.items() if _node_of_path(path, root) == node)
+    return Nearest(beside, "NUMA node") if node is not None and beside else None
+
+
+def _pci_path(link: Path, root: Path) -> tuple[str, ...]:
+    """Returns the path from the PCI root complex to a device; empty if it is no PCI device."""
+    devices = (root / "sys/devices").resolve()
+    resolved = link.resolve()
+    if not link.exists() or not resolved.is_relative_to(devices):
+        return ()
+    parts = resolved.relative_to(devices).parts
+    return parts if parts and parts[0].startswith("pci") else ()
+
+
+def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _node_of_path(path: Sequence[str], root: Path) -> int | None:
+    """Returns the NUMA node of the last device on a path that has the file; None if unknown."""
+    for length in range(len(path), 0, -1):
+        folder = root.joinpath("sys/devices", *path[:length])
+        if (folder / "numa_node").is_file():
+            return pci_numa_node(folder)
+    return None

@@ -1,6 +1,6 @@
 """``ddplab study accuracy``: how well steps of DDP are predicted, on bucketings never seen before.
 
-Models × networks. All networks of a model are visited in one job (``accuracy_ranks``), whose ranks
+Models × networks. All networks of a model are visited in one job (``ranks``), whose ranks
 set the rates of their own links, so that a slow minute of the machine meets all of them: links at
 which all communication takes 1.8, 1.0 and 0.45 times as long as the backward pass, for some models
 one with latency added to every bucket, which makes a cap between the extremes the best. Some models
@@ -9,7 +9,7 @@ instead of computing, on four and eight.
 
 Every case has the same time. All of it takes more than two hours, so a study that was cut is
 continued by another: ``ddplab study accuracy --continues RUN_DIR`` takes over the jobs that are
-complete. The raw samples of all cases are joined in tables (``accuracy_tables``), from which
+complete. The raw samples of all cases are joined in tables (``tables``), from which
 ``common.analysis.accuracy.study`` predicts and judges.
 """
 

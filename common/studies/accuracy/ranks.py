@@ -4,7 +4,7 @@ All cases are calibrated first, with what ``ddplab predict`` and ``tune`` calibr
 predictions written down. Then the *judged* bucketings are measured, in rounds of rotated order,
 each visit in a new DDP instance; among them is the step without DDP, a witness of how much faster
 or slower the machine has become. A network is set by the hosts themselves, which limit their own
-links, and is a case with a run directory of its own (``accuracy_rounds``).
+links, and is a case with a run directory of its own (``rounds``).
 """
 
 from __future__ import annotations

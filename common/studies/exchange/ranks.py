@@ -1,6 +1,6 @@
 """A job of ``ddplab study exchange`` on its one rank: a model, and all its exchanges in rotation.
 
-The parts are those of the accuracy study (``accuracy_rounds``): each exchange is calibrated, its
+The parts are those of the accuracy study (``accuracy/rounds.py``): each exchange is calibrated, its
 bucketings are predicted, and only then measured.
 """
 

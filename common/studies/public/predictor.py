@@ -1,6 +1,6 @@
 """The predictor that is judged: ``predict_scale_out``, asked as ``predict --cluster`` asks it.
 
-What a published row leaves open is taken from its source, in ``defaults`` and the tables below.
+What a published row leaves open is taken from its source, in ``jobs`` and the tables below.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from common.models.published.ssd import ssd_300
 from common.models.published.transformer_big import transformer_big
 from common.models.published.transformer_xl import transformer_xl_base, transformer_xl_large
 from common.models.traced import traced_architecture
+from common.perfmodel.architectures.activations import Numerics
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.published_sizes import architecture_of
 from common.perfmodel.architectures.variants import in_float8, with_adapters
@@ -25,11 +26,12 @@ from common.perfmodel.cluster.assumptions import Assumptions
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.job import Job
 from common.perfmodel.cluster.scale_out import predict_scale_out
+from common.perfmodel.one_device.memory_fit import largest_micro_batch, reserved_bytes
 from common.perfmodel.one_device.peaks import has_float8, known_peak
-from common.studies.public.defaults import bare_name
-from common.studies.public.hardware import cluster_name
-from common.studies.public.jobs import Forecast, PublishedJob
-from common.studies.public.published_memory import memory_of, numerics_of
+from common.perfmodel.one_device.sharding import sharding_on
+from common.perfmodel.one_device.training_memory import LIBRARIES_BYTES, predict_training_memory
+from common.studies.public.hardware import PEAK_NAMES, cluster_name
+from common.studies.public.jobs import Forecast, PublishedJob, bare_name
 
 PRECISIONS = {
     "fp32": "float32",
@@ -110,6 +112,15 @@ OF_TEXTS = ("Transformer big",)
 """Models whose micro-batches are texts of unequal lengths. The big Transformer's hold sentences up
 to a number of tokens; GNMT's are drawn from one range of lengths on all GPUs, and all others have
 one length. Chosen on the development rows, whose losses go with the step's time, not with bytes."""
+FUSED_LOSS = ("mosaicml/llm-foundry",)
+"""Sources whose cross-entropy is one kernel: flash-attn's."""
+WRITTEN_ATTENTION = ("NVIDIA/DeepLearningExamples", "lambdal/deeplearning-benchmark")
+"""Sources whose BERT writes out its attention. FSDP casts all units to 16 bits in any source."""
+PUBLISHES_RESERVED = ("pytorch/torchtitan",)
+"""Sources that publish what their allocator has reserved. torchtitan compiled its loss where the
+model is compiled, but for December 2024 (commit e8977b0 turned it off)."""
+LOSS_COMPILED_SINCE = 202504
+"""Month since which torchtitan's compiled jobs compile the loss (commit bbb1b61)."""
 
 
 def predict(job: PublishedJob) -> Forecast:
@@ -199,6 +210,43 @@ def _memory(job: PublishedJob, work: Job, strategy: str) -> dict[str, float | No
         return memory_of(job, work, strategy)
     except UserError:
         return {}
+
+
+def memory_of(job: PublishedJob, work: Job, strategy: str) -> dict[str, float | None]:
+    """Predicts the memory of a published job, by the names of a ``Forecast``.
+
+    Raises UserError where the activations of its model are not known.
+    """
+    sharding = sharding_on(strategy, job.gpus, job.gpus_per_node or job.gpus)
+    predicted = predict_training_memory(work.passes, sharding)
+    peak = predicted.peak_bytes
+    if job.source_repo in PUBLISHES_RESERVED:
+        peak = reserved_bytes(work.passes, predicted)
+    gpu = known_peak(PEAK_NAMES.get(job.gpu, job.gpu))
+    if gpu is None or gpu.memory_bytes is None:
+        return {"memory_bytes": peak}
+    capacity = gpu.memory_bytes - LIBRARIES_BYTES
+    return {
+        "memory_bytes": peak,
+        "fits": predicted.peak_bytes <= capacity,
+        "largest_micro_batch": largest_micro_batch(work.passes, capacity, sharding),
+    }
+
+
+def numerics_of(job: PublishedJob, precision: str, strategy: str) -> Numerics:
+    """Returns the types and kernels that a source trains with, in this precision of a ``Job``."""
+    fused_loss = job.source_repo in FUSED_LOSS
+    if job.source_repo in PUBLISHES_RESERVED and job.compile == "yes":
+        month = re.search(r"_(20\d\d)-?(\d\d)\b|_(20\d\d)(\d\d)_", job.source_path)
+        digits = int("".join(part for part in month.groups() if part)) if month else 0
+        fused_loss = digits >= LOSS_COMPILED_SINCE
+    in_half = strategy not in ("DDP", "ZERO1") or job.source_repo in WRITTEN_ATTENTION
+    casts = "half" if in_half else "autocast"
+    return Numerics(
+        casts="float32" if precision == "float32" else casts,
+        fused_attention=job.source_repo not in WRITTEN_ATTENTION,
+        fused_loss=fused_loss,
+    )
 
 
 def _strategy(job: PublishedJob) -> str:

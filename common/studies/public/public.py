@@ -24,7 +24,6 @@ from common.samples import LEAST_ROUNDS
 from common.settings import Settings
 from common.studies.public import predictor
 from common.studies.public.collectives import collective_tables, predict_collectives
-from common.studies.public.defaults import with_defaults
 from common.studies.public.hardware import regime
 from common.studies.public.jobs import (
     Forecast,
@@ -32,6 +31,7 @@ from common.studies.public.jobs import (
     job_of,
     published_samples_per_s,
     read_published,
+    with_defaults,
 )
 from common.studies.public.scores import (
     absolute_scores,

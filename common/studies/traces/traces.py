@@ -19,8 +19,8 @@ from typing import Annotated
 import numpy as np
 import pandas as pd
 
-from common.analysis.replay.caps import at_caps, checked_system
 from common.analysis.replay.job import Job, read_job
+from common.analysis.replay.system import at_caps, checked_system
 from common.cluster.emulated import EmulatedCluster, parse_rate, why_no_hosts
 from common.cluster.launch import launch
 from common.errors import UserError
@@ -39,7 +39,7 @@ from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import earlier_tables, study_run
 from common.runtime.stage_progress import StageProgress
-from common.samples import Interval, median
+from common.samples import median
 from common.settings import Positive, Settings
 from common.studies.traces.job import BASE, BF16, CAP, EVEN, LOADER, SLOW, UNEVEN
 
@@ -179,8 +179,7 @@ def at_cap(job: Job, gate: Gate, cap: float | None) -> Predicted:
         system = checked_system(job)
     except UserError as reason:
         return Predicted("cap", not_judged=str(reason))
-    row = at_caps(system, gate.steps["measured_s"], [cap]).iloc[0]
-    return Predicted("cap", Interval(row["step_s"], row["low_s"], row["high_s"]))
+    return Predicted("cap", at_caps(system, gate.steps["measured_s"], [cap])["step"].iloc[0])
 
 
 def cases_of(arms: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:

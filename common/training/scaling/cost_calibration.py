@@ -76,11 +76,10 @@ def time_sizes(
     return rows
 
 
-def fit_cost(rows: Sequence[dict]) -> CalibratedCost:
-    """Fits a cost to the rows of ``time_sizes``."""
+def fit_cost(samples: pd.DataFrame) -> CalibratedCost:
+    """Fits a cost to the rows of ``time_sizes``, of one rank or of several alike."""
     # The median over repeats stands for each size, as a single slow pass must not move the fit.
-    of_sizes = pd.DataFrame(rows).groupby(["batch_size", "longest"], as_index=False)
-    sizes = of_sizes["time_ms"].median()
+    sizes = samples.groupby(["batch_size", "longest"], as_index=False)["time_ms"].median()
     return CalibratedCost.fit(sizes["batch_size"], sizes["longest"], sizes["time_ms"] / 1e3)
 
 
@@ -104,7 +103,7 @@ def calibrate(config: TextSettings, task: Task, worker: Worker, recorder: Record
     )
     rows = time_sizes(task.step, sizes, task.train.vocab_size, recorder)
     recorder.stream("calibration.csv", CALIBRATION_COLUMNS).write(rows)
-    costs = worker.gather(fit_cost(rows))
+    costs = worker.gather(fit_cost(pd.DataFrame(rows)))
     rank_costs = RankCosts(costs, sizes, config.speed_tolerance)
     for rank, (cost, samples) in enumerate(zip(rank_costs.costs, worker.gather(rows), strict=True)):
         table = pd.DataFrame(samples)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.data.hashed_words import check_sizes
 from common.data.text_lengths import recorded_lengths
 from common.data.text_sources import DATASETS
 from common.data.text_splits import TextOptions, ignored_data_settings
@@ -121,7 +120,10 @@ class TextScalingConfig(RankOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self.vocab_size, self.max_length)
+        if self.vocab_size < 2:
+            raise UserError(f"vocab_size {self.vocab_size}: at least 2 (padding, and a word)")
+        if self.max_length < 1:
+            raise UserError(f"max_length {self.max_length}: at least 1 token")
         if self.d_model % self.n_head:
             raise UserError(f"d_model {self.d_model} is not a multiple of n_head {self.n_head}")
 

@@ -15,10 +15,9 @@ import torch
 import torch.utils.data.distributed
 from numpy.typing import NDArray
 
-from common.data.hashed_words import hash_texts
 from common.data.text_sources import PUBLISHED, LabelledTexts
 from common.data.text_splits import TextOptions, open_splits
-from common.data.text_tokens import TokenizedTexts
+from common.data.text_tokens import TokenizedTexts, hash_texts
 from common.errors import UserError
 from common.runtime.group.process_group import Worker
 from common.training.scaling.data_parallel_step import Batch

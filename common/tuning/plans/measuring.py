@@ -58,7 +58,8 @@ PRODUCT = 512
 MOMENTS_BYTES = 8
 """Bytes of AdamW's two moments a parameter."""
 PART_COLUMNS = ("arm", "samples", "round", "iteration", "rank", "part", "time_ms")
-"""``plan-parts.csv``: a row per rank and pass, update or step of FSDP alone."""
+"""``plan-parts.csv``: a row per rank and pass, update, both passes of one rank while the others
+wait (``one rank``), or step of FSDP over one rank (``alone``)."""
 COLLECTIVE_COLUMNS = (
     *("operation", "group_size", "size_bytes", "round", "iteration", "rank", "time_ms"),
 )
@@ -106,6 +107,7 @@ def measure_inputs(
         lab.updates(few, zero1),
         *(lab.passes(many, *kind, ready=kind == ("none", base)) for kind in kinds),
         *([lab.passes(few, "none", within)] if within != base else []),
+        *([lab.one_rank(many, base)] if any(plan.strategy == SINGLE for plan in plans) else []),
         *(lab.alone(strategy, few) for strategy in dict.fromkeys(map(_alone_as, sharded))),
     ]
     parts = recorder.stream("plan-parts.csv", PART_COLUMNS)
@@ -137,6 +139,7 @@ def measure_inputs(
         curve=curve,
         crowded=crowded,
         costs=costs,
+        one_rank=read.one_rank(base),
         update_s=lab.longer * read.part_s("updates", "update"),
         zero1_s=read.part_s("updates", "zero1") if zero1 else 0.0,
         collectives=read.curves(),
@@ -220,6 +223,24 @@ class _Lab:
             return rows
 
         return _Arm("updates", samples, visit)
+
+    def one_rank(self, samples: int, casts: str) -> _Arm:
+        """Returns the arm of rank 0's passes while the others wait, which may leave it faster.
+
+        Ranks on one machine share its memory, caches and clocks, those on its cores their units.
+        """
+        precision = "bfloat16" if casts == "autocast" else "float32"
+        plan = Plan(SINGLE, samples, precision=precision)
+
+        def visit(_round: int) -> list[Row]:
+            user = self.model.make(samples, self.worker.device)
+            step = PlannedStep(user, plan, self.worker, updates=False)
+            times = [step.timed_s() for _ in range(WARMUP + PASSES)][WARMUP:]
+            self.worker.barrier()
+            rows = [row for i, s in enumerate(times) for row in _rows(i, {"step": s})]
+            return [] if step.idle else rows
+
+        return _Arm(f"one rank {casts}", samples, visit)
 
     def alone(self, strategy: str, samples: int) -> _Arm:
         """Returns the arm of FSDP over one rank: its own work, and no message."""

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from common.perfmodel.collectives import MeasuredAllReduce
-from common.planning.measured_times import Line, PassLines
+from common.perfmodel.scaling.step_model import LinearTime, PassTimes
 from common.samples import per_round
 
 
@@ -26,16 +26,28 @@ class ReadInputs:
         """Returns the seconds of a part at the smaller size."""
         return self._s(f"{arm} {self.few} {part}")
 
-    def lines(self, checkpointing: str, casts: str, base: str) -> PassLines:
+    def lines(self, checkpointing: str, casts: str, base: str) -> PassTimes:
         """Returns the passes of a kind; their shape by size is that of what recomputes nothing."""
         lines = []
         for part in ("forward", "backward"):
             at_many = self._s(f"passes {checkpointing} {casts} {self.many} {part}")
             plain = self._s(f"passes none {base} {self.many} {part}")
             few = self.part_s(f"passes none {base}", part)
-            line = Line.through((self.few, few), (self.many, plain))
-            lines.append(Line(line.fixed_s * at_many / plain, line.sample_s * at_many / plain))
-        return PassLines(*lines)
+            line = LinearTime.through((self.few, few), (self.many, plain))
+            fixed_s = line.fixed_s * at_many / plain
+            lines.append(LinearTime(fixed_s, line.per_sample_s * at_many / plain))
+        return PassTimes(*lines)
+
+    def one_rank(self, base: str) -> float:
+        """Returns the passes of a rank that computes by itself, relative to those of all at once.
+
+        1 where they were not measured.
+        """
+        alone = f"one rank {base} {self.many} step"
+        if alone not in self.parts:
+            return 1.0
+        together = [f"passes none {base} {self.many} {part}" for part in ("forward", "backward")]
+        return float((self.parts[alone] / self.parts[together].sum(axis=1)).median())
 
     def overheads(self, casts: str, with_update: bool) -> dict[str, float]:
         """Returns what FSDP adds to a micro-batch over one rank in its types, by strategy.

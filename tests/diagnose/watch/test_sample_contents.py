@@ -143,6 +143,9 @@ def test_ranks_pick_the_same_samples_of_batches_in_another_order() -> None:
     assert len(first) == 8
     # A list with an item for each sample, here three images of three channels, has no rows.
     assert [len(row) for row in checksums({"images": IMAGES[:3]}, [0, 1, 2])] == [1, 1, 1]
+    # As many fields as samples have: two images, and their two labels.
+    labels = torch.arange(2)
+    assert [len(row) for row in checksums([torch.stack(IMAGES[:2]), labels], [0, 1])] == [3, 3]
 
 
 def test_how_a_batch_lies_in_memory_changes_no_checksum() -> None:

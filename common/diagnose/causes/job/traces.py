@@ -1,4 +1,4 @@
-"""Causes that are judged from what a job left behind: traces, NCCL's log, flight recorders.
+"""Causes that are judged from traces of torch.profiler.
 
 Under FSDP there are no buckets, and a model that was compiled in place calls no hook. The watch
 then records a few steps with torch.profiler, which are judged here where the steps as they were do
@@ -23,7 +23,7 @@ from common.diagnose.evidence.evidence import (
 )
 from common.diagnose.evidence.left_behind import LeftBehind
 from common.runtime.wording import counted
-from common.traces.step_operations import GATHER, SCATTER
+from common.traces.step_overlap import GATHER, SCATTER
 
 IDLE_SHARE = 0.2
 """With a fifth of the step idle, no kernel can make it more than a fifth faster."""

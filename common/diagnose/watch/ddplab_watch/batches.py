@@ -21,21 +21,35 @@ CHECKED_SAMPLES, LOOKED_AT, CHECKED_TENSORS, BEGINNING = 8, 256, 16, 8
 lists may have one for each word; and a text's numbers that count."""
 
 
-def tensors_in(value: Any, left_out: int = -1) -> Iterator[tuple[str, Tensor]]:
+def tensors_in(value: Any, samples: int = -1) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors in arguments or a batch, with the names that they have in dictionaries.
 
     Args:
-        left_out: sequences of so many items are left out.
+        samples: size of the batch; a sequence of so many items, one for each sample, is left out.
+            As many fields, such as images and labels of two samples, have as many rows each.
     """
     if isinstance(value, Tensor):
         yield "", value
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            for inner, tensor in tensors_in(item, left_out):
+            for inner, tensor in tensors_in(item, samples):
                 yield inner or str(name), tensor
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for item in value if len(value) != left_out else ():
-            yield from tensors_in(item, left_out)
+        for item in value if len(value) != samples or _are_fields(value, samples) else ():
+            yield from tensors_in(item, samples)
+
+
+def _are_fields(value: Any, rows: int) -> bool:
+    """Returns True if a value's tensors have so many rows each and, unlike samples, differ in kind.
+
+    Three images of three channels have three rows each, too.
+    """
+    kinds = set()
+    for _, tensor in tensors_in(value):
+        if not tensor.dim() or len(tensor) != rows:
+            return False
+        kinds.add((tensor.dim(), tensor.dtype))
+    return len(kinds) > 1
 
 
 def counts(inputs: Any, lengths: dict[int, set[int]] | None = None) -> dict[str, int]:
@@ -150,7 +164,7 @@ def checksums(batch: Any, indices: Sequence[int]) -> list[list[int]]:
     rows = range(min(len(indices), LOOKED_AT))
     picked = sorted(rows, key=lambda row: zlib.crc32(b"%d" % indices[row]))[:CHECKED_SAMPLES]
     by_tensor = []
-    tensors = tensors_in(batch, left_out=len(indices))
+    tensors = tensors_in(batch, samples=len(indices))
     for _, tensor in islice(tensors, CHECKED_TENSORS):
         if is_readable(tensor) and len(tensor) == len(indices):
             is_text = tensor.dim() == 2 and is_whole(tensor)
