@@ -137,10 +137,10 @@ class Sharding(Settings):
             return root + sum(gathered)
         if phase in ("forward", "gather", "loss"):
             kept = sum(gathered[:index]) if self.keeps_all else 0
-            later = sum(gathered[index + 1 :][: self.prefetch]) if self.prefetch > 1 else 0
-            of_unit = {"forward": 2 * own, "gather": 2 * own + before}
+            later = gathered[index + 1 :][: self.prefetch] if self.prefetch > 1 else []
+            of_unit = {"forward": 2 * own, "gather": 2 * own + (later[-1] if later else before)}
             of_unit["loss"] = 2 * own if self.keeps_all else own
-            return root + kept + later + of_unit[phase]
+            return root + kept + sum(later) + of_unit[phase]
         if phase in AT_LOSS:
             again = sum(gathered[max(0, len(units) - self.prefetch) :])
             copy = own if phase == "gather last" else 0
@@ -148,9 +148,10 @@ class Sharding(Settings):
         whole = 0 if holds_gradients else trained[index]
         handed_over = trained[index + 1]
         if phase == "reduce":
-            return root + ahead + whole + max(own + handed_over, trained[index])
+            reduced = trained[index] + self.of_gradients(trained[index])
+            return root + ahead + whole + max(own + handed_over, reduced)
         if phase == "gather again":
-            return root + own + 2 * ahead + handed_over
+            return root + own + ahead + sum(below[:1]) + handed_over
         later = FLOAT32 * sum(layer.elements for layer in blocks[block : self.unit_end(block)])
         return root + own + ahead + handed_over + (0 if holds_gradients else later)
 

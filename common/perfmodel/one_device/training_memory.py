@@ -85,6 +85,8 @@ class _Step:
         self.passes, self.sharding = passes, sharding
         self.architecture, self.numerics = passes.architecture, passes.numerics
         self.layers = passes.architecture.layers
+        one_by_one = passes.architecture.one_by_one()
+        self.blocks = [layer.elements for layer in one_by_one if layer.is_block]
         self.casts = passes.numerics.casts == "autocast"
         self.made_bytes = 2 if passes.numerics.casts == "half" else FLOAT32
         self.states = state_bytes(self.architecture.num_trained, passes.optimizer)
@@ -116,20 +118,28 @@ class _Step:
         for group in reversed(range(len(self.layers))):
             layer = self.layers[group]
             for of_group in self._looked_at(layer.count):
-                yield from self._backward(self._position(group, of_group))
+                position = self._position(group, of_group)
+                is_unit = layer.is_block and layer.has_backward and self.sharding.shards
+                if is_unit and self.has_copies and self.gathers_again:
+                    yield from self._gathering_again(position)
+                yield from self._backward(position)
+                if is_unit:
+                    yield from self._reducing(position)
         parts = {"temporary buffers": self._update_temporaries()}
         yield self._moment("update", "update", gradients=self.all_gradients, parts=parts)
 
     def _looked_at(self, count: int) -> Iterable[int]:
         """Returns which of equal layers' backward passes may be the peak.
 
-        The last one and the first; of units the beginning and the end of the last, of that before,
-        behind which one is being reduced, and of the first.
+        The last one and the first; of units both ends of the last, of that before, behind which
+        one is being reduced, and of the first ones, before which as many are gathered as ever.
         """
         size = self.sharding.blocks_per_unit
-        others = ()
+        others = []
         if self.sharding.shards:
-            others = (count - size + 1, count - size, count - 2 * size + 1, size)
+            others = [count - size + 1, count - size, count - 2 * size + 1]
+            firsts = dict.fromkeys((self.sharding.prefetch + 1, 2, 1))
+            others += [end for unit in firsts for end in (unit * size, (unit - 1) * size + 1)]
         return dict.fromkeys(min(max(number, 1), count) for number in (count, *others, 1))
 
     def _position(self, group: int, of_group: int) -> _Position:
@@ -169,24 +179,14 @@ class _Step:
         if self.has_views:
             return self.all_gradients if self.accumulates and phase != "update" else 0
         if self.adds_parts:
-            return self.sharding.of_gradients(self.all_gradients + self._added(phase, block))
+            return self.sharding.of_gradients(self.all_gradients)
         if not self.accumulates:
             return self.sharding.of_gradients(round(gradients))
-        blocks = [layer.elements for layer in self.architecture.one_by_one() if layer.is_block]
-        later = blocks[self.sharding.unit_end(block) :]
-        through = {"embedding": blocks}.get(phase, ())
+        through = self.blocks if phase == "embedding" else []
         if phase in ("backward", "gather again", "reduce"):
-            through = later
+            through = self.blocks[self.sharding.unit_end(block) :]
         reduced = self.all_gradients if phase == "update" else FLOAT32 * sum(through)
         return self.all_gradients - reduced + self.sharding.of_gradients(reduced)
-
-    def _added(self, phase: str, block: int) -> int:
-        """Returns bytes of a unit's gradients that are about to be added to those reduced before."""
-        if phase != "reduce":
-            return 0
-        end = self.sharding.unit_end(block)
-        blocks = [layer.elements for layer in self.architecture.one_by_one() if layer.is_block]
-        return FLOAT32 * sum(blocks[end - self.sharding.blocks_per_unit : end])
 
     def _kept(self, position: _Position, inside: bool) -> Counter[str]:
         """Returns what layers up to a position keep; inside its backward pass, all of its own."""
@@ -226,8 +226,9 @@ class _Step:
 
     def _gathering(self, group: int) -> Iterator[Moment]:
         """Yields moments at which gloo gathers a block, which it holds once more meanwhile."""
-        layer = self.layers[group]
-        for of_group in dict.fromkeys((1, layer.count)):
+        layer, prefetch = self.layers[group], self.sharding.prefetch
+        behind = layer.count - (prefetch if prefetch > 1 else 0)  # all that is gathered ahead
+        for of_group in dict.fromkeys((1, max(behind, 1), layer.count)):
             position = self._position(group, of_group)
             parts = self._kept(replace(position, of_group=of_group - 1), inside=False)
             name = f"gather of {layer.name} {position.block}"
@@ -253,15 +254,7 @@ class _Step:
         """Yields the moments of one layer's backward pass."""
         layer, is_last = position.layer, position.group == len(self.layers) - 1
         is_embedding = position.group == 0
-        later = self.layers[position.group + 1 :]
-        made = sum(other.count * other.elements for other in later)
-        made += (layer.count - position.of_group) * layer.elements
-        unreduced = self._unreduced(position)
-        is_last_of_unit = self.sharding.unit_end(position.block) == position.block
-        if layer.is_block and self.has_copies and self.gathers_again and is_last_of_unit:
-            parts, gradients = self._kept(position, inside=False), FLOAT32 * made
-            name = f"gather before {layer.name} {position.block}"
-            yield self._moment(name, "gather again", gradients, parts, position.block)
+        made = self._made(position)
         for number, extra in enumerate(layer.activations.backward):
             parts = self._kept(position, inside=True)
             parts.update(self._in_parts(extra))
@@ -280,21 +273,37 @@ class _Step:
             block = max(position.block, 1)
             behind = layer.tensors if number > 0 and layer.is_block else ()
             behind_scores = sum(tensor.elements for tensor in behind if not _before_scores(tensor))
-            gradients = FLOAT32 * (made - unreduced + behind_scores)
-            yield self._moment(name, phase, gradients, parts, block)
-        is_first = self.sharding.unit_end(position.block - 1) < position.block
-        if layer.is_block and self.sharding.shards and is_first:
-            held = replace(position, of_group=position.of_group - 1)
-            parts, gradients = self._kept(held, inside=False), FLOAT32 * (made + layer.elements)
-            name = f"reduction of {layer.name} {position.block}"
+            yield self._moment(name, phase, FLOAT32 * (made + behind_scores), parts, block)
+
+    def _gathering_again(self, position: _Position) -> Iterator[Moment]:
+        """Yields the moment at which gloo gathers a unit while that behind it begins its backward.
+
+        Yields none for a block that does not end its unit.
+        """
+        if self.sharding.unit_end(position.block) == position.block:
+            parts, gradients = self._kept(position, inside=False), FLOAT32 * self._made(position)
+            name = f"gather before {position.layer.name} {position.block}"
+            yield self._moment(name, "gather again", gradients, parts, position.block)
+
+    def _reducing(self, position: _Position) -> Iterator[Moment]:
+        """Yields the moment at which FSDP has a unit's gradients; none within the unit."""
+        if self.sharding.unit_end(position.block - 1) < position.block:
+            parts = self._kept(replace(position, of_group=position.of_group - 1), inside=False)
+            gradients = FLOAT32 * self._made(position)
+            name = f"reduction of {position.layer.name} {position.block}"
             yield self._moment(name, "reduce", gradients, parts, position.block)
 
-    def _unreduced(self, position: _Position) -> int:
-        """Returns elements of later blocks in a block's unit, whose gradients FSDP holds whole."""
-        if not (self.sharding.shards and position.layer.is_block):
-            return 0
-        blocks = [layer.elements for layer in self.architecture.one_by_one() if layer.is_block]
-        return sum(blocks[position.block : self.sharding.unit_end(position.block)])
+    def _made(self, position: _Position) -> int:
+        """Returns the elements of later layers, whose gradients are made before a layer's.
+
+        Those of FSDP's units that are not reduced yet count as communication.
+        """
+        layer = position.layer
+        later = sum(other.count * other.elements for other in self.layers[position.group + 1 :])
+        made = later + (layer.count - position.of_group) * layer.elements
+        if layer.is_block and self.sharding.shards:
+            made -= sum(self.blocks[position.block : self.sharding.unit_end(position.block)])
+        return made
 
     def _phase(self, position: _Position) -> str:
         """Returns the phase of a layer's backward pass, by the blocks before and after it."""
