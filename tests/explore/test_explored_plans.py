@@ -20,7 +20,7 @@ from common.perfmodel.architectures.published_sizes import sized_architecture
 @pytest.mark.parametrize(
     ("memory_gb", "seq_len"),
     [
-        (6, 256),
+        (6, 512),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in ((80, None), (12, None), (3, None))
