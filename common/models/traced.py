@@ -168,13 +168,14 @@ def _followed(
 
 def _tied_elements(module: nn.Module, first: str, units: Collection[str]) -> int:
     """Returns the elements of the first unit's weights that a module behind it has, too."""
-    own = dict(module.named_parameters())
+    weights = dict(module.named_parameters())
     tied = {
         parameter: parameter.numel()
         for key, parameter in module.named_parameters(remove_duplicate=False)
-        if key not in own and parameter.requires_grad
+        if key not in weights and parameter.requires_grad
     }
-    return sum(tied.get(weight, 0) for key, weight in own.items() if unit_of(key, units) == first)
+    first_weights = (p for key, p in weights.items() if unit_of(key, units) == first)
+    return sum(tied.get(parameter, 0) for parameter in first_weights)
 
 
 def _partly_frozen(

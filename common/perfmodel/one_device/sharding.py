@@ -121,12 +121,13 @@ class Sharding(Settings):
         blocks = [layer for layer in architecture.one_by_one() if layer.is_block]
         size = self.blocks_per_unit
         units = [blocks[first : first + size] for first in range(0, len(blocks), size)] or [[]]
-        gathered = [item_bytes * sum(block.all_elements for block in unit) for unit in units]
-        trained = [FLOAT32 * sum(block.elements for block in unit) for unit in units] + [0]
-        root = root_bytes * architecture.num_parameters - root_bytes // item_bytes * sum(gathered)
+        elements = [sum(layer.all_elements for layer in layers) for layers in units]
+        gathered = [item_bytes * count for count in elements]
+        trained = [FLOAT32 * sum(layer.elements for layer in layers) for layers in units] + [0]
+        root = root_bytes * (architecture.num_parameters - sum(elements))
         last = len(units) - 1
         index = last if phase in AT_LOSS else (block - 1) // size
-        own, before = gathered[index], gathered[index - 1] if index else root
+        unit, before = gathered[index], gathered[index - 1] if index else root
         below = (
             gathered[:index] if self.keeps_all else gathered[max(0, index - self.prefetch) : index]
         )
@@ -138,22 +139,22 @@ class Sharding(Settings):
         if phase in ("forward", "gather", "loss"):
             kept = sum(gathered[:index]) if self.keeps_all else 0
             later = gathered[index + 1 :][: self.prefetch] if self.prefetch > 1 else []
-            of_unit = {"forward": 2 * own, "gather": 2 * own + (later[-1] if later else before)}
-            of_unit["loss"] = 2 * own if self.keeps_all else own
+            of_unit = {"forward": 2 * unit, "gather": 2 * unit + (later[-1] if later else before)}
+            of_unit["loss"] = 2 * unit if self.keeps_all else unit
             return root + kept + sum(later) + of_unit[phase]
         if phase in AT_LOSS:
             again = sum(gathered[max(0, len(units) - self.prefetch) :])
-            copy = own if phase == "gather last" else 0
+            copy = unit if phase == "gather last" else 0
             return root + copy + (sum(gathered) if self.keeps_all else again)
-        whole = 0 if holds_gradients else trained[index]
+        made = 0 if holds_gradients else trained[index]
         handed_over = trained[index + 1]
         if phase == "reduce":
             reduced = trained[index] + self.of_gradients(trained[index])
-            return root + ahead + whole + max(own + handed_over, reduced)
+            return root + ahead + made + max(unit + handed_over, reduced)
         if phase == "gather again":
-            return root + own + ahead + sum(below[:1]) + handed_over
+            return root + unit + ahead + sum(below[:1]) + handed_over
         later = FLOAT32 * sum(layer.elements for layer in blocks[block : self.unit_end(block)])
-        return root + own + ahead + handed_over + (0 if holds_gradients else later)
+        return root + unit + ahead + handed_over + (0 if holds_gradients else later)
 
     def unit_end(self, block: int) -> int:
         """Returns the number of the last block in the unit of a block, if the unit is full."""

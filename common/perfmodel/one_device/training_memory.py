@@ -135,12 +135,12 @@ class _Step:
         one is being reduced, and of the first ones, before which as many are gathered as ever.
         """
         size = self.sharding.blocks_per_unit
-        others = []
+        ends = []
         if self.sharding.shards:
-            others = [count - size + 1, count - size, count - 2 * size + 1]
+            ends = [count - size + 1, count - size, count - 2 * size + 1]
             firsts = dict.fromkeys((self.sharding.prefetch + 1, 2, 1))
-            others += [end for unit in firsts for end in (unit * size, (unit - 1) * size + 1)]
-        return dict.fromkeys(min(max(number, 1), count) for number in (count, *others, 1))
+            ends += [end for unit in firsts for end in (unit * size, (unit - 1) * size + 1)]
+        return dict.fromkeys(min(max(number, 1), count) for number in (count, *ends, 1))
 
     def _position(self, group: int, of_group: int) -> _Position:
         layer = self.layers[group]
@@ -197,12 +197,12 @@ class _Step:
             held = self._held_by(layer)
             pieces.update(in_parts(held, self.numerics, self.passes.batch_size * (count - current)))
             if current:
-                own = layer.activations
-                pieces.update(self._in_parts(own.kept))
+                activations = layer.activations
+                pieces.update(self._in_parts(activations.kept))
                 if layer.is_block and self.passes.checkpointing != "none":
                     is_selective = self.passes.checkpointing == "selective"
-                    again = own.borrowed + (own.selected if is_selective else ())
-                    pieces.update(self._in_parts(again))
+                    again = activations.selected if is_selective else ()
+                    pieces.update(self._in_parts(activations.borrowed + again))
         return pieces
 
     def _held_by(self, layer: Layer) -> tuple[Piece, ...]:
