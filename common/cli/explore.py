@@ -25,9 +25,9 @@ class Explore:
 
     Sliders move latency, bandwidth, ranks, bucket cap, the time of computation and contention of a
     system, and show its timeline, T(b) with b* and efficiency. Another tab puts any model on a
-    cluster, and shows step and memory by strategy and number of GPUs. The page is served to this
-    machine alone, to whoever has the address with its token; Ctrl-C ends it. In JupyterLab the same
-    is notebooks/explore.ipynb.
+    cluster, and shows step and memory by strategy and number of GPUs; one more shows its plans
+    there, as ddplab plan finds them. The page is served to this machine alone, to whoever has the
+    address with its token; Ctrl-C ends it. In JupyterLab the same is notebooks/explore.ipynb.
     """
 
     run_dir: Annotated[str, tyro.conf.Positional] = ""
