@@ -169,7 +169,7 @@ class Question:
     @property
     def usable_bytes(self) -> float:
         """Returns the memory that a step may take: on a GPU, what libraries leave."""
-        return self.memory_bytes - (LIBRARIES_BYTES if self.device == CUDA else 0)
+        return max(0.0, self.memory_bytes - (LIBRARIES_BYTES if self.device == CUDA else 0))
 
     def shards(self, plan: Plan) -> int:
         """Returns the ranks that hold one copy of the model under a sharded plan."""

@@ -18,7 +18,7 @@ from common.tuning.plans import planned_step
 from common.tuning.user_model import UserModel
 
 planned_step.PEAKS = 6
-ATTEMPTS, WITHIN = 10, 0.03
+ATTEMPTS, WITHIN = 10, 0.01
 """What gloo's threads free is missed at random, and makes a peak too high, never too low: where it
 is, more steps are run."""
 

@@ -161,6 +161,22 @@ def test_units_that_are_gathered_ahead_take_the_memory_that_is_predicted(rank_se
 
 
 @pytest.mark.slow
+def test_units_larger_than_their_activations_take_the_memory_that_is_predicted(rank_server):
+    # Each of these has its peak at another moment: a gather of a last unit that is smaller, of the
+    # first one with others ahead, the end of a unit's backward pass, a block in the middle.
+    worker = Path(__file__).with_name("peaks_worker.py")
+    plans = [Plan("FULL_SHARD", 2, 2, blocks_per_unit=4)]
+    plans += [Plan("FULL_SHARD", 2, blocks_per_unit=2, prefetch=2)]
+    plans += [Plan("FULL_SHARD", 2, 1, "block", blocks_per_unit=size) for size in (4, 6)]
+    plans += [Plan(name, 2, 2, blocks_per_unit=3, reduces_each=True) for name in SHARDED]
+    plans += [Plan(name, 2, 2, reduces_each=True) for name in SHARDED]
+    done = rank_server.run(worker, *map(repr, plans), ranks=2)
+    assert done.exit_codes == [0, 0], done.stderr[0]
+    for plan, line in zip(plans, done.lines(), strict=True):
+        assert line["predicted"] == pytest.approx(line["peak"], rel=0.01), plan
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("memory_bytes", "strategies"),
     [("1e9", {"DDP", "ZERO1", "FULL_SHARD", "SHARD_GRAD_OP"}), ("2.5e8", {"SHARD_GRAD_OP"})],

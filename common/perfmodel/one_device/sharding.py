@@ -19,6 +19,7 @@ from common.exercises.step_memory import FLOAT32
 from common.perfmodel.architectures.architecture import Architecture
 from common.settings import AtLeast, OneOf, Settings
 
+IN_FORWARD = ("gather", "forward", "loss")
 AT_LOSS = ("loss", "gather last", "loss backward")
 STRATEGIES = ("none", "DDP", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 
@@ -125,36 +126,55 @@ class Sharding(Settings):
         gathered = [item_bytes * count for count in elements]
         trained = [FLOAT32 * sum(layer.elements for layer in layers) for layers in units] + [0]
         root = root_bytes * (architecture.num_parameters - sum(elements))
-        last = len(units) - 1
-        index = last if phase in AT_LOSS else (block - 1) // size
-        unit, before = gathered[index], gathered[index - 1] if index else root
-        below = (
-            gathered[:index] if self.keeps_all else gathered[max(0, index - self.prefetch) : index]
-        )
-        ahead = sum(below)
+        index = len(units) - 1 if phase in AT_LOSS else (block - 1) // size
         if phase == "embedding":
             return root + trained[0]
-        if phase in ("forward", "gather", "loss") and self.keeps_all and holds_gradients:
-            return root + sum(gathered)
-        if phase in ("forward", "gather", "loss"):
-            kept = sum(gathered[:index]) if self.keeps_all else 0
-            later = gathered[index + 1 :][: self.prefetch] if self.prefetch > 1 else []
-            of_unit = {"forward": 2 * unit, "gather": 2 * unit + (later[-1] if later else before)}
-            of_unit["loss"] = 2 * unit if self.keeps_all else unit
-            return root + kept + sum(later) + of_unit[phase]
+        if phase in IN_FORWARD:
+            gathers = not (self.keeps_all and holds_gradients)
+            return root + (
+                self._in_forward(phase, gathered, index, root) if gathers else sum(gathered)
+            )
         if phase in AT_LOSS:
-            again = sum(gathered[max(0, len(units) - self.prefetch) :])
-            copy = unit if phase == "gather last" else 0
-            return root + copy + (sum(gathered) if self.keeps_all else again)
-        made = 0 if holds_gradients else trained[index]
-        handed_over = trained[index + 1]
-        if phase == "reduce":
-            reduced = trained[index] + self.of_gradients(trained[index])
-            return root + ahead + made + max(unit + handed_over, reduced)
-        if phase == "gather again":
-            return root + unit + ahead + sum(below[:1]) + handed_over
+            copy = gathered[-1] if phase == "gather last" else 0
+            ahead = sum(gathered[max(0, len(units) - self.prefetch) :])
+            return root + copy + (sum(gathered) if self.keeps_all else ahead)
         later = FLOAT32 * sum(layer.elements for layer in blocks[block : self.unit_end(block)])
-        return root + unit + ahead + handed_over + (0 if holds_gradients else later)
+        made = {"gather again": 0, "backward": later, "reduce": trained[index]}[phase]
+        made = 0 if holds_gradients else made
+        return root + made + self._in_backward(phase, gathered, trained, index)
+
+    def _in_forward(self, phase: str, gathered: Sequence[int], index: int, root: int) -> int:
+        """Returns bytes of gathered units and buffers in the forward pass of a unit, by index.
+
+        Args:
+            phase: one of ``IN_FORWARD``.
+            gathered: bytes of each unit.
+            root: bytes of what is gathered before the first unit.
+        """
+        unit, before = gathered[index], gathered[index - 1] if index else root
+        kept = sum(gathered[:index]) if self.keeps_all else 0
+        ahead = gathered[index + 1 :][: self.prefetch] if self.prefetch > 1 else []
+        if phase == "loss":
+            return kept + (2 * unit if self.keeps_all else unit)
+        copy = (ahead[-1] if ahead else before) if phase == "gather" else 0
+        return kept + 2 * unit + sum(ahead) + copy
+
+    def _in_backward(
+        self, phase: str, gathered: Sequence[int], trained: Sequence[int], index: int
+    ) -> int:
+        """Returns bytes of gathered units and of what is being reduced in a unit's backward pass.
+
+        Args:
+            phase: ``gather again``, ``backward`` or ``reduce``.
+            gathered, trained: bytes of each unit, and of its gradients with 0 at the end.
+        """
+        first = 0 if self.keeps_all else max(0, index - self.prefetch)
+        below, handed_over = gathered[first:index], trained[index + 1]
+        waiting = gathered[index] + handed_over
+        if phase == "reduce":  # the unit is dropped, then its gradients are copied and divided
+            waiting = max(waiting, trained[index] + self.of_gradients(trained[index]))
+        copy = sum(below[:1]) if phase == "gather again" else 0
+        return sum(below) + copy + waiting
 
     def unit_end(self, block: int) -> int:
         """Returns the number of the last block in the unit of a block, if the unit is full."""

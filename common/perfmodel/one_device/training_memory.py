@@ -137,7 +137,8 @@ class _Step:
         size = self.sharding.blocks_per_unit
         ends = []
         if self.sharding.shards:
-            ends = [count - size + 1, count - size, count - 2 * size + 1]
+            begun = (count - 1) // size * size  # blocks before the last unit, which may be smaller
+            ends = [begun + 1, begun, begun - size + 1]
             firsts = dict.fromkeys((self.sharding.prefetch + 1, 2, 1))
             ends += [end for unit in firsts for end in (unit * size, (unit - 1) * size + 1)]
         return dict.fromkeys(min(max(number, 1), count) for number in (count, *ends, 1))
@@ -280,7 +281,7 @@ class _Step:
 
         Yields none for a block that does not end its unit.
         """
-        if self.sharding.unit_end(position.block) == position.block:
+        if position.block in (self.sharding.unit_end(position.block), len(self.blocks)):
             parts, gradients = self._kept(position, inside=False), FLOAT32 * self._made(position)
             name = f"gather before {position.layer.name} {position.block}"
             yield self._moment(name, "gather again", gradients, parts, position.block)
