@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from common.diagnose.studies.script_cases import CASES, FOURTH, FRESH, HEALTHY, SIXTH, Case
-from common.diagnose.studies.style_cases import SEVENTH
+from common.diagnose.studies.style_cases import EIGHTH, SEVENTH
 from common.diagnose.studies.watched_scripts import (
     ALL_CASES,
     ScriptsStudy,
@@ -96,8 +96,9 @@ def test_no_case_of_a_later_set_is_one_that_was_seen_before() -> None:
     assert known.isdisjoint(what(case) for case in CASES if case.later == FOURTH)
 
 
-def test_a_script_of_another_style_has_the_faults_of_its_cases() -> None:
-    cases = ScriptsStudy(only=(SEVENTH,)).cases()
+@pytest.mark.parametrize("which", [SEVENTH, EIGHTH])
+def test_a_script_of_another_style_has_the_faults_of_its_cases(which: str) -> None:
+    cases = ScriptsStudy(only=(which,)).cases()
     assert sum(case.cause == HEALTHY for case in cases) == 10
     assert sum(case.cause != HEALTHY for case in cases) == 30
     for case in cases:
