@@ -103,7 +103,7 @@ def test_a_script_of_another_style_has_the_faults_of_its_cases(which: str) -> No
     assert sum(case.cause != HEALTHY for case in cases) == 30
     for case in cases:
         script, fault = case.folder / f"{case.script}.py", dict(case.flags)["fault"]
-        about = ast.get_docstring(ast.parse(script.read_text())) or ""
+        about = " ".join((ast.get_docstring(ast.parse(script.read_text())) or "").split())
         assert fault == "none" or f"{fault} (" in about
         removed = case.words(removed=True)
         assert removed[removed.index("--fault") + 1] == "none"
