@@ -3,7 +3,7 @@
 The scripts are in ``tests/diagnose/styles``. A fault is part of a script's code, as a user would
 write it. Most were reported in public: a script's docstring says where. All scripts of a set were
 written, together with the cause that must be named first, before any of them had been diagnosed;
-those of the eighth by people who had not read the diagnosis.
+the authors of the eighth set were asked not to read the diagnosis.
 """
 
 from __future__ import annotations
