@@ -211,6 +211,7 @@ def diagnose_case(case: Case, folder: Path, rounds: int) -> dict[str, object]:
 def different_samples_per_s(opened: Opened) -> float:
     """Computes the samples per second of a run's plain steps, each sample of an epoch once.
 
+    Steps are counted where the watch saw no samples: of a script without a loader and a wrapper.
     Steps end with their slowest rank. What lies between them counts, and so does a step that is
     long now and then: means, where the diagnosis itself has medians.
     """
@@ -223,7 +224,8 @@ def different_samples_per_s(opened: Opened) -> float:
     if samples is not None:
         epochs = samples.groupby("epoch").agg({"processed": "sum", "distinct_all_ranks": "first"})
         different = epochs["distinct_all_ranks"].sum() / epochs["processed"].sum()
-    return float(different * steps["samples"].sum() / slowest_ms.sum() * 1e3)
+    processed = steps["samples"].sum() or len(slowest_ms)
+    return float(different * processed / slowest_ms.sum() * 1e3)
 
 
 def traceml_log(case: Case, folder: Path) -> Path:

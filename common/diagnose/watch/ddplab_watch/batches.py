@@ -159,7 +159,9 @@ def checksums(batch: Any, indices: Sequence[int]) -> list[list[int]]:
 
     The samples are picked by their indices, so that ranks that share samples pick the same ones.
     Of texts the beginnings count, as their padding depends on the batch. A tensor without a row for
-    each sample has no checksums.
+    each sample has no checksums. Where no tensor has such rows, as when ``collate_fn`` gives a rank
+    its part of what was fetched, the whole batch counts as one sample; a number below zero stands
+    for all its indices.
     """
     rows = range(min(len(indices), LOOKED_AT))
     picked = sorted(rows, key=lambda row: zlib.crc32(b"%d" % indices[row]))[:CHECKED_SAMPLES]
@@ -170,6 +172,12 @@ def checksums(batch: Any, indices: Sequence[int]) -> list[list[int]]:
             is_text = tensor.dim() == 2 and is_whole(tensor)
             octets = _octets(tensor[:, :BEGINNING] if is_text else tensor, picked)
             by_tensor.append([zlib.crc32(row) & 0xFF for row in octets])
+    if not by_tensor:
+        all_indices = -zlib.crc32(str(list(indices)).encode()) - 1
+        tensors = islice((tensor for _, tensor in tensors_in(batch)), CHECKED_TENSORS)
+        as_rows = (_octets(tensor[None]) for tensor in tensors if is_readable(tensor))
+        sums = [zlib.crc32(row) & 0xFF for (row,) in as_rows]
+        return [[all_indices, *sums]] if sums else []
     return [[indices[row], *sums] for row, *sums in zip(picked, *by_tensor, strict=True)]
 
 
