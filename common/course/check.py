@@ -42,6 +42,8 @@ COMMENT = re.compile(r"#[^\n]*")
 DOCSTRING = re.compile(r'""".*?"""', re.DOTALL)
 MARKER = re.compile(r"(BEGIN|END) SOLUTION")
 KEPT = frozenset(keyword.kwlist) | frozenset(dir(builtins))
+NAMES_FOLLOW = (".", '"', "'")
+"""Tokens that an attribute or a column stands behind, which is no variable."""
 VARIABLE, UNKNOWN = "v", "?"
 A_MARKER = "a marker"
 
@@ -186,8 +188,12 @@ class Solutions:
 
     def coded(self, words: Sequence[str]) -> str:
         """Returns a character for each token."""
+        by_itself = {
+            word: VARIABLE if is_variable(word, "") else self.codes.get(word, UNKNOWN)
+            for word in set(words)
+        }
         return "".join(
-            VARIABLE if is_variable(word, before) else self.codes.get(word, UNKNOWN)
+            self.codes.get(word, UNKNOWN) if before in NAMES_FOLLOW else by_itself[word]
             for before, word in zip(("", *words), words, strict=False)
         )
 
@@ -231,8 +237,7 @@ def is_variable(word: str, before: str) -> bool:
     """Returns True for a name that anybody may change; ``before`` is the token before it."""
     if word in KEPT or not (word[0].islower() or word[0] == "_" or word.isupper()):
         return False
-    # Behind a dot, or between quotes: an attribute, a column.
-    return before not in (".", '"', "'")
+    return before not in NAMES_FOLLOW
 
 
 def find_leaks(tree: Path, solutions: Solutions) -> list[Leak]:

@@ -38,7 +38,7 @@ TRAINER = (
     (BFLOAT16, "TrainingArguments(bf16=True)"),
     (FLOAT16, "TrainingArguments(fp16=True)"),
     (
-        r"Put texts of like length into one batch",
+        r"Put samples of like length into one batch",
         "TrainingArguments(train_sampling_strategy='group_by_length'): texts of like length",
     ),
     (r"Write less often", "TrainingArguments(save_steps=...): write less often"),

@@ -31,12 +31,7 @@ TESTED = {
         *("run", "wrong-sampler", "text", "missing-sampler"),
         flags=(("max_train_samples", 256), ("eval_samples", 16)),
     ),
-    "data-loading": Case("run", "data-loading", "text", "slow-data=60"),
     "slow-rank": Case("run", "slow-rank", "benchmark", "slow-rank=4"),
-    "needless-synchronisation": Case(
-        *("run", "needless-synchronisation", "benchmark", "always-synchronised"),
-        flags=(("accumulation", 4), ("batch_size", 128)),
-    ),
     "healthy": Case("run", "healthy", "benchmark", flags=(("batch_size", 2048),)),
 }
 

@@ -1,6 +1,6 @@
 """Measures for plans of a model of large products; prints what it takes on rank 0, in bytes.
 
-Argument: the memory of a rank in bytes, by which plans are chosen.
+Arguments: a folder, and the memory of a rank in bytes and the strategies, by which plans are chosen.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ def largest_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-folder, memory_bytes = sys.argv[1:]
+folder, memory_bytes, *strategies = sys.argv[1:]
 settings = PlanSettings(function="here:make", device="cpu", output_dir=folder)
 with process_group("cpu", "gloo") as worker, record_run(settings, "plan", worker) as recorder:
     model = SizedModel(make, "made", seed=0)
     architecture = model.architecture(2, "cpu")
     question = Question(
-        architecture, worker.world_size, 2, 4, float(memory_bytes), ("float32",), "cpu"
+        *(architecture, worker.world_size, 2, 4, float(memory_bytes), ("float32",), "cpu"),
+        strategies=tuple(strategies),
+        checkpointing=("none", "block"),
     )
     fitting, _ = sized_plans(question, list(candidates(question)))
     plans = [sized.plan for sized in fitting]

@@ -153,10 +153,6 @@ class Counting(Blocks):
         return super().forward(tokens) + self.running(tokens.float()[:, None])[:, 0, :, None]
 
 
-def counting() -> tuple:
-    return Counting(), torch.randint(50, (4, 8)), loss_of
-
-
 class Pooled(Blocks):
     """Blocks whose head normalises a value a sample and channel, which takes two samples."""
 
@@ -186,8 +182,10 @@ class Doubled(torch.autograd.Function):
         return gradient * 2
 
 
-def custom() -> tuple:
-    module = Blocks()
+def unusual() -> tuple:
+    """Makes blocks with buffers, a compiled one, and a backward pass of its own in the loss."""
+    module = Counting()
+    module.blocks[1] = torch.compile(module.blocks[1], backend="eager")
     return (
         module,
         torch.randint(50, (4, 8)),
@@ -195,12 +193,6 @@ def custom() -> tuple:
             Doubled.apply(model(tokens)).flatten(0, 1), tokens.flatten()
         ),
     )
-
-
-def compiled() -> tuple:
-    module = Blocks()
-    module.blocks[1] = torch.compile(module.blocks[1], backend="eager")
-    return module, torch.randint(50, (4, 8)), loss_of
 
 
 def large() -> tuple:

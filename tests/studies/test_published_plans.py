@@ -68,7 +68,10 @@ def test_what_ran_is_a_plan_that_fits():
         except UserError:
             continue
         planned += 1
-        assert plan in set(candidates(question))
+        alike = replace(
+            question, strategies=(plan.strategy,), micro_batches=(plan.micro_batch,)
+        )
+        assert plan in candidates(alike)
         if not fits(question, memory):
             too_large.append((job.source_repo, memory.peak_bytes / question.usable_bytes))
     assert planned > 600

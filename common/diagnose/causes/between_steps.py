@@ -39,6 +39,8 @@ OTHER_WORK, EXCHANGING = "does other work", "exchanges something"
 STARTING = "starts its loader"
 LOADING = ("torch.utils.data.", "accelerate.data_loader.")
 """Beginnings of the calls that make a loader's iterator, and its workers."""
+MODULES = "torch.nn.modules.module."
+"""Beginning of the calls of a module."""
 NAMED_SHARE = 1 / 3
 """Share of the looks from which what a library's function tells is what a rank does."""
 CALLS = {
@@ -72,7 +74,7 @@ def data_loading(case: Case) -> Verdict | None:
     data = case.run.by_step("data_time_ms")
     if data.empty:
         raise NotJudged(f"{STEPS} has no data_time_ms")
-    data = data - _exchanged_ms(case)
+    data = data - _not_loading_ms(case)
     # Worker processes start in an epoch's first step, which is little of an epoch of many steps.
     first = data.groupby(level=["round", "epoch"]).cumcount() == 0
     data = data[~first] if (~first).any() else data
@@ -107,13 +109,16 @@ def data_loading(case: Case) -> Verdict | None:
     )
 
 
-def _exchanged_ms(case: Case) -> pd.DataFrame | float:
-    """Returns the ms from a fetch to the forward pass in which a script exchanges something."""
+def _not_loading_ms(case: Case) -> pd.DataFrame | float:
+    """Returns the ms from a fetch to the forward pass in which a script does not prepare its batch.
+
+    It exchanges something, or calls another module, such as the teacher of its model.
+    """
     rows = looks(case, ("copy",))
     if rows.empty or "fetch_time_ms" not in case.run.measured:
         return 0.0
     copying_ms = case.run.by_step("data_time_ms") - case.run.by_step("fetch_time_ms")
-    return share_at(rows, EXCHANGES) * copying_ms.clip(lower=0)
+    return share_at(rows, (*EXCHANGES, MODULES)) * copying_ms.clip(lower=0)
 
 
 def _load_ahead(case: Case, data_ms: float, step_ms: float) -> str:

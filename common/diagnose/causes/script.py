@@ -262,15 +262,15 @@ def padding(case: Case) -> Verdict | None:
         cause="padding",
         title=f"{percent(share)} of the tokens are padding",
         evidence=(
-            f"Of {padded:,.0f} tokens that a step computes, {tokens:,.0f} are texts' own "
-            f"[{STEPS}].",
+            f"Of {padded:,.0f} tokens, or numbers of sounds, that a step computes, {tokens:,.0f} "
+            f"are the samples' own [{STEPS}].",
             f"{percent(growing)} of a pass grows with its batch [{PROBES}], and passes "
             f"take {percent(computing)} of the step [{STEPS}].",
         ),
         lost=lost,
         sure=sure,
         change=(
-            "Put texts of like length into one batch (sort them, or sample from buckets of "
+            "Put samples of like length into one batch (sort them, or sample from buckets of "
             "lengths) and pad to its longest, or pack several texts into one row. That saves as "
             "much on any number of ranks."
         ),

@@ -42,6 +42,22 @@ def test_words_of_sounds_are_not_what_a_pass_computes() -> None:
     assert counts((torch.ones(8, 20), labels))["tokens"] == 8
 
 
+@pytest.mark.parametrize("turned", [False, True], ids=["vectors in rows", "channels first"])
+def test_vectors_of_zeros_at_the_ends_of_sounds_are_padding(turned: bool) -> None:
+    lengths = [30, 50, 44, 18]
+    is_sound = torch.arange(60) < torch.tensor(lengths)[:, None]
+    sounds = torch.randn(4, 60, 80, generator=torch.manual_seed(0)) * is_sound[:, :, None]
+    sounds[:, :, 20:30] = 0  # masked bands
+    for padded in (sounds, sounds.flip(1)):
+        batch = padded.transpose(1, 2) if turned else padded
+        counted = counts((batch, torch.tensor(lengths)))
+        assert counted["tokens"] == 80 * sum(lengths)
+        assert counted["padded_tokens"] == counted["elements"] == 4 * 60 * 80
+
+
+DIGITS = torch.zeros(6, 28, 28)
+for number, digit in enumerate(DIGITS):
+    digit[4 : 20 + number % 3, 6 : 18 + number % 4] = 1.0
 NUMBERS = torch.manual_seed(1)
 SEPARATED = torch.randint(1, 50, (8, 40), generator=NUMBERS)
 SEPARATED[:, [10, 21, 39]] = 0
@@ -68,6 +84,9 @@ UNUSED_COLUMNS[:, 34:] = 0
         torch.randint(1, 50, (8, 40), generator=NUMBERS),
         CLASS_MAPS,
         UNUSED_COLUMNS,
+        DIGITS,
+        torch.zeros(6, 28, 28),
+        torch.randn(6, 96, 7, generator=NUMBERS).relu(),
     ],
     ids=[
         "many labels",
@@ -82,6 +101,9 @@ UNUSED_COLUMNS[:, 34:] = 0
         "texts of one length",
         "class maps",
         "unused columns",
+        "images without channels",
+        "no sound",
+        "rectified series",
     ],
 )
 def test_nothing_else_is_taken_for_padding(batch: torch.Tensor) -> None:

@@ -14,6 +14,8 @@ MASKS = ("attention_mask", "mask", "padding_mask")
 LEAST_ROWS, LEAST_LENGTH, LEAST_RUN = 4, 8, 4
 """A batch with fewer texts or shorter ones, or whose longest padding is shorter, shows no padding
 without a mask: a few equal numbers at the ends of rows may mean anything."""
+READ_NUMBERS = 16
+"""Numbers of a vector, spread evenly, by which it is told from one of zeros."""
 HASHED_BYTES = 512
 """Most bytes hashed of each sample."""
 CHECKED_SAMPLES, LOOKED_AT, CHECKED_TENSORS, BEGINNING = 8, 256, 16, 8
@@ -58,8 +60,10 @@ def counts(inputs: Any, lengths: dict[int, set[int]] | None = None) -> dict[str,
     A two-dimensional tensor of whole numbers is taken for texts, one in each row, and a mask of
     its shape, or else what stands at the ends of its rows, says which of its tokens are real.
     Without a mask, all are where most of the arguments is no text, such as sound with its words.
-    Anything else has samples only. Reading a tensor on a GPU would wait for it, so there all tokens
-    count as real. Elements are those of the texts, or of the first tensor.
+    Where there is no text, the numbers of a first tensor of vectors in rows, such as spectrograms,
+    count as tokens, and vectors of zeros at the ends of its rows as padding. Anything else has
+    samples only. Reading a tensor on a GPU would wait for it, so there all tokens count as real.
+    Elements are those of the texts, or of the first tensor.
 
     Args:
         lengths: lengths of earlier texts, to which these are added; see ``padding_at_ends``.
@@ -72,6 +76,11 @@ def counts(inputs: Any, lengths: dict[int, set[int]] | None = None) -> dict[str,
     texts = next((t for _, t in tensors if t.dim() == 2 and is_whole(t)), None)
     if texts is None:
         row = {"samples": samples, "tokens": samples, "padded_tokens": samples, "longest": 1}
+        if first.dim() == 3 and first.is_floating_point() and first.numel():
+            tokens = padded = first.numel()
+            if is_readable(first) and not first.is_nested:
+                tokens -= _numbers_in_padding(first, {} if lengths is None else lengths)
+            row |= {"tokens": tokens, "padded_tokens": padded, "longest": padded // samples}
         return row | {"elements": first.numel()}
     padded = texts.numel()
     masks = (t for name, t in tensors if name in MASKS and t.shape == texts.shape)
@@ -128,6 +137,23 @@ def padding_at_ends(texts: Tensor, lengths: dict[int, set[int]]) -> int:
         if int(is_text.sum()) == total > 0 and length - shortest >= LEAST_RUN:
             lengths.setdefault(number, set()).update(of_rows.tolist())
             return texts.numel() - total if len(lengths[number]) > 1 else 0
+    return 0
+
+
+def _numbers_in_padding(vectors: Tensor, lengths: dict[int, set[int]]) -> int:
+    """Counts the numbers of vectors of zeros at the ends of rows; see ``padding_at_ends``.
+
+    Args:
+        vectors: [rows, length, size] or [rows, size, length], in the host's memory.
+    """
+    for ordered in (vectors, vectors.transpose(1, 2)):
+        _, length, size = ordered.shape
+        every = -(-size // READ_NUMBERS)
+        is_there = (ordered[:, :, ::every] != 0).any(2)
+        # Numbered, so that the only number that ends rows of different lengths is 0.
+        numbered = is_there * torch.arange(1, length + 1, device="cpu")
+        if padded := padding_at_ends(numbered, lengths):
+            return padded * size
     return 0
 
 
