@@ -40,7 +40,8 @@ MISTAKES = (
 """Causes that lengthen an exchange: they come before the limit of what is left of it."""
 COUNTED = (NEEDLESS, "recompilation", "cpu-quota", "shared-device")
 """Causes that cost time and are counted or seen, not timed: other work does not look like them."""
-REASONS = dict.fromkeys((*LIMITS, "beside-the-model", "bucket-cap"), MISTAKES) | {
+SEEN_OF_MISTAKES = (*LIMITS, "exposed-communication", "beside-the-model", "bucket-cap")
+REASONS = dict.fromkeys(SEEN_OF_MISTAKES, MISTAKES) | {
     "evaluation-or-logging": ("garbage-collection",)
 }
 """Cause → causes that come before it, as they are a reason of what it only sees the time of."""

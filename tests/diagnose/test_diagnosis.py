@@ -277,6 +277,7 @@ def test_what_lengthens_an_exchange_comes_before_its_limit(cause, share, level, 
     [
         ("beside-the-model", "own-exchange"),
         ("bucket-cap", "own-exchange"),
+        ("exposed-communication", "own-exchange"),
         ("evaluation-or-logging", "garbage-collection"),
     ],
 )
