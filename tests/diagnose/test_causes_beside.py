@@ -130,6 +130,17 @@ def test_loading_is_what_prepares_a_batch(tmp_path: Path, call: str, causes: dic
     assert shares == pytest.approx(causes, rel=0.01)
 
 
+@pytest.mark.parametrize(("call", "is_handed"), [("scatter", True), ("broadcast", False)])
+def test_samples_that_one_rank_hands_on_are_not_those_of_every_loader(
+    tmp_path: Path, call: str, is_handed: bool
+) -> None:
+    called = f"torch.distributed.distributed_c10d.{call}"
+    looks = (("copy", "/my/train.py:31 main", called, 5), ("copy", "/my/train.py:32 main", "", 5))
+    same = MadeUp(samples={"processed": 1000, "distinct": 1000, "shared": 1000})
+    case = watched(tmp_path / "run", same, looks=looks)
+    assert ("wrong-sampler" in verdicts_on(case)) != is_handed
+
+
 def test_barriers_of_accelerate_between_steps_are_no_other_work(tmp_path: Path) -> None:
     looks = (
         ("between", "/my/train.py:31 main", "accelerate.accelerator.wait_for_everyone", 50),

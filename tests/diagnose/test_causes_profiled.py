@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from bundle_support import with_values, write_bundle
-from scaling_evidence import MadeUp, as_watched
+from scaling_evidence import MadeUp, as_watched, change_table
 from test_postmortem import span, trace, write_trace
 
 from common.diagnose.diagnosis import diagnose_folder
@@ -82,6 +82,31 @@ def test_steps_as_they_were_are_believed_before_profiled_ones(tmp_path: Path) ->
     found = diagnose_folder(folder)
     assert found.healthy
     assert "profiler" not in found.summary
+
+
+@pytest.mark.parametrize(("modules", "exchanges"), [(2, 4.0), (8, None), (0, None)])
+def test_scatters_after_each_micro_batch_are_needless(tmp_path: Path, modules, exchanges) -> None:
+    folder = as_watched(MadeUp().write(tmp_path / "run"))
+    change_table(folder, kind="plain", micro_batches=4)
+    change_table(folder, "facts.csv", wrapper="FSDP", sharded_modules=modules)
+    keys = [{"rank": rank, "step": step} for rank in (0, 1) for step in range(3)]
+    rows = [
+        {"step_ms": 100.0, "computation_ms": 60.0, "communication_ms": 40.0, "overlap_ms": 0.0}
+        | {"idle_ms": 0.0, "copy_ms": 0.0, "exposed_communication_ms": 40.0, "on_device": False}
+        | each
+        for each in keys
+    ]
+    pd.DataFrame(rows).to_csv(folder / "trace-steps.csv", index=False)
+    taken = {"calls": 8, "communication_ms": 40.0, "exposed_ms": 40.0}
+    rows = [{"operation": "reduce_scatter"} | taken | each for each in keys]
+    pd.DataFrame(rows).to_csv(folder / "trace-operations.csv", index=False)
+    verdicts = diagnose_folder(folder).verdicts
+    if exchanges is None:
+        assert "needless-synchronisation" not in [verdict.cause for verdict in verdicts]
+        return
+    assert verdicts[0].cause == "needless-synchronisation"  # before what all of them take
+    assert verdicts[0].lost_share == pytest.approx(0.4 * (1 - 1 / exchanges))
+    assert f"{exchanges} exchanges where one is enough" in verdicts[0].evidence[0]
 
 
 # Gathers and scatters.

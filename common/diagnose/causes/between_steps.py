@@ -112,13 +112,16 @@ def data_loading(case: Case) -> Verdict | None:
 def _not_loading_ms(case: Case) -> pd.DataFrame | float:
     """Returns the ms from a fetch to the forward pass in which a script does not prepare its batch.
 
-    It exchanges something, or calls another module, such as the teacher of its model.
+    It exchanges something, or calls another module, such as the teacher of its model. By step and
+    rank: one rank may prepare the batches of all, which wait for their parts.
     """
     rows = looks(case, ("copy",))
     if rows.empty or "fetch_time_ms" not in case.run.measured:
         return 0.0
     copying_ms = case.run.by_step("data_time_ms") - case.run.by_step("fetch_time_ms")
-    return share_at(rows, (*EXCHANGES, MODULES)) * copying_ms.clip(lower=0)
+    calls = (*EXCHANGES, MODULES)
+    shares = {rank: share_at(rows[rows["rank"] == rank], calls) for rank in copying_ms.columns}
+    return copying_ms.clip(lower=0) * pd.Series(shares)
 
 
 def _load_ahead(case: Case, data_ms: float, step_ms: float) -> str:

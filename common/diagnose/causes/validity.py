@@ -16,9 +16,18 @@ from common.diagnose.evidence.case import (
     Verdict,
     confidence,
     differing_facts,
+    looks,
     percent,
+    share_at,
 )
-from common.diagnose.evidence.evidence import FACTS, SAMPLES, STEPS, NotJudged, standard_error
+from common.diagnose.evidence.evidence import (
+    FACTS,
+    SAMPLES,
+    STACKS,
+    STEPS,
+    NotJudged,
+    standard_error,
+)
 from common.runtime.wording import counted
 
 SHARED_SHARE = 0.01
@@ -26,6 +35,13 @@ SHARED_SHARE = 0.01
 is more than that on any data set worth timing."""
 ALL_SHARED = 0.9
 """Share of samples of several ranks from which the ranks have not divided the data at all."""
+HANDED_ON = tuple(
+    f"torch.distributed.distributed_c10d.{name}"
+    for name in ("scatter", "recv", "irecv", "batch_isend_irecv", "all_to_all")
+)
+"""Beginnings of the calls by which a rank gets its part of a batch that another one has fetched."""
+HANDED_SHARE = 1 / 3
+"""Share of the looks at a rank between its fetch and its forward pass that tells of it."""
 FIXED_BATCHES = 0.8
 """From this share of equal steps on, a rank's batches are of a fixed number of samples."""
 EARLY_STEP = 2.0
@@ -77,6 +93,8 @@ def wrong_sampler(case: Case) -> Verdict | None:
     table = case.run.need(SAMPLES)
     table = table[table["rank"] < case.ranks]
     case.need_ranks("has no samples to share")
+    if _hands_on(case):
+        raise NotJudged(f"ranks hand their samples on to each other after each fetch [{STACKS}]")
     epochs = table["epoch"].nunique()
     samples = _Samples(
         epochs=epochs,
@@ -91,6 +109,12 @@ def wrong_sampler(case: Case) -> Verdict | None:
     repeats = max(samples.shared_share, samples.repeated_share)
     are_wrong = min(repeats, samples.wasted) > SHARED_SHARE
     return _sampler_verdict(case, samples) if are_wrong else _same_order(case, table)
+
+
+def _hands_on(case: Case) -> bool:
+    """Returns True if a rank gets its samples from another one, whatever its own loader gives."""
+    rows = looks(case, ("data", "copy"))
+    return any(share_at(of_rank, HANDED_ON) > HANDED_SHARE for _, of_rank in rows.groupby("rank"))
 
 
 def _sampler_verdict(case: Case, samples: _Samples) -> Verdict:

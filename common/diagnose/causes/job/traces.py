@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
-from common.diagnose.causes.communication import EXPOSED_SHARE, LIMITS
+from common.diagnose.causes.communication import EXPOSED_SHARE, LIMITS, NEEDLESS, SKIPPED
 from common.diagnose.causes.ranks import Slowest
 from common.diagnose.evidence.case import MOST_LOST, Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
+    FACTS,
+    STEPS,
     TRACE_OPERATIONS,
     TRACE_STEPS,
     NotJudged,
@@ -127,6 +130,43 @@ def exposed_communication(job: LeftBehind) -> Verdict | None:
     )
 
 
+def needless_synchronisation(job: LeftBehind, case: Case) -> Verdict | None:
+    """Judges whether FSDP exchanges gradients after each micro-batch instead of once a step.
+
+    Each module under FSDP scatters its gradients once in an exchange.
+    """
+    facts, micro = case.run.need(FACTS), float(case.run.measured["micro_batches"].median())
+    if "sharded_modules" not in facts:
+        raise NotJudged("an earlier watch did not count the modules under FSDP")
+    modules = int(facts["sharded_modules"].max())
+    exposed_ms = job.by_step("exposed_communication_ms")
+    operations = _operations(job, rank=int(exposed_ms.median().idxmin()))
+    if micro <= 1 or not modules or SCATTER not in operations.index:
+        return None
+    scatters = operations.loc[SCATTER]
+    exchanges = float(scatters["calls"]) / modules
+    if not exchanges > SKIPPED:
+        return None
+    return case.verdict(
+        cause=NEEDLESS,
+        title="gradients are exchanged after every micro-batch",
+        evidence=(
+            f"A step of {micro:g} micro-batches scatters gradients {scatters['calls']:g} times, "
+            f"for {counted(modules, 'module')} under FSDP [{FACTS}]: {exchanges:.1f} exchanges "
+            f"where one is enough.",
+            f"Those that nothing hides take {scatters['exposed_ms']:.3g} of "
+            f"{job.slowest_ms.median():.3g} ms [{TRACE_OPERATIONS}] [{STEPS}].",
+        ),
+        lost=float(scatters["exposed_ms"] / job.slowest_ms.median()) * (1 - 1 / exchanges),
+        sure=("high", "calls are counted, not timed"),
+        change=(
+            "Call model.set_requires_gradient_sync(False) before all micro-batches but the last "
+            "(FullyShardedDataParallel: inside model.no_sync()); a rank holds all gradients "
+            "meanwhile."
+        ),
+    )
+
+
 def profiled_step(job: LeftBehind) -> str:
     """Returns where a step's time goes in the traces, as a sentence without its full stop."""
     step_ms = job.slowest_ms.median()
@@ -228,13 +268,14 @@ def by_profile(
     profile = profiled(case)
     if profile is None:
         return [], list(not_judged)
+    judges = BY_PROFILE | {NEEDLESS: partial(needless_synchronisation, case=case)}
     verdicts, still = [], []
     for cause, why in not_judged:
-        if cause not in BY_PROFILE:
+        if cause not in judges:
             still.append((cause, why))
             continue
         try:
-            verdicts.append(BY_PROFILE[cause](profile))
+            verdicts.append(judges[cause](profile))
         except NotJudged:
             still.append((cause, why))
     if profile.on_device:

@@ -115,6 +115,7 @@ def facts(
         "batches_on_host": on_host,
         "buffers_bytes": sum(b.numel() * b.element_size() for r in roots for b in r.buffers()),
         "synchronised_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
+        "sharded_modules": sum(map(torch_internals.is_fsdp, modules)),
         "wrapper": "DDP" if ddp else "FSDP" if sharded else "",
     }
     return row | (torch_internals.ddp_facts(ddp[0]) if ddp else {})
