@@ -260,6 +260,7 @@ def test_validity_comes_before_speed_and_then_what_costs_most(tmp_path):
     [
         ("needless-synchronisation", 0.05, "high", True),
         ("sparse-embedding", 0.25, "medium", True),
+        ("sent-buffers", 0.25, "medium", True),
         ("sparse-embedding", 0.15, "medium", False),  # most of the limit is left without it
         ("oversubscribed-cores", 0.25, "low", False),
         ("data-loading", 0.25, "high", False),  # that lengthens no exchange
