@@ -1,6 +1,6 @@
 """Measures for plans of a model of large products; prints what it takes on rank 0, in bytes.
 
-Arguments: a folder, and the memory of a rank in bytes and the strategies, by which plans are chosen.
+Arguments: a folder, and what plans are chosen by: the memory of a rank in bytes, and strategies.
 """
 
 from __future__ import annotations

@@ -68,9 +68,7 @@ def test_what_ran_is_a_plan_that_fits():
         except UserError:
             continue
         planned += 1
-        alike = replace(
-            question, strategies=(plan.strategy,), micro_batches=(plan.micro_batch,)
-        )
+        alike = replace(question, strategies=(plan.strategy,), micro_batches=(plan.micro_batch,))
         assert plan in candidates(alike)
         if not fits(question, memory):
             too_large.append((job.source_repo, memory.peak_bytes / question.usable_bytes))
