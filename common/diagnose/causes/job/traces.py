@@ -136,12 +136,13 @@ def needless_synchronisation(job: LeftBehind, case: Case) -> Verdict | None:
     Each module under FSDP scatters its gradients once in an exchange.
     """
     facts, micro = case.run.need(FACTS), float(case.run.measured["micro_batches"].median())
-    if "sharded_modules" not in facts:
-        raise NotJudged("an earlier watch did not count the modules under FSDP")
-    modules = int(facts["sharded_modules"].max())
+    # An earlier watch did not count them.
+    modules = int(facts["sharded_modules"].max()) if "sharded_modules" in facts else 0
     exposed_ms = job.by_step("exposed_communication_ms")
     operations = _operations(job, rank=int(exposed_ms.median().idxmin()))
-    if micro <= 1 or not modules or SCATTER not in operations.index:
+    if not modules or SCATTER not in operations.index:
+        raise NotJudged("no module under FSDP, or none that scatters its gradients")
+    if micro <= 1:
         return None
     scatters = operations.loc[SCATTER]
     exchanges = float(scatters["calls"]) / modules
@@ -152,10 +153,10 @@ def needless_synchronisation(job: LeftBehind, case: Case) -> Verdict | None:
         title="gradients are exchanged after every micro-batch",
         evidence=(
             f"A step of {micro:g} micro-batches scatters gradients {scatters['calls']:g} times, "
-            f"for {counted(modules, 'module')} under FSDP [{FACTS}]: {exchanges:.1f} exchanges "
-            f"where one is enough.",
-            f"Those that nothing hides take {scatters['exposed_ms']:.3g} of "
-            f"{job.slowest_ms.median():.3g} ms [{TRACE_OPERATIONS}] [{STEPS}].",
+            f"for {counted(modules, 'module')} under FSDP: {exchanges:.1f} exchanges where one is "
+            f"enough [{STEPS}] [{FACTS}] [{TRACE_OPERATIONS}].",
+            f"Scatters that nothing hides take {scatters['exposed_ms']:.3g} of "
+            f"{job.slowest_ms.median():.3g} ms [{TRACE_OPERATIONS}] [{TRACE_STEPS}].",
         ),
         lost=float(scatters["exposed_ms"] / job.slowest_ms.median()) * (1 - 1 / exchanges),
         sure=("high", "calls are counted, not timed"),
