@@ -50,7 +50,7 @@ class Study:
     """Cases or causes to run, for diagnosis, exchange, models, plan, scripts and tune; for grading
     gradings or kinds of them (such as reference), class, or kinds of hand-ins, then one each. By
     default all cases (of scripts, those of its first two sets)."""
-    rounds: int = 0
+    rounds: int | None = None
     """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""
     """For cs336 alone: folder of a clone of Stanford CS336's assignment 2; its tests run on the
@@ -71,7 +71,7 @@ class Study:
             if not (error.name or "").startswith("common."):
                 raise
             raise UserError(f"study {self.what} is not in a student's tree") from None
-        if self.rounds < 0:
+        if self.rounds is not None and self.rounds < 1:
             raise UserError(f"--rounds {self.rounds}: at least 1")
         settings = module.SETTINGS()
         refusals = {
@@ -83,7 +83,7 @@ class Study:
             "table": "reads no published rows",
         }
         for option, why_not in refusals.items():
-            if not (value := getattr(self, option)):
+            if (value := getattr(self, option)) in (None, "", ()):
                 continue
             if not hasattr(settings, option):
                 raise UserError(f"--{option}: study {self.what} {why_not}")

@@ -200,7 +200,7 @@ def test_predict_refuses_another_number_of_ranks(tmp_path: Path) -> None:
         (["diagnose", "--window", "2.5", "train.py"], "--window 2.5: expected a whole number"),
         (["diagnose", "--compare", "--fail-above", "x", "a", "b"], "x: expected a number"),
         (["study", "cs336", "--rounds", "2"], "--rounds: study cs336 has no rounds to choose"),
-        (["study", "grading", "--rounds", "-2"], "--rounds -2: at least 1"),
+        (["study", "grading", "--rounds", "0"], "--rounds 0: at least 1"),
         (["study", "memory", "--only", "x"], "--only: study memory runs all of its cases"),
         (["study", "memory", "--continues", "x"], "--continues: study memory cannot be continued"),
         (["study", "scripts", "--only", "nothing"], "unknown case 'nothing'"),

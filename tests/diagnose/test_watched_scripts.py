@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from bundle_support import with_values, write_bundle
 
+from common.diagnose.opened import open_diagnosis
 from common.diagnose.studies.script_cases import CASES, FOURTH, FRESH, HEALTHY, SIXTH, Case
 from common.diagnose.studies.style_cases import EIGHTH, SEVENTH
 from common.diagnose.studies.watched_scripts import (
     ALL_CASES,
     ScriptsStudy,
     copy_case,
+    different_samples_per_s,
     judge,
     rounds_that_agree,
     run_under_traceml,
@@ -67,6 +70,17 @@ def test_rounds_agree_that_are_close_to_the_median_of_the_others(
     gains: list[float], share: float | None
 ) -> None:
     assert rounds_that_agree(gains) == share
+
+
+def test_a_script_whose_samples_are_not_seen_has_its_speed_in_steps(tmp_path: Path) -> None:
+    speeds = []
+    for samples in (0, 1):
+        bundle = write_bundle(tmp_path / f"samples-{samples}")
+        with_values(bundle, "steps", samples=samples)
+        speeds.append(different_samples_per_s(open_diagnosis(bundle)))
+    assert speeds[1] == 2 * speeds[0] > 0  # two ranks, a sample each
+    with_values(bundle, "steps", ranks=(1,), step_time_ms=40.0)
+    assert different_samples_per_s(open_diagnosis(bundle)) < speeds[1]  # the slowest rank's steps
 
 
 def test_the_recorded_sets_are_judged_as_published() -> None:
