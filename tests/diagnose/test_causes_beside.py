@@ -14,7 +14,7 @@ from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table, ver
 from common.diagnose.causes.beside import beside_the_model
 from common.diagnose.causes.over_steps import growing_memory, reserved_memory, unequal_memory
 from common.diagnose.evidence.case import Case
-from common.diagnose.evidence.evidence import NotJudged
+from common.diagnose.evidence.evidence import ALL_REDUCE, NotJudged
 from common.diagnose.frameworks import ACCELERATE, TRAINER
 from common.tables import STACK_COLUMNS
 
@@ -80,6 +80,17 @@ def test_a_scripts_own_exchange_is_named_with_its_line(tmp_path, run, call, titl
     # 9 of 44.5 ms; one all-reduce of all gradients takes 4.4 ms of them.
     kept_ms = 0.2 + 4 * MIB / 1e6 if run is ALONE else 0.0
     assert verdict.lost_share == pytest.approx((9 - kept_ms) / 44.5, rel=0.03)
+
+
+def test_an_exchange_of_its_own_may_be_needed_where_none_was_timed(tmp_path: Path) -> None:
+    looks = (("optimizer", "/my/train.py:31 main", "torch.distributed.all_reduce", 100),)
+    levels = []
+    for name in ("timed", "not"):
+        case = watched(tmp_path / name, ALONE, looks)
+        if name == "not":
+            (tmp_path / name / ALL_REDUCE).unlink()
+        levels.append(verdict_on(case, "own-exchange").confidence)
+    assert levels == ["high", "low"]
 
 
 @pytest.mark.parametrize(("waits", "is_slow"), [((75, 0), True), ((40, 35), False)])

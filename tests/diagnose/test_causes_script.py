@@ -10,6 +10,7 @@ from scaling_evidence import MadeUp, as_watched, change_table, made_verdict, ver
 
 from common.tables import STACK_COLUMNS
 
+MODULE = "torch.nn.modules.module._wrapped_call_impl"
 WAITING = "torch.distributed.distributed_c10d.barrier"
 
 
@@ -32,7 +33,9 @@ def test_a_collection_on_one_rank_stops_all(tmp_path, between_ms, collecting_ms,
 @pytest.mark.parametrize(
     ("phase", "call", "between_ms", "title"),
     [
-        ("evaluation", "torch.nn.modules.module.call", (30, 0), "rank 0 evaluates (train.py:31)"),
+        ("evaluation", MODULE, (30, 0), "rank 0 evaluates (train.py:31)"),
+        ("between", MODULE, (30, 0), "rank 0 calls a model without training it (train.py:31)"),
+        ("between", MODULE, (30, 30), "every rank calls a model without training it (train.py:31)"),
         (
             "between",
             "torch.serialization.save",
@@ -58,6 +61,8 @@ def test_work_between_steps_has_its_name_and_line(
     latest = between_ms.index(max(between_ms))
     sentence = f"Between two steps of rank {latest} lie {max(between_ms)} ms"
     assert first.evidence[0].startswith(sentence)
+    # Rollouts of a policy are no waste, and all ranks make them.
+    assert (first.confidence == "low") == ("every rank calls" in title)
 
 
 def test_what_lies_between_steps_is_compared_with_what_lies_in_them_by_its_time(

@@ -91,6 +91,10 @@ def test_the_recorded_sets_are_judged_as_published() -> None:
     assert held["healthy runs with a verdict of more than low confidence"] == 0
     assert held["share of predicted gains within a tenth"] == 7 / 14
     assert held["share of gains within their interval"] == 11 / 14
+    # A second verdict is an alarm, too.
+    is_first = cases["planted"].eq(HEALTHY) & ~cases["planted"].eq(HEALTHY).shift(fill_value=False)
+    sure = judge(cases.assign(is_sure=is_first)).set_index("promise")["found"]
+    assert sure["healthy runs with a verdict of more than low confidence"] == is_first.sum() > 0
 
 
 @pytest.mark.parametrize("later", [FRESH, FOURTH])

@@ -147,6 +147,9 @@ def own_exchange(case: Case) -> Verdict | None:
     lost = min(0.99, taken.share * (1 - needed_ms / taken.time_ms))
     if lost < LEAST_SHARE:
         return None
+    sure = confidence(lost, LEAST_SHARE, taken.error)
+    if gradients and not sentences:
+        sure = "low", "how long one all-reduce of all gradients takes was not timed"
     return case.verdict(
         cause="own-exchange",
         title=title,
@@ -156,7 +159,7 @@ def own_exchange(case: Case) -> Verdict | None:
             *sentences,
         ),
         lost=lost,
-        sure=confidence(lost, LEAST_SHARE, taken.error),
+        sure=sure,
         change=change,
     )
 

@@ -35,6 +35,7 @@ quarter goes to it, it is too often, too much, or on one rank while the others w
 ONE_RANK_RATIO = 2.0
 """An evaluation that all ranks share takes all of them equally long."""
 EVALUATING, WRITING, LOGGING = "evaluates", "writes a checkpoint", "logs"
+CALLING = "calls a model without training it"
 OTHER_WORK, EXCHANGING = "does other work", "exchanges something"
 STARTING = "starts its loader"
 LOADING = ("torch.utils.data.", "accelerate.data_loader.")
@@ -44,6 +45,7 @@ MODULES = "torch.nn.modules.module."
 NAMED_SHARE = 1 / 3
 """Share of the looks from which what a library's function tells is what a rank does."""
 CALLS = {
+    CALLING: (MODULES,),
     EXCHANGING: EXCHANGES,
     WRITING: ("torch.serialization.", "torch.distributed.checkpoint", "safetensors", "pickle."),
     LOGGING: ("tensorboard", "wandb", "mlflow", "logging.", "tqdm"),
@@ -62,6 +64,10 @@ CHANGES = {
         "(torch.distributed.checkpoint.async_save), so that the other ranks go on."
     ),
     LOGGING: "Log every so many steps, without waiting for the disk or the network.",
+    CALLING: (
+        "Leave it where the method trains on what it gives, as on the rollouts of a policy; samples"
+        " and scores for a log need be made every so many steps only."
+    ),
 }
 OTHER = (
     "Do it every so many steps instead of after each, without waiting for the disk, and keep "
@@ -176,6 +182,9 @@ def _between(case: Case) -> Verdict | None:
     alone |= busiest != latest  # that waits for it
     who = f"rank {busiest}" if alone else "every rank"
     waiting = " while the others wait" if alone else " between the steps"
+    sure = confidence(share, BETWEEN_SHARE, error, len(shares), of="share of the time")
+    if does == CALLING and not alone:
+        sure = "low", "whether the method trains on what the model gives is not seen"
     return case.verdict(
         cause="evaluation-or-logging",
         title=f"{who} {does}{line_of(rows)}{waiting}",
@@ -188,7 +197,7 @@ def _between(case: Case) -> Verdict | None:
             *places(case, ("between", "evaluation"), rank=busiest),
         ),
         lost=share,
-        sure=confidence(share, BETWEEN_SHARE, error, len(shares), of="share of the time"),
+        sure=sure,
         whole_ms=float(times.sum(axis=1).mean()),
         change=CHANGES.get(does, OTHER),
     )

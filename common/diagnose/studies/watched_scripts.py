@@ -285,6 +285,7 @@ def row_of(case: Case, faulty: Opened, gains: Sequence[float]) -> dict[str, obje
         "first": first.cause if first else HEALTHY,
         "second": verdicts[1].cause if len(verdicts) > 1 else "",
         "confidence": first.confidence if first else "",
+        "is_sure": any(verdict.confidence != "low" for verdict in verdicts),
         "named": (first.cause if first else HEALTHY) == case.cause,
         "predicted_gain": predicted,
         "gain_low": low,
@@ -321,7 +322,8 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
     error = (compared["predicted_gain"] / compared["achieved_gain"] - 1).abs()
     within = compared["achieved_gain"].between(compared["gain_low"], compared["gain_high"])
     agree = pd.to_numeric(planted.get("rounds_agree", pd.Series(dtype=float)), errors="coerce")
-    alarms = healthy[(healthy["first"] != HEALTHY) & (healthy["confidence"] != "low")]
+    of_first = (healthy["first"] != HEALTHY) & (healthy["confidence"] != "low")  # of older tables
+    alarms = healthy[healthy["is_sure"].astype(bool) if "is_sure" in healthy else of_first]
     held_out = planted[planted["held_out"].astype(bool)]
     promises = [
         ("share of planted causes named first", NAMED_SHARE, None, planted["named"].mean()),
