@@ -12,17 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.diagnose.causes.sharing import compute_share, together_error, together_times
-from common.diagnose.evidence.case import (
-    NORMAL_90,
-    PREDICTION_ERROR,
-    VALIDITY,
-    Case,
-    Verdict,
-    percent,
-)
+from common.diagnose.evidence.case import NORMAL_90, VALIDITY, Case, Verdict, percent
 from common.diagnose.evidence.evidence import EXCHANGING, NotJudged
 from common.diagnose.evidence.measured_step import shares_cores, watched_exchanges
 
+BASELINE_ERROR = 0.13
+"""Standard error of one rank's speed as predicted from its passes, as a share of it: the root mean
+square of ln(predicted over achieved speedup) of eight changes (the remedies in data/RESULTS.md)."""
 MOST_UNEXPLAINED = 0.10
 """Share of the step. With more of it unexplained, that no cause was found does not mean *healthy*.
 """
@@ -97,7 +93,7 @@ def unexplained(case: Case, verdicts: Sequence[Verdict]) -> Unexplained | None:
     exchanging = (parts.parts_ms["waiting"] + parts.parts_ms["communication"]) / parts.step_ms
     caused = sum(v.lost_share or 0.0 for v in verdicts if v.cause in WITHIN_PASSES)
     share = 1 - efficiency - exchanging - hindered - caused
-    of_baseline = case.baseline.noise if case.is_measured else PREDICTION_ERROR
+    of_baseline = case.baseline.noise if case.is_measured else BASELINE_ERROR
     half = NORMAL_90 * math.hypot(efficiency * math.hypot(case.run.noise, of_baseline), error)
     return Unexplained(
         lost=1 - efficiency,
