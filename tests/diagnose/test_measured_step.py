@@ -12,9 +12,9 @@ from scaling_evidence import MIB, MadeUp, case_of, examined_for
 
 from common.benchmarks.scaling.verify_changes import one_rank_step_s, predictions
 from common.diagnose.changes import open_changes
-from common.diagnose.evidence.case import PREDICTION_ERROR
 from common.diagnose.evidence.evidence import open_evidence
 from common.diagnose.evidence.measured_step import model_from_evidence
+from common.diagnose.unexplained import BASELINE_ERROR
 from common.errors import UserError
 from common.perfmodel.scaling.step_model import StepModel, StepSettings, predict
 from common.runtime.paths import project_root
@@ -103,4 +103,4 @@ def test_the_recorded_changes_are_predicted_within_the_stated_error():
     predicted = predictions(model, list(settings.items()), arm, one_s).set_index("change")
     errors = np.log(predicted["predicted_speedup"] / made["speedup"]).drop("none")
     assert len(errors) == 4
-    assert np.sqrt((errors**2).mean()) <= PREDICTION_ERROR
+    assert np.sqrt((errors**2).mean()) <= BASELINE_ERROR
