@@ -7,11 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from command_line import ONE_STAGE
 
 from common.course.check import check
 from common.course.export import export
@@ -25,7 +23,6 @@ from common.errors import UserError
 from common.runtime.paths import project_root
 
 ROOT = project_root()
-PROGRAM = ("-m", "common.cli.main")
 
 ONE = "def one():\n    # BEGIN SOLUTION A0.1\n    return 1\n    # END SOLUTION\n"
 FILES = {
@@ -289,9 +286,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def ddplab(folder: Path, *arguments: object, program: Sequence[str] = PROGRAM) -> str:
+def ddplab(folder: Path, *arguments: object) -> str:
     """Runs the program of a project, which keeps its bytecode; returns what it prints."""
-    command = [sys.executable, *program, *map(str, arguments)]
+    command = [sys.executable, "-m", "common.cli.main", *map(str, arguments)]
     variables = own_variables() | {"PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -328,9 +325,6 @@ def test_this_project_split_is_a_public_one_that_does_all(repository: Path, tmp_
     assert check(repository, public).problems == ()
     assert not [*public.rglob("key.yaml"), *public.glob("tests/exercises/hidden/*")]
     assert "to be written" in ddplab(public, "course", "test", "A3.2")
-    smoke = ("run", "assignment2", "--preset", "smoke", "--output-dir", tmp_path / "runs")
-    # Its notebooks need all stages.
-    ddplab(public, *smoke, program=("-c", ONE_STAGE.replace("notebooks[:1]", "notebooks[:0]")))
     for name, root, flags in (("one", repository, []), ("two", public, ["--overlay", overlay])):
         ddplab(root, "course", "autograder", tmp_path / f"{name}.zip", "--assignment", 3, *flags)
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
