@@ -49,7 +49,7 @@ class Study:
     only: tuple[str, ...] = ()
     """Cases or causes to run, for diagnosis, exchange, models, plan, scripts and tune; for grading
     gradings or kinds of them (such as reference), class, or kinds of hand-ins, then one each. By
-    default all cases (of scripts, those of its first two sets)."""
+    default all cases (of scripts, those of its newest set)."""
     rounds: int | None = None
     """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""

@@ -12,13 +12,13 @@ from common.diagnose.diagnosis import diagnose_folder, diagnosis_lines
 from common.diagnose.studies.planted import (
     CASES,
     FLAGS,
+    PLANTED,
     Case,
     DiagnosisStudy,
     diagnose_case,
     row_of,
 )
 from common.diagnose.studies.planted_faults import FAULTS, parse_faults
-from common.diagnose.studies.script_cases import PLANTED
 from common.errors import UserError
 from common.runtime.stage_progress import StageProgress
 

@@ -18,7 +18,7 @@ import pandas as pd
 from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch_series
 from common.diagnose.diagnosis import Diagnosis, diagnose_folder, lines_of
-from common.diagnose.studies.script_cases import HEALTHY, RANKS, words_of
+from common.diagnose.studies.script_cases import HEALTHY, RANKS
 from common.diagnose.studies.slow_hosts import SLOW_HOST, run_slow_hosts
 from common.errors import UserError
 from common.runtime.machine.environment import describe_environment
@@ -26,6 +26,7 @@ from common.runtime.paths import project_root
 from common.runtime.records.study import say_tables, study_run
 from common.runtime.stage_progress import StageProgress
 
+PLANTED = project_root() / "common" / "diagnose" / "studies" / "planted_faults.py"
 PROGRAMS = {
     name: project_root() / "assignments" / "assignment4" / script
     for name, script in (("benchmark", "benchmark.py"), ("text", "train_text.py"))
@@ -95,7 +96,8 @@ class Case:
         """Returns the script to start and its arguments; its run goes below ``folder``."""
         flags = FLAGS[self.program] | dict(self.flags)
         flags |= {"device": "cpu", "backend": "gloo", "output_dir": folder, "run_id": self.name}
-        return words_of(self.fault, PROGRAMS[self.program], flags)
+        arguments = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        return [str(PLANTED), self.fault, str(PROGRAMS[self.program]), *arguments]
 
 
 def _pair(

@@ -32,7 +32,6 @@ from torch.optim.optimizer import (
 from torch.utils.data import distributed
 from torch.utils.data._utils import fetch
 
-from common.diagnose.studies.planted_work import WORK_FAULTS
 from common.diagnose.studies.planting import (
     Fault,
     around_forward,
@@ -278,7 +277,6 @@ FAULTS: dict[str, Fault] = {
     "garbage": Fault(garbage, 500.0),
     "growing-memory": Fault(growing_memory, 20.0),
     "stuck": Fault(stuck, 20.0, rank=1),
-    **WORK_FAULTS,
     "healthy": Fault(lambda _: None),
 }
 """Faults by name."""

@@ -1,12 +1,10 @@
 """``ddplab study scripts``: what ``ddplab diagnose`` says of other people's scripts.
 
-Six scripts in six styles (``assignments/assignment4/scripts``) run watched on two ranks, with a
-fault planted from outside (``planted_faults``) or by a setting, and without one
-(``script_cases``); so do ten more whose faults are their own (``style_cases``). The fault is then
-removed, in rounds with it and without, as the machine's speed
-changes from run to run. The speedup that this brings is held against the predicted one, and against
-that of the best change that the watch tried itself (``verify``). Healthy runs must give no verdict
-of more than low confidence. Where TraceML is installed, each case is run once more under it
+Scripts in many styles, whose faults are their own (``script_cases``), run watched on two ranks,
+with each fault and without. The fault is then removed, in rounds with it and without, as the
+machine's speed changes from run to run. The speedup that this brings is held against the predicted
+one, and against that of the best change that the watch tried itself (``verify``). Healthy runs must
+give no verdict of more than low confidence. Where TraceML is installed, each case is run once more under it
 (``traceml_ranks``), and its primary diagnosis stands beside ours as it prints it.
 
 ``ddplab study scripts --continues RUN_DIR`` goes on with a study that was cut. Cases that are there
@@ -28,13 +26,11 @@ import ddplab_watch
 import pandas as pd
 
 from common.analysis.step_parts import STEP
-from common.cluster.emulated import why_no_hosts
 from common.cluster.launch import launch
 from common.diagnose.causes.trials import tried_against
 from common.diagnose.evidence.evidence import SAMPLES
 from common.diagnose.opened import Opened, open_diagnosis
-from common.diagnose.studies.script_cases import CASES, HEALTHY, RANKS, Case
-from common.diagnose.studies.style_cases import STYLE_CASES
+from common.diagnose.studies.script_cases import CASES, HEALTHY, NINTH, RANKS, Case
 from common.errors import RunFailed, UserError
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
@@ -44,7 +40,6 @@ from common.samples import slowest_rank
 
 WATCH = Path(ddplab_watch.__file__).parent / "__main__.py"
 TRACEML = project_root() / "common" / "diagnose" / "studies" / "traceml_ranks.py"
-ALL_CASES = (*CASES, *STYLE_CASES)
 RUNS, RESULTS = "runs", "cases.csv"
 TRACEML_ENDS = "-traceml"
 """Ends the names of what a run under TraceML has left."""
@@ -61,7 +56,7 @@ class ScriptsStudy:
     """Settings of the study: the cases to run, by default all."""
 
     only: tuple[str, ...] = ()
-    """Names of cases, causes, scripts or later sets of cases; by default the first two sets."""
+    """Names of cases, causes, scripts or sets; by default the newest set."""
     rounds: int = 3
     """Runs with the fault and without, of each case that has one."""
     continues: str = ""
@@ -70,18 +65,18 @@ class ScriptsStudy:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise UserError(f"rounds is {self.rounds}; it must be at least 1")
-        known = {word for case in ALL_CASES for word in case.labels}
+        known = {word for case in CASES for word in case.labels}
         for name in self.only:
             if name not in known:
-                shared = sorted(known - {case.name for case in ALL_CASES})
+                shared = sorted(known - {case.name for case in CASES})
                 raise UserError(
                     f"unknown case {name!r}; a case's name, or one of {', '.join(shared)}"
                 )
 
     def cases(self) -> list[Case]:
-        """Returns the cases asked for; all together would take more than three hours."""
-        wanted = set(self.only)
-        return [c for c in ALL_CASES if (c.labels & wanted if wanted else not c.later)]
+        """Returns the cases asked for."""
+        wanted = set(self.only) or {NINTH}
+        return [case for case in CASES if case.labels & wanted]
 
 
 SETTINGS = ScriptsStudy
@@ -94,9 +89,6 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
         the run directory: ``cases.csv``, ``verdicts.csv``, and in ``runs/`` each bundle and log.
     """
     cases = study.cases()
-    if (reason := why_no_hosts()) and any(case.rate for case in cases):
-        progress.say(f"without the cases on emulated hosts: {reason}")
-        cases = [case for case in cases if not case.rate]
     recorded = set(earlier_table(study.continues, RESULTS, ["case", "planted", "first"])["case"])
     earlier = [case for case in cases if case.name in recorded]
     for case in earlier:
@@ -111,7 +103,7 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
                 copy_case(case, Path(study.continues) / RUNS, folder)
             with progress.stage(case.name) as update:
                 run_case(case, folder, study.rounds, update)
-            rows.append(diagnose_case(settled(case, folder), folder, study.rounds))
+            rows.append(diagnose_case(case, folder, study.rounds))
             run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
         table = pd.DataFrame(rows)
         verdicts = judge(table)
@@ -126,10 +118,8 @@ def run_case(case: Case, folder: Path, rounds: int, update: Callable[[str], None
     Bundles and logs are left in ``folder``, under the case's name. What is there is not run again.
     """
     run_watched(case, folder, update)
-    case = settled(case, folder)
-    for number in range(rounds) if case.is_removed else ():
-        variants = case.planted_or_not
-        for removed in variants if number % 2 == 0 else variants[::-1]:
+    for number in range(rounds) if len(case.variants) > 1 else ():
+        for removed in case.variants if number % 2 == 0 else case.variants[::-1]:
             run_watched(case, folder, update, removed=removed, number=number)
     if find_spec("traceml_ai") is not None and not traceml_log(case, folder).exists():
         run_under_traceml(case, folder, update)
@@ -152,34 +142,20 @@ def run_watched(
         return
     options = [f"probe={int(number == 0)}", f"verify={int(number == 0 and not removed)}"]
     words = [f"folder={folder / name}", *options, *case.words(removed)]
-    launch(WATCH, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
-
-
-def settled(case: Case, folder: Path) -> Case:
-    """Returns the case with its remedy; where a diagnosis proposes it, that of its bundle."""
-    if not case.takes_proposal:
-        return case
-    verdicts = open_diagnosis(folder / case.bundle(removed=False)).diagnosis.verdicts
-    return case.with_proposal(verdicts[0].proposed if verdicts else None)
+    launch(WATCH, words, RANKS, folder / f"{name}.log", on_output=update)
 
 
 def require_bundles(case: Case, earlier: Path) -> None:
-    """Raises UserError where the folder of an earlier study lacks a bundle of a case.
-
-    A run with a remedy that the diagnosis proposes may be missing: it may propose another today.
-    """
-    for removed in (False,) if case.takes_proposal else case.planted_or_not:
+    """Raises UserError where the folder of an earlier study lacks a bundle of a case."""
+    for removed in case.variants:
         if not (earlier / case.bundle(removed)).is_dir():
             raise UserError(f"--continues: {case.bundle(removed)} is missing in {earlier}")
 
 
 def copy_case(case: Case, earlier: Path, folder: Path) -> None:
     """Copies what ``run_case`` has left in the folder of an earlier study."""
-    case = settled(case, earlier)
-    for removed in case.planted_or_not:
+    for removed in case.variants:
         name = case.bundle(removed)
-        if not (earlier / name).exists():
-            continue
         later = (path for path in earlier.glob(f"{name}-round-*") if path.is_dir())
         for bundle in (earlier / name, *later):
             shutil.copytree(bundle, folder / bundle.name)
@@ -193,17 +169,14 @@ def copy_case(case: Case, earlier: Path, folder: Path) -> None:
 def diagnose_case(case: Case, folder: Path, rounds: int) -> dict[str, object]:
     """Diagnoses a case from its bundles; writes each diagnosis beside them and returns its row."""
     opened = {}
-    for removed in case.planted_or_not:
+    for removed in case.variants:
         name = case.bundle(removed)
         opened[removed] = open_diagnosis(folder / name)
         (folder / f"{name}.txt").write_text("\n".join(opened[removed].lines()) + "\n")
     gains = []
-    for number in range(rounds) if case.is_removed else ():
+    for number in range(rounds) if len(case.variants) > 1 else ():
         runs = [open_diagnosis(folder / case.bundle(removed, number)) for removed in (False, True)]
         faulty, healthy = (different_samples_per_s(run) for run in runs)
-        if case.changes_batch:  # speedups, each over one rank's own speed at that batch
-            one_rank = [run.case.one_rank_throughput for run in opened.values()]
-            faulty, healthy = faulty / one_rank[0], healthy / one_rank[1]
         gains.append(healthy / faulty)
     return row_of(case, opened[False], gains) | {"traceml": traceml_verdict(case, folder)}
 
@@ -239,7 +212,7 @@ def run_under_traceml(case: Case, folder: Path, update: Callable[[str], None]) -
     logs = log.with_suffix("")
     words = [str(logs), *case.words(removed=False)]
     try:
-        launch(TRACEML, words, RANKS, log, hosts=case.hosts, on_output=update)
+        launch(TRACEML, words, RANKS, log, on_output=update)
         shutil.copy(logs / "traceml" / "final_summary.json", log.with_suffix(".json"))
     except (RunFailed, OSError) as error:
         update(f"{logs.name}: {error}")
@@ -280,8 +253,6 @@ def row_of(case: Case, faulty: Opened, gains: Sequence[float]) -> dict[str, obje
         "planted": case.cause,
         "script": case.script,
         "fault": case.fault,
-        "links": case.rate or "loopback",
-        "held_out": case.held_out,
         "first": first.cause if first else HEALTHY,
         "second": verdicts[1].cause if len(verdicts) > 1 else "",
         "confidence": first.confidence if first else "",
@@ -324,10 +295,8 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
     agree = pd.to_numeric(planted.get("rounds_agree", pd.Series(dtype=float)), errors="coerce")
     of_first = (healthy["first"] != HEALTHY) & (healthy["confidence"] != "low")  # of older tables
     alarms = healthy[healthy["is_sure"].astype(bool) if "is_sure" in healthy else of_first]
-    held_out = planted[planted["held_out"].astype(bool)]
     promises = [
         ("share of planted causes named first", NAMED_SHARE, None, planted["named"].mean()),
-        ("the same where held out", NAMED_SHARE, None, held_out["named"].mean()),
         ("healthy runs with a verdict of more than low confidence", None, 0.0, len(alarms)),
         ("share of predicted gains within a tenth", CLOSE_SHARE, None, (error <= CLOSE).mean()),
         ("share of gains within their interval", 0.9, None, within.mean()),
