@@ -206,6 +206,18 @@ def test_an_update_that_all_ranks_take_long_for_is_named(
         assert verdict.confidence == "medium"
 
 
+def test_an_exchange_of_a_library_is_no_update(tmp_path: Path) -> None:
+    """Of 12 ms before and in the update 9 are an exchange, and 3 are too few to be named."""
+    run = MadeUp(optimizer_ms=12.0, facts=with_facts(optimizer="AdamW", is_fused=False))
+    looks = (
+        ("optimizer", "/my/train.py:31 main", "accelerate.accelerator.reduce", 75),
+        ("optimizer", "/my/train.py:32 main", "accelerate.optimizer.step", 25),
+    )
+    causes = verdicts_on(watched(tmp_path / "run", run, looks, costs=(("copy", 4 * MIB, 1.0),)))
+    assert "own-exchange" in causes
+    assert "heavy-update" not in causes
+
+
 def test_an_update_that_was_looked_at_on_one_rank_alone_is_none_of_every_rank(tmp_path) -> None:
     run = MadeUp(optimizer_ms=12.0, facts=with_facts(optimizer="AdamW", is_fused=False))
     looks = (("optimizer", "/my/train.py:31 step", "torch.optim.adamw.step", 100),)

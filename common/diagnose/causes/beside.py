@@ -167,10 +167,9 @@ def own_exchange(case: Case) -> Verdict | None:
 def heavy_update(case: Case) -> Verdict | None:
     """Judges whether the update, or what a script does before it, takes much on every rank."""
     times, rows = _phases(case), looks(case, ("optimizer",))
-    calls = rows["call"].str
-    by_library = calls.startswith(LIBRARIES)
-    beside = _taken(case, rows, rows[~by_library & ~calls.startswith(EXCHANGES)])
-    update = _taken(case, rows, rows[by_library])
+    others = rows[~rows["call"].str.startswith(EXCHANGES)]
+    by_library = others["call"].str.startswith(LIBRARIES)
+    beside, update = (_taken(case, rows, others[of]) for of in (~by_library, by_library))
     if beside is not None and (update is None or beside.time_ms > update.time_ms):
         call = str(beside.looks.groupby("call")["samples"].sum().idxmax())
         within = f" in {call.rpartition('.')[2]}" if call else ""
@@ -186,8 +185,7 @@ def heavy_update(case: Case) -> Verdict | None:
             ),
         )
     facts, costs = case.run.need(FACTS), case.run.rows(COSTS)
-    share = float((times["optimizer"] / times["step"]).min())
-    if share < UPDATE_SHARE or update is None or "optimizer" not in facts:
+    if update is None or update.share < UPDATE_SHARE or "optimizer" not in facts:
         return None
     name, copies = str(facts["optimizer"].iloc[0]), costs[costs["cost"] == "copy"]
     if name not in FUSED or str(facts["is_fused"].iloc[0]) == "True" or copies.empty:

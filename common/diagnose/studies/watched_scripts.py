@@ -4,8 +4,8 @@ Scripts in many styles, whose faults are their own (``script_cases``), run watch
 with each fault and without. The fault is then removed, in rounds with it and without, as the
 machine's speed changes from run to run. The speedup that this brings is held against the predicted
 one, and against that of the best change that the watch tried itself (``verify``). Healthy runs must
-give no verdict of more than low confidence. Where TraceML is installed, each case is run once more under it
-(``traceml_ranks``), and its primary diagnosis stands beside ours as it prints it.
+give no verdict of more than low confidence. Where TraceML is installed, each case is run once more
+under it (``traceml_ranks``), and its primary diagnosis stands beside ours as it prints it.
 
 ``ddplab study scripts --continues RUN_DIR`` goes on with a study that was cut. Cases that are there
 are not run again but for rounds that are missing, and are diagnosed anew from their bundles: as the
