@@ -65,6 +65,15 @@ def test_ranks_without_a_record_are_named(tmp_path: Path) -> None:
     assert any("no record of 2, 3" in note for note in bundle.notes)
 
 
+def test_an_error_is_told_by_its_first_sentence(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    for rank in (0, 1):
+        why = f"RuntimeError: the graph has changed. Parameters of rank {rank}:\n0 1 2"
+        add_rows(folder, {"table": "unseen", "what": "a change", "why": why}, ranks=(rank,))
+    told = "Not seen on ranks 0, 1: a change (RuntimeError: the graph has changed)."
+    assert told in read_bundle(folder).notes
+
+
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_resumed_job_is_judged_by_its_first_start_with_a_step(
     tmp_path: Path, is_packed: bool
