@@ -84,6 +84,13 @@ def test_a_script_whose_own_class_has_the_name_of_ddp_is_probed_without_it(compa
     assert rows_of(folder, 0, "end")[0]["status"] == "complete"
 
 
+def test_of_several_models_none_is_probed_alone(compared_run) -> None:
+    folder = compared_run("--opponent", 1)
+    assert "the script trains several models" in str(rows_of(folder, 0, "unseen"))
+    assert not rows_of(folder, 0, "probes")
+    assert {row["micro_batches"] for row in rows_of(folder, 0, "steps")[1:]} == {2}
+
+
 def test_an_epoch_ends_with_its_last_step_though_nothing_is_fetched_in_it(loop_run) -> None:
     flags = ("--loads_ahead", 1, "--samples", 64, "--steps", 14)
     folder, _ = loop_run(*flags, probe=0)

@@ -21,7 +21,7 @@ def probe(session: Session) -> None:
     unseen, step = session.record.unseen, session.loop.step
     if session.ranks > 1:
         job = f"ddplab-watch/{session.record.path.parent}"
-        sees = f"{session.calls.kept_kind} {session.is_sharded()}"
+        sees = f"{session.calls.kept_kind} {session.is_sharded()} {session.trains_others()}"
         if not all_are_here(torch_internals.job_store(), job, session.rank, session.ranks, sees):
             unseen(PASSES, "not every rank is watched, or not all see the same model called")
             return
@@ -30,6 +30,9 @@ def probe(session: Session) -> None:
         return
     if session.is_sharded():
         unseen(PASSES, "FSDP")
+        return
+    if session.trains_others():
+        unseen(PASSES, "the script trains several models")
         return
     kept = session.calls.take()
     is_ddp = isinstance(kept.module, DistributedDataParallel)

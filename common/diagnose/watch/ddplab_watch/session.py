@@ -52,6 +52,8 @@ class Session:
         self.parameters: list[nn.Parameter] = [
             parameter for group in optimizer.param_groups for parameter in group["params"]
         ]
+        self._first_parameters = frozenset(map(id, self.parameters))
+        """Identities of the parameters of the first optimizer."""
         self.device = device = self.parameters[0].device
         self.update_facts = rows.how_updated(optimizer)
         self._roots: list[weakref.ref[nn.Module]] = []
@@ -162,6 +164,11 @@ class Session:
     def is_sharded(self) -> bool:
         """Returns True for a model under FSDP."""
         return any(torch_internals.is_fsdp(part) for root in self.roots for part in root.modules())
+
+    def trains_others(self) -> bool:
+        """Returns True where another optimizer updates another model, as a GAN's does."""
+        held = {id(parameter) for root in self.roots for parameter in root.parameters()}
+        return not self.updated_parameters <= held | self._first_parameters
 
     def phase(self) -> str:
         """Returns the loop's phase; ``copy`` from a fetch of the training to its forward pass."""

@@ -38,7 +38,7 @@ SWITCHES = (
     "autocast_inside sharded compiled profiles_itself host_waits synchronised_norm gathers "
     "averages checkpointed two_losses loads_ahead loads_in_thread new_loaders hides_objects "
     "compiled_inside passes_of_rank_1 copies_of_rank_1_fail failing_pass local_steps "
-    "own_exchange"
+    "own_exchange opponent"
 )
 """Flags that are 0 if they are not given."""
 parser = argparse.ArgumentParser()
@@ -226,6 +226,9 @@ elif dist.is_initialized():
 if arguments.compiled:
     model.compile(backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+if arguments.opponent:
+    opponent = DistributedDataParallel(nn.Linear(32, 1))
+    opponents_optimizer = torch.optim.SGD(opponent.parameters(), lr=0.1)
 if arguments.shrinking_memory:
     from itertools import count
 
@@ -285,6 +288,10 @@ while step < arguments.steps:
             dist.all_reduce(parameter.grad)
         optimizer.step()
         optimizer.zero_grad()
+        if arguments.opponent:
+            opponent(values).square().mean().backward()
+            opponents_optimizer.step()
+            opponents_optimizer.zero_grad()
         step += 1
         if step == arguments.profiles_itself:
             own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
