@@ -202,7 +202,7 @@ columns. ``epoch_time_s`` is from the first step to the end of the evaluation.""
 STACK_COLUMNS = ("rank", "phase", "place", "call", "samples")
 """``stacks.csv`` of a watched script: how often a phase of the loop was found at a line of the
 script (``place``: file, line and function) within a library's function (``call``), at 50 looks a
-second."""
+second. The phase is ``loss`` from the end of the model's call to backward()."""
 
 HOST_WAIT_COLUMNS = ("rank", "phase", "place", "call", "waits")
 """``host-waits.csv`` of a watched script on a GPU: how often the host waited for the GPU at a

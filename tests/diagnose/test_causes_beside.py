@@ -252,6 +252,34 @@ def test_a_pass_that_is_longer_in_the_training_is_named(tmp_path, longer_ms, spe
         assert verdict.lost_share == pytest.approx(14 / 48.2, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("longer_ms", "title", "level"),
+    [
+        (0, "other modules run for 14 ms between the model's pass and backward()", "low"),
+        (20, "backward passes take 22 ms longer in the training than the model alone", "high"),
+    ],
+    ids=["a teacher", "a teacher with gradients"],
+)
+def test_other_modules_before_the_backward_pass_may_be_needed(
+    tmp_path: Path, longer_ms: float, title: str, level: str
+) -> None:
+    """Of 25 ms from the model's call to backward() 15 are in another module."""
+    module = "torch.nn.modules.module._wrapped_call_impl"
+    looks = [("forward", "/my/train.py:30 main", module, 40)]
+    looks += [("loss", "/my/train.py:31 main", module, 60)]
+    looks += [("backward", "/my/train.py:32 main", "torch._tensor.backward", 100)]
+    case = watched(
+        tmp_path / "run",
+        looks=tuple(looks),
+        forward_time_ms=lambda steps: steps["forward_time_ms"] + 15,
+        whole_backward_time_ms=lambda steps: steps["backward_time_ms"] + 2 + longer_ms,
+        step_time_ms=48.2 + longer_ms,
+    )
+    verdict = verdict_on(case, "beside-the-model")
+    assert verdict.title.startswith(title)
+    assert verdict.confidence == level
+
+
 @pytest.mark.parametrize(("alone", "in_step"), [(24, 32), (32, 30)])
 def test_without_passes_of_the_same_batch_nothing_is_compared(tmp_path, alone, in_step) -> None:
     folder = watched(tmp_path / "run").run.folder

@@ -7,12 +7,21 @@ by itself. What it is, looks at the script tell (``stacks.csv``), a share of tho
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from common.diagnose.causes.sharing import EXCHANGES, PARTS, together_times
-from common.diagnose.evidence.case import Case, Verdict, confidence, line_of, looks, percent
+from common.diagnose.evidence.case import (
+    Case,
+    Verdict,
+    confidence,
+    in_modules,
+    line_of,
+    looks,
+    percent,
+)
 from common.diagnose.evidence.evidence import (
     ALL_REDUCE,
     COSTS,
@@ -54,6 +63,15 @@ CHANGES = {
 }
 OTHER_EXCHANGE = "Exchange it every so many steps, and all tensors in one call."
 BACKWARD = "whole_backward_time_ms"
+COLUMN_OF = {"forward": "forward_time_ms", "backward": BACKWARD}
+BESIDE = (
+    "Look at what the script does there beside its model, such as metrics, logging, hooks or a "
+    "loss that is computed in pieces; do it every so many steps."
+)
+OTHER_MODULES = (
+    "Leave them where the method trains on what they give, as on that of a teacher; what stays the "
+    "same can be kept with the data."
+)
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers that PyTorch can run as one kernel."""
 
@@ -236,41 +254,69 @@ def _updating(
 
 
 def beside_the_model(case: Case) -> Verdict | None:
-    """Judges whether a pass takes longer in the training than the model's own, on every rank."""
+    """Judges whether a pass takes longer in the training than the model's own, on every rank.
+
+    Other modules that run before backward(), such as a teacher or a loss, may be part of the
+    method: what they take is a hint.
+    """
     if together_times(case) is None or case.run.mixed or BACKWARD not in case.run.measured:
         raise NotJudged(f"no {PROBES} of the script's own batches in {case.run.name}")
+    ratios, alone_ms = _over_alone(case)
+    rows = looks(case, ("forward",))
+    others = None if rows.empty else _taken(case, rows, rows[rows["in_loss"] & in_modules(rows)])
+    if others is None:
+        return _longer(case, ratios, alone_ms)
+    others_ms = others.time_ms / case.run.accumulation
+    own = ratios | {"forward": ratios["forward"] - others_ms / alone_ms["forward"]}
+    return _longer(case, own, alone_ms) or _longer(case, ratios, alone_ms, others)
+
+
+def _over_alone(case: Case) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns each pass' time in a step over the model's own, and that in ms, by pass."""
     probed = case.run.own_passes.groupby("rank")
     exchanging = case.run.rows(EXCHANGING)
-    has_exchange = not exchanging.empty
-    if not has_exchange:
+    if exchanging.empty:
         exchanging = case.run.own_passes
     after = exchanging[[part for part in PARTS[1:] if part in exchanging]].sum(axis=1)
     ratios, alone = {}, {}
     for name, column, alone_ms in (
-        ("forward", "forward_time_ms", probed["forward_time_ms"].median()),
-        ("backward", BACKWARD, after.groupby(exchanging["rank"]).median()),
+        ("forward", COLUMN_OF["forward"], probed["forward_time_ms"].median()),
+        ("backward", COLUMN_OF["backward"], after.groupby(exchanging["rank"]).median()),
     ):
         ratio = (case.run.by_step(column).median() / case.run.accumulation / alone_ms).dropna()
         if ratio.empty:
             raise NotJudged(f"no {name} passes of the script's own batches in {case.run.name}")
         ratios[name], alone[name] = float(ratio.min()), float(alone_ms[ratio.idxmin()])
+    return ratios, alone
+
+
+def _longer(
+    case: Case,
+    ratios: Mapping[str, float],
+    alone_ms: Mapping[str, float],
+    others: _Taken | None = None,
+) -> Verdict | None:
+    """Judges passes by their time over the model's own; ``others`` are modules that run in them."""
     # Of a backward pass in a step it is not known what is exchange, unless that was measured, too.
+    has_exchange = not case.run.rows(EXCHANGING).empty
     name = max(ratios, key=ratios.get) if has_exchange else "forward"
     # What both passes take longer may be the machine's, up to what no machine does.
     drift = min(max(1.0, min(ratios.values())), SURELY_LONGER)
     ratio, step_ms = ratios[name] / drift, float(case.run.slowest_ms.median())
-    over_ms = (ratios[name] - drift) * alone[name] * case.run.accumulation
+    over_ms = (ratios[name] - drift) * alone_ms[name] * case.run.accumulation
     share = over_ms / step_ms
     if not (ratio > LONGER and share > LONGER_SHARE):
         return None
-    spread = case.run.by_step("forward_time_ms" if name == "forward" else BACKWARD)
-    error = standard_error(spread.min(axis=1)) * case.run.accumulation / step_ms
-    level, reason = confidence(share, LONGER_SHARE, error)
+    error = standard_error(case.run.by_step(COLUMN_OF[name]).min(axis=1))
+    level, reason = confidence(share, LONGER_SHARE, error * case.run.accumulation / step_ms)
     rows = looks(case, (name,))
     beside = rows[~rows["place"].astype(str).str.endswith(" forward")]
     beside = beside if beside["samples"].sum() > rows["samples"].sum() / 5 else rows
-    line = line_of(beside)
+    line = line_of(others.looks if others else beside)
     longer = f"{name} passes take {over_ms:.3g} ms longer in the training than the model alone"
+    if others:
+        longer = f"other modules run for {over_ms:.3g} ms between the model's pass and backward()"
+        level, reason = "low", "whether the method needs them is not seen"
     return case.verdict(
         cause="beside-the-model",
         title=longer + line,
@@ -284,8 +330,5 @@ def beside_the_model(case: Case) -> Verdict | None:
             level if line and ratio > SURELY_LONGER else "low",
             reason if line else f"{reason}; nothing tells what it is",
         ),
-        change=(
-            "Look at what the script does there beside its model, such as metrics, logging, hooks "
-            "or a loss that is computed in pieces; do it every so many steps."
-        ),
+        change=OTHER_MODULES if others else BESIDE,
     )

@@ -9,10 +9,12 @@ import pandas as pd
 
 from common.diagnose.causes.sharing import EXCHANGES, hindered
 from common.diagnose.evidence.case import (
+    MODULES,
     MOST_LOST,
     Case,
     Verdict,
     confidence,
+    in_modules,
     line_of,
     looks,
     most_costly,
@@ -40,12 +42,9 @@ OTHER_WORK, EXCHANGING = "does other work", "exchanges something"
 STARTING = "starts its loader"
 LOADING = ("torch.utils.data.", "accelerate.data_loader.")
 """Beginnings of the calls that make a loader's iterator, and its workers."""
-MODULES = "torch.nn.modules.module."
-"""Beginning of the calls of a module."""
 NAMED_SHARE = 1 / 3
 """Share of the looks from which what a library's function tells is what a rank does."""
 CALLS = {
-    CALLING: (MODULES,),
     EXCHANGING: EXCHANGES,
     WRITING: ("torch.serialization.", "torch.distributed.checkpoint", "safetensors", "pickle."),
     LOGGING: ("tensorboard", "wandb", "mlflow", "logging.", "tqdm"),
@@ -213,6 +212,7 @@ def _work_between(case: Case, rank: int, steps: pd.DataFrame) -> tuple[str, pd.D
     """Returns what a rank does between steps, in words, and the looks that found it at that."""
     samples_at = looks(case, ("between", "evaluation"), rank)
     kinds = pd.Series(OTHER_WORK, samples_at.index)
+    kinds[in_modules(samples_at)] = CALLING
     for does, names in CALLS.items():
         kinds[samples_at["call"].str.contains("|".join(map(re.escape, names)))] = does
     kinds[samples_at["phase"] == "evaluation"] = EVALUATING

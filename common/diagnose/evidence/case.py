@@ -42,6 +42,8 @@ GAIN_ERROR = 0.09
 of the eighth set (``study scripts``) it was 0.076, with a 95 % interval of 0.059 to 0.107."""
 MOST_LOST = 0.99
 """Share of a step that a cause takes at most, in a speedup without it."""
+MODULES = "torch.nn.modules.module."
+"""Beginning of the calls of a module."""
 MANY_STEPS = 10
 """A spread from fewer steps is not known well enough to be sure of anything."""
 
@@ -297,13 +299,22 @@ def percent(share: float) -> str:
 def looks(case: Case, phases: Sequence[str], rank: int | None = None) -> pd.DataFrame:
     """Returns the looks at lines of the script in some phases, of one rank or of all.
 
-    Calls are text, empty where a line called nothing. No rows where nobody looked (``stacks.csv``
-    is of watched scripts).
+    Calls are text, empty where a line called nothing. Looks between the model's call and backward()
+    are of the forward pass, and ``in_loss``. No rows where nobody looked (``stacks.csv`` is of
+    watched scripts).
     """
     stacks = case.run.rows(STACKS)
+    stacks = stacks.assign(
+        in_loss=stacks["phase"].eq("loss"), phase=stacks["phase"].replace("loss", "forward")
+    )
     rows = stacks[stacks["phase"].isin(phases) & stacks["place"].notna()]
     rows = rows.assign(call=rows["call"].astype(object).fillna("").astype(str))
     return rows if rank is None else rows[rows["rank"] == rank]
+
+
+def in_modules(rows: pd.DataFrame) -> pd.Series:
+    """Returns which looks found the pass of a module, such as a teacher or a loss."""
+    return rows["call"].str.startswith(MODULES) | rows["place"].astype(str).str.endswith(" forward")
 
 
 def share_at(rows: pd.DataFrame, calls: tuple[str, ...]) -> float:

@@ -109,6 +109,19 @@ def test_a_loop_that_loads_ahead_has_its_forward_passes_in_its_steps(loop_run) -
     assert min(row["between_time_ms"] for row in steps) < 100
 
 
+@pytest.mark.slow
+def test_looks_tell_the_model_from_what_comes_before_backward(loop_run) -> None:
+    folder, _ = loop_run("--slow_loss_s", 0.1, "--slow_rank_s", 0.1, "--steps", 12, probe=0)
+    looks = [rows_of(folder, rank, "stacks") for rank in (0, 1)]
+    loss, model = (
+        [sum(row["samples"] for row in rows if row["phase"] == phase) for rows in looks]
+        for phase in ("loss", "forward")
+    )
+    assert min(loss) > 10
+    assert model[1] > loss[1] / 2
+    assert model[0] < loss[0] / 2
+
+
 def test_waiting_for_ddps_buffers_is_no_forward_pass(loop_run) -> None:
     # Rank 0 sends BatchNorm's buffers when it has updated; rank 1 has long called its model.
     folder, _ = loop_run("--slow_update_s", 0.2, "--steps", 12, probe=0)

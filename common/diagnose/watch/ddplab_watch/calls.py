@@ -150,6 +150,11 @@ class Calls:
             keep_gradients(output, self._gradients)
 
     @property
+    def is_under_way(self) -> bool:
+        """Returns True while the model runs."""
+        return self._depth > 0
+
+    @property
     def kept_kind(self) -> str:
         """Returns the class of the model whose pass was kept; empty where none was."""
         return "" if self._newest is None else type(self._newest.module).__name__

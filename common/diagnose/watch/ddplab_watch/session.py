@@ -72,7 +72,7 @@ class Session:
         self.calls = Calls(loop, device, feed, self.is_near_end, self.is_last)
         self.steps = steps = EndedSteps(loop, record, feed, options.warmup, self.facts)
         self.memory, self.pauses = Memory(device), Pauses(device)
-        self.stacks = Stacks(record, self.phase, lambda: (self.updated, steps.usual_s()))
+        self.stacks = Stacks(record, self.phase_of_looks, lambda: (self.updated, steps.usual_s()))
         feed.counts_tokens = device.type != "cpu"
 
     def path(self, in_group: bool) -> Path:
@@ -175,6 +175,12 @@ class Session:
         segment = self.loop.segment
         waiting = len(segment.fetches) - segment.first_fetch - len(segment.passes)
         return "copy" if self.loop.phase == "between" and waiting > 0 else self.loop.phase
+
+    def phase_of_looks(self) -> str:
+        """Returns the loop's phase; ``loss`` from the end of the model's call to backward()."""
+        phase = self.phase()
+        is_after = phase == "forward" and self.loop.sees_calls and not self.calls.is_under_way
+        return "loss" if is_after else phase
 
     def end(self, status: str) -> None:
         """Writes what is left, and lets go of the model and its data."""

@@ -29,6 +29,7 @@ DEFAULTS = {
     "slow_data_s": 0.0,
     "slow_rank_s": 0.0,
     "slow_update_s": 0.0,
+    "slow_loss_s": 0.0,
     "unwatched_rank": -1,
     "set_epoch": 1,
 }
@@ -274,6 +275,7 @@ while step < arguments.steps:
             loss = nn.functional.cross_entropy(model(values), targets) / arguments.accumulation
             if arguments.loads_ahead:
                 batch = next(batches, None)
+            time.sleep(arguments.slow_loss_s)
             if arguments.two_losses:
                 (0.5 * loss).backward(retain_graph=True)
                 (0.5 * loss).backward()
