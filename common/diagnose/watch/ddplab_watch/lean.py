@@ -36,9 +36,9 @@ COMPARED = (*LEFT_ON, RECOMPUTED, THREADS, CHECKED, SMALL, UNUSED, SPARSE)
 REPEATS = 5
 LEAN_TRIED = 2 * (REPEATS + 1)
 """Passes of a comparison."""
-LARGE, FEW_ROWS = 0.05, 0.05
-"""An embedding that holds a twentieth of the gradients and touches less than a twentieth of its
-rows is worth other gradients."""
+LARGE, FEW_ROWS = 0.05, 0.1
+"""An embedding that holds a twentieth of the gradients and touches less than a tenth of its rows is
+worth other gradients."""
 FIRST_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 """DDP's own limits of its first bucket and of the others."""
 MANY_BUCKETS = 3
