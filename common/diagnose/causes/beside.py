@@ -185,9 +185,9 @@ def own_exchange(case: Case) -> Verdict | None:
 def heavy_update(case: Case) -> Verdict | None:
     """Judges whether the update, or what a script does before it, takes much on every rank."""
     times, rows = _phases(case), looks(case, ("optimizer",))
-    others = rows[~rows["call"].str.startswith(EXCHANGES)]
-    by_library = others["call"].str.startswith(LIBRARIES)
-    beside, update = (_taken(case, rows, others[of]) for of in (~by_library, by_library))
+    computing = rows[~rows["call"].str.startswith(EXCHANGES)]
+    by_library = computing["call"].str.startswith(LIBRARIES)
+    beside, update = (_taken(case, rows, computing[of]) for of in (~by_library, by_library))
     if beside is not None and (update is None or beside.time_ms > update.time_ms):
         call = str(beside.looks.groupby("call")["samples"].sum().idxmax())
         within = f" in {call.rpartition('.')[2]}" if call else ""
@@ -263,12 +263,12 @@ def beside_the_model(case: Case) -> Verdict | None:
         raise NotJudged(f"no {PROBES} of the script's own batches in {case.run.name}")
     ratios, alone_ms = _over_alone(case)
     rows = looks(case, ("forward",))
-    others = None if rows.empty else _taken(case, rows, rows[rows["in_loss"] & in_modules(rows)])
-    if others is None:
+    modules = None if rows.empty else _taken(case, rows, rows[rows["in_loss"] & in_modules(rows)])
+    if modules is None:
         return _longer(case, ratios, alone_ms)
-    others_ms = others.time_ms / case.run.accumulation
-    own = ratios | {"forward": ratios["forward"] - others_ms / alone_ms["forward"]}
-    return _longer(case, own, alone_ms) or _longer(case, ratios, alone_ms, others)
+    modules_ms = modules.time_ms / case.run.accumulation
+    without = ratios | {"forward": ratios["forward"] - modules_ms / alone_ms["forward"]}
+    return _longer(case, without, alone_ms) or _longer(case, ratios, alone_ms, modules)
 
 
 def _over_alone(case: Case) -> tuple[dict[str, float], dict[str, float]]:
@@ -294,9 +294,9 @@ def _longer(
     case: Case,
     ratios: Mapping[str, float],
     alone_ms: Mapping[str, float],
-    others: _Taken | None = None,
+    modules: _Taken | None = None,
 ) -> Verdict | None:
-    """Judges passes by their time over the model's own; ``others`` are modules that run in them."""
+    """Judges passes by their time over the model's own; ``modules`` run in them, too."""
     # Of a backward pass in a step it is not known what is exchange, unless that was measured, too.
     has_exchange = not case.run.rows(EXCHANGING).empty
     name = max(ratios, key=ratios.get) if has_exchange else "forward"
@@ -312,9 +312,9 @@ def _longer(
     rows = looks(case, (name,))
     beside = rows[~rows["place"].astype(str).str.endswith(" forward")]
     beside = beside if beside["samples"].sum() > rows["samples"].sum() / 5 else rows
-    line = line_of(others.looks if others else beside)
+    line = line_of(modules.looks if modules else beside)
     longer = f"{name} passes take {over_ms:.3g} ms longer in the training than the model alone"
-    if others:
+    if modules:
         longer = f"other modules run for {over_ms:.3g} ms between the model's pass and backward()"
         level, reason = "low", "whether the method needs them is not seen"
     return case.verdict(
@@ -330,5 +330,5 @@ def _longer(
             level if line and ratio > SURELY_LONGER else "low",
             reason if line else f"{reason}; nothing tells what it is",
         ),
-        change=OTHER_MODULES if others else BESIDE,
+        change=OTHER_MODULES if modules else BESIDE,
     )

@@ -204,7 +204,7 @@ def _notes(bundle: Bundle, is_resumed: bool) -> list[str]:
     unseen = bundle.of("unseen")
     if len(unseen):
         # An error's first sentence: PyTorch lists parameters after it.
-        sentences = unseen["why"].str.split(". ", regex=False).str[0].str.splitlines().str[0]
+        sentences = unseen["why"].str.split(r"\.\s|\n", regex=True).str[0]
         for (what, why), rows in unseen.groupby(["what", sentences]):
             notes.append(f"Not seen on {_ranks(rows['rank'])}: {what} ({why}).")
     ended = set(bundle.of("end")["rank"])
