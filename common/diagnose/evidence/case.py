@@ -39,7 +39,8 @@ NORMAL_90 = 1.645
 """Standard deviations to either side of a normal distribution's middle that hold 90 % of it."""
 GAIN_ERROR = 0.09
 """Root mean square of ln(achieved over predicted gain) of scripts not met before: in the 23 changes
-of the eighth set (``study scripts``) it was 0.076, with a 95 % interval of 0.059 to 0.107, and other scripts may differ more."""
+of the eighth set (``study scripts``) it was 0.076, with a 95 % interval of 0.059 to 0.107;
+other scripts may differ more."""
 MOST_LOST = 0.99
 """Share of a step that a cause takes at most, in a speedup without it."""
 MODULES = "torch.nn.modules.module."
