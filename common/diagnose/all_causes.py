@@ -59,7 +59,7 @@ CAUSES: dict[str, Judge] = {
     "oversubscribed-cores": first_of(
         judge_of("oversubscribed-cores"), sharing.oversubscribed_cores
     ),
-    "slow-rank": ranks.slow_rank,
+    "slow-rank": first_of(ranks.larger_batch, ranks.slow_rank),
     "unequal-lengths": ranks.unequal_lengths,
     "data-loading": between_steps.data_loading,
     "evaluation-or-logging": between_steps.evaluation_or_logging,

@@ -18,6 +18,7 @@ from bundle_support import (
     write_bundle,
 )
 
+from common.diagnose.all_causes import CAUSES
 from common.diagnose.causes.ranks import slow_rank, unequal_lengths
 from common.diagnose.causes.validity import mixed_configurations
 from common.diagnose.diagnosis import examine_case
@@ -247,6 +248,19 @@ def test_batches_of_no_fixed_number_are_not_compared(
     change_rows(folder, other, ranks=(1,))
     found = mixed_configurations(opened(folder))
     assert bool(found and "samples of a step" in str(found.evidence)) == differs
+
+
+def test_a_rank_is_slow_for_its_larger_batches(tmp_path: Path) -> None:
+    # Rank 0 takes 16 ms for 8 samples, rank 1 takes 8 ms for 4: with 6 each, both take 12 of 40.
+    folder = write_bundle(tmp_path / "b")
+    with_values(folder, "steps", step_time_ms=40.0)
+    with_values(folder, "steps", (0,), forward_time_ms=6.0, backward_time_ms=10.0)
+    with_values(folder, "steps", (1,), samples=4)
+    case = opened(folder)
+    verdict = CAUSES["slow-rank"](case)
+    assert verdict.title == "rank 0 has 8 samples in each step, the others 4"
+    assert verdict.lost_share == pytest.approx(4 / 40)
+    assert mixed_configurations(case) is None
 
 
 def slow_bundle(tmp_path: Path, waits_ms: float, sending_ms: float | None) -> Path:

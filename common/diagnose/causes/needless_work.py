@@ -199,7 +199,8 @@ def sent_buffers(case: Case) -> Verdict | None:
         lost=share,
         sure=confidence(share, LEAST_SHARE, standard_error(shares), len(shares)),
         change=(
-            "DistributedDataParallel(model, broadcast_buffers=False): nothing changes for masks "
-            "and tables; BatchNorm's running statistics are then each rank's own."
+            "DistributedDataParallel(model, broadcast_buffers=False), from torch 2.15 on "
+            "forward_sync_buffers=False: nothing changes for masks and tables; BatchNorm's running "
+            "statistics are then each rank's own."
         ),
     )

@@ -29,6 +29,8 @@ SLOW_SHARE = 0.03
 all of them may be as slow once nobody waits."""
 MAIN_PART = 0.75
 """Three quarters of what a rank takes longer are in one pass: a slow device slows both alike."""
+FIXED_BATCHES = 0.8
+"""From this share of equal steps on, a rank's batches are of a fixed number of samples."""
 UPDATE_SHARE = 0.05
 """An update of one rank that is longer than the others' by a twentieth of the step."""
 UNEQUAL_SHARE = 0.05
@@ -80,6 +82,51 @@ class Slowest:
         error = standard_error(self.ratios)
         of = "its time over the others'"
         return confidence(self.ratio, SLOW_RATIO, error, len(self.ratios), of)
+
+
+def fixed_batches(case: Case) -> pd.Series:
+    """Returns the samples of a step by rank; no rows where they are of no fixed number.
+
+    Medians, since the last step of an epoch may be short. Where batches are made by other rules
+    than their number, such as a budget of tokens, they differ from step to step on each rank.
+    """
+    by_rank = case.run.measured.groupby("rank")["samples"]
+    samples = by_rank.median()
+    equal_steps = by_rank.agg(lambda counts: (counts == counts.median()).mean()).min()
+    return samples if equal_steps >= FIXED_BATCHES else samples.iloc[:0]
+
+
+def larger_batch(case: Case) -> Verdict | None:
+    """Judges whether one rank of a script computes longer than the others for more samples.
+
+    Ranks of this project's benchmarks are compared with a baseline and must have equal batches
+    (*mixed configurations*). What is lost is what the rank takes beyond the ranks' mean: with the
+    same samples in equal batches, each rank would take that mean.
+    """
+    batches = fixed_batches(case)
+    if not case.run.watched or batches.nunique() <= 1:
+        return None
+    compute, _ = _compute_and_tokens(case)
+    slow = Slowest.of(compute)
+    if not slow.is_slow or slow.rank != batches.idxmax():
+        return None
+    medians = compute.median()
+    slow_ms, others_ms = float(medians[slow.rank]), float(medians.drop(slow.rank).mean())
+    mine, theirs = batches[slow.rank], batches.drop(slow.rank).mean()
+    return case.verdict(
+        cause="slow-rank",
+        title=f"rank {slow.rank} has {mine:g} samples in each step, the others {theirs:g}",
+        evidence=(
+            f"Rank {slow.rank} computes {slow_ms:.3g} ms a step, the others {others_ms:.3g} ms, "
+            f"and it is the slowest in {percent(slow.often)} of {len(slow.ratios)} steps "
+            f"[{STEPS}].",
+            "The average of the gradients gives each rank the same weight, and so a sample of "
+            f"rank {slow.rank} less than another one.",
+        ),
+        lost=(slow_ms - float(medians.mean())) / float(case.run.slowest_ms.median()),
+        sure=slow.sure,
+        change="Give each rank as many samples of a step: look for where its batch is made larger.",
+    )
 
 
 def slow_rank(case: Case) -> Verdict | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from common.diagnose.causes.ranks import fixed_batches, larger_batch
 from common.diagnose.evidence.case import (
     MANY_STEPS,
     MINOR,
@@ -42,8 +43,6 @@ HANDED_ON = tuple(
 """Beginnings of the calls by which a rank gets its part of a batch that another one has fetched."""
 HANDED_SHARE = 1 / 3
 """Share of the looks at a rank between its fetch and its forward pass that tells of it."""
-FIXED_BATCHES = 0.8
-"""From this share of equal steps on, a rank's batches are of a fixed number of samples."""
 EARLY_STEP = 2.0
 """A first step of twice the rest: a neighbour on a machine makes steps 1.7 times as long."""
 LATE_STEP = 1.2
@@ -227,15 +226,9 @@ def mixed_configurations(case: Case) -> Verdict | None:
 
 
 def _ranks_with_other_batches(case: Case) -> list[str]:
-    """Returns a sentence where ranks' batches differ in samples.
-
-    Medians, since the last step of an epoch may be short. Where batches are made by other rules
-    than their number, such as a budget of tokens, they differ from step to step on each rank.
-    """
-    by_rank = case.run.measured.groupby("rank")["samples"]
-    samples = by_rank.median()
-    fixed = by_rank.agg(lambda counts: (counts == counts.median()).mean()).min() >= FIXED_BATCHES
-    if not fixed or samples.nunique() <= 1:
+    """Returns a sentence where ranks' batches differ in samples, and that makes no rank slow."""
+    samples = fixed_batches(case)
+    if samples.nunique() <= 1 or larger_batch(case):
         return []
     medians = ", ".join(f"rank {rank}: {value:g}" for rank, value in samples.items())
     return [f"samples of a step differ between ranks: {medians} [{STEPS}]."]
