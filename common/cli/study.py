@@ -17,6 +17,7 @@ STUDIES = {
     "survival": ("studies.survival", "killed runs, damaged checkpoints", 15),
     "diagnosis": ("diagnose.studies.planted", "planted faults and what is named", 30),
     "scripts": ("diagnose.studies.watched_scripts", "ddplab diagnose on scripts of others", 140),
+    "onsets": ("diagnose.studies.onsets", "diagnose --to_end on faults that begin in a run", 170),
     "gate": ("diagnose.studies.gate_pairs", "diagnose --compare on equal and slower pairs", 15),
     "accuracy": ("studies.accuracy.accuracy", "predicted steps on unseen bucketings", 140),
     "exchange": ("studies.exchange.exchange", "T(b) over an exchange of known duration", 12),
@@ -42,14 +43,14 @@ class Study:
     output_dir: str = "outputs/studies"
     """Folder that the study's run directory is made in."""
     continues: str = ""
-    """Run directory of an accuracy, exchange, grading, plan, scripts, traces or tune study that was
-    cut: what is complete stays."""
+    """Run directory of an accuracy, exchange, grading, onsets, plan, scripts, traces or tune study
+    that was cut: what is complete stays."""
     assignments: tuple[int, ...] = ()
     """For grading alone: assignments that it grades; by default all."""
     only: tuple[str, ...] = ()
-    """Cases or causes to run, for diagnosis, exchange, models, plan, scripts and tune; for grading
-    gradings or kinds of them (such as reference), class, or kinds of hand-ins, then one each. By
-    default all cases (of scripts, those of its newest set)."""
+    """Cases or causes to run, for diagnosis, exchange, models, onsets, plan, scripts and tune; for
+    grading gradings or kinds of them (such as reference), class, or kinds of hand-ins, then one
+    each. By default all cases (of scripts, those of its newest set)."""
     rounds: int | None = None
     """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""

@@ -6,7 +6,7 @@ change that it notices. Of a record without blocks the steps are judged, by the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -58,7 +58,7 @@ def parts_of(bundle: Bundle) -> tuple[Bundle, list[Part]]:
     """Divides a bundle into the record before any change, and what follows each change."""
     noticed = bundle.of("changes")
     if len(noticed):
-        changes = [_recorded(row) for row in noticed.to_dict("records")]
+        changes = [recorded_change(row) for row in noticed.to_dict("records")]
         slower = [change for change in changes if change.phase != BATCH]
         windows = {change: number for number, change in enumerate(slower, 1)}
         parts = [
@@ -68,8 +68,8 @@ def parts_of(bundle: Bundle) -> tuple[Bundle, list[Part]]:
         return _of_window(bundle, 0) or bundle, parts
     first = _of_window(bundle, 0) or bundle
     if "window" in bundle.of("steps") or len(bundle.of("blocks")):
-        return first, [Part(change, None) for change in _changes(_blocks(bundle))]
-    changes = list(_changes(_blocks_of_steps(bundle.of("steps"))))
+        return first, [Part(change, None) for change in changes_in(recorded_blocks(bundle))]
+    changes = list(changes_in(_blocks_of_steps(bundle.of("steps"))))
     if not changes:
         return bundle, []
     ends = [*(change.step for change in changes[1:]), np.inf]
@@ -80,14 +80,15 @@ def parts_of(bundle: Bundle) -> tuple[Bundle, list[Part]]:
     return _between(bundle, -1, changes[0].step) or bundle, parts
 
 
-def _recorded(row: dict[str, object]) -> Change:
+def recorded_change(row: dict[str, object]) -> Change:
     """Returns a change as rank 0 wrote it, its numbers of steps and ranks whole again."""
     rank = None if pd.isna(row["rank"]) else int(row["rank"])
     change = {"rank": rank, "step": int(row["step"]), "noticed": int(row["noticed"])}
     return Change(**({field.name: row[field.name] for field in fields(Change)} | change))
 
 
-def _changes(blocks: list[Block]) -> Iterator[Change]:
+def changes_in(blocks: Sequence[Block]) -> Iterator[Change]:
+    """Yields the changes that are noticed in blocks of one run, in their order."""
     if not blocks:
         return
     points = ChangePoints(sorted(blocks[0].ranks))
@@ -96,7 +97,7 @@ def _changes(blocks: list[Block]) -> Iterator[Change]:
             yield change
 
 
-def _blocks(bundle: Bundle) -> list[Block]:
+def recorded_blocks(bundle: Bundle) -> list[Block]:
     """Returns the blocks that all ranks have recorded."""
     table, ranks = bundle.of("blocks"), bundle.about["rank"].nunique()
     blocks = []

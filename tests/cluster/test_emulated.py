@@ -332,25 +332,24 @@ def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(
         assert processes_of(pid) == []
 
 
+README_COMMAND = """ddplab emulate --hosts 2 --rate 1gbit --
+    assignments/assignment2/ddp_benchmark.py
+    --config assignments/assignment2/configs/smoke.yaml"""
+
+
 @needs_hosts
 @pytest.mark.slow
 def test_a_benchmark_records_the_emulated_network_and_is_not_mixed_with_loopback(
     tmp_path: Path,
 ) -> None:
+    _, *words = shlex.split(README_COMMAND)
+    words += ["--output_dir", str(tmp_path), "--run_id", "run"]
     root = Path(__file__).resolve().parents[2]
-    script = root / "assignments" / "assignment2" / "allreduce_benchmark.py"
-    flags = ("--numel", "1", "1000", "--rounds", "1", "--iterations", "2")
-    launch(
-        script,
-        [*flags, "--output_dir", str(tmp_path), "--run_id", "run"],
-        2,
-        tmp_path / "log",
-        hosts=EmulatedCluster.of(2, ["100mbit"]),
-    )
+    subprocess.run([DDPLAB, *words], cwd=root, check=True, capture_output=True)
     record = read_environment(tmp_path / "run")
     assert record["status"] == "complete"
-    assert record["network"] == "2 emulated hosts at 100 Mbit/s"
-    assert "2 ranks on 2 emulated hosts at 100 Mbit/s" in record["hardware"]
+    assert record["network"] == "2 emulated hosts at 1 Gbit/s"
+    assert "2 ranks on 2 emulated hosts at 1 Gbit/s" in record["hardware"]
     assert [link["host"] for link in record["interconnect"]["emulated"]["probe"]] == [
         "host1",
         "host2",
@@ -360,7 +359,7 @@ def test_a_benchmark_records_the_emulated_network_and_is_not_mixed_with_loopback
     (loopback / "environment.json").write_text(
         json.dumps(record | {"network": layout_name("gloo", [2])})
     )
-    tables = [run / "allreduce-samples.csv" for run in (tmp_path / "run", loopback)]
+    tables = [run / "ddp-times.csv" for run in (tmp_path / "run", loopback)]
     assert "network differs" in problem(check_comparable, tables)
 
 

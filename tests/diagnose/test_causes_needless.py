@@ -25,8 +25,10 @@ class Twice(nn.Module):
         super().__init__()
         layers = [nn.Sequential(nn.Linear(96, 96), nn.Tanh()) for _ in range(8)]
         self.layers = nn.Sequential(*layers)
+        self.table = nn.Parameter(torch.zeros(4000, 96))
 
     def forward(self, values):
+        values = values + self.table[: len(values)]
         return checkpoint(self.layers, values, use_reentrant=False)
 
 
@@ -127,11 +129,16 @@ def test_a_watched_script_shows_what_was_left_on_and_what_is_not_updated(tmp_pat
     lean = pd.read_csv(tmp_path / "b" / "tables" / "lean-passes.csv")
     assert set(lean["without"]) == {
         *("anomaly detection", "unused gradients", "hooks", "activation checkpointing"),
+        "untouched embeddings",
     }
-    assert lean["unused_bytes"].max() == 9 * (96 * 96 + 96) * 4
+    unused_bytes = lean.groupby("without")["unused_bytes"].max()
+    table_bytes = 4000 * 96 * 4
+    assert unused_bytes["unused gradients"] == 9 * (96 * 96 + 96) * 4 + table_bytes
+    assert unused_bytes["untouched embeddings"] == table_bytes
+    assert lean["touched_rows"].max() == 32
     [hooks] = lean["hooks"].dropna().unique()
     assert (
-        hooks == 3 * 8 + 2 + 3 + 20
+        hooks == 3 * 8 + 2 + 3 + 21
     )  # of layers and what holds them, of the others, of parameters
     backward_ms = lean.groupby(["without", "lean"])["backward_time_ms"].median()
     assert backward_ms["unused gradients", True] < backward_ms["unused gradients", False] / 2

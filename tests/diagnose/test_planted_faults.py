@@ -111,6 +111,7 @@ def test_a_run_asked_for_brings_its_baseline():
     [
         ("slow-rnk", "did you mean 'slow-rank'"),
         ("slow-rank=fast", "'fast' is not a number"),
+        ("slow-rank=2@soon", "'soon' is not a number of passes"),
         ("", "unknown fault"),
     ],
 )
@@ -120,7 +121,7 @@ def test_a_fault_that_is_none_gets_one_line(text, message):
 
 
 def test_faults_are_joined_and_have_strengths_of_their_own():
-    assert parse_faults("slow-rank=3+one-core") == [("slow-rank", 3.0), ("one-core", 0.0)]
-    assert parse_faults("slow-data") == [("slow-data", FAULTS["slow-data"].strength)]
+    assert parse_faults("slow-rank=3@90+one-core") == [("slow-rank", 3, 90), ("one-core", 0, 0)]
+    assert parse_faults("slow-data") == [("slow-data", FAULTS["slow-data"].strength, 0)]
     with pytest.raises(UserError, match="unknown case 'x'"):
         DiagnosisStudy(only=("x",))

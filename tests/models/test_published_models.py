@@ -13,7 +13,8 @@ import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.models.published import resnet
+from common.models.published import resnet, ssd
+from common.models.published import transformer_big as big
 from common.models.published.gnmt import Gnmt, gnmt
 from common.models.published.gnmt import loss_of as gnmt_loss_of
 from common.models.published.resnet import ResNet, resnet_50
@@ -191,12 +192,15 @@ def small_gnmt() -> Made:
         pytest.param(partial(transformer_big, 4), marks=pytest.mark.slow),
     ],
 )
-def test_gradients_become_ready_as_in_the_real_backward_pass(make) -> None:
+def test_gradients_become_ready_as_in_the_real_backward_pass(make, monkeypatch) -> None:
+    monkeypatch.setattr(ssd, "IMAGES", 2)
+    for name, size in {"WIDTH": 64, "WIDE": 96, "WORDS": 101}.items():
+        monkeypatch.setattr(big, name, size)
     module, batch, loss = make()
     ready: list[int] = []
     for parameter in module.parameters():
         parameter.register_post_accumulate_grad_hook(lambda weight: ready.append(weight.numel()))
-    with torch.backends.mkldnn.flags(False):  # as it is followed, for the order inside an LSTM
+    with torch.backends.mkldnn.flags(not isinstance(module, Gnmt)):  # for an LSTM's order
         loss(module, batch).backward()
     architecture = traced_architecture(make, "a model")
     sizes = architecture.parameter_sizes()

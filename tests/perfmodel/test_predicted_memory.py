@@ -57,7 +57,8 @@ def test_the_peak_is_the_trackers(name):
 )
 def test_the_peak_is_the_allocators_in_a_real_step(name):
     # Without instructions for it, bfloat16 takes a minute with four samples.
-    workload = replace(PICO, **{"batch_size": 2} | OPTIONS[name])
+    batch_size = 1 if OPTIONS[name].get("precision") == "bfloat16" else 2
+    workload = replace(PICO, **{"batch_size": batch_size} | OPTIONS[name])
     peak = measure_peak(workload, torch.device("cpu"))
     assert predict_memory(workload).peak_bytes == pytest.approx(peak.allocated_bytes, rel=0.005)
     assert peak.reserved_bytes is None
@@ -82,7 +83,6 @@ def test_every_layer_keeps_what_is_predicted_to_the_byte(options):
     ("model", "batch_size", "parameters"),
     [
         ("gpt2", 16, 124_439_808),
-        ("gpt2-medium", 8, 354_823_168),
     ],
 )
 def test_a_published_size_is_tracked_without_its_memory(model, batch_size, parameters):

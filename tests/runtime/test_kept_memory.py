@@ -46,7 +46,7 @@ for threshold in (None, 2**17):
         if threshold:
             ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, threshold)
         with process_group("cpu", None) as worker:
-            step = make_step(StepSettings("gpt2-nano", 4, 64), worker)
+            step = make_step(StepSettings("gpt2-nano", 1, 16), worker)
             print(min([page_faults(step) for _ in range(8)][2:]), flush=True)
         os._exit(0)
     os.wait()

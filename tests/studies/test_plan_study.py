@@ -143,7 +143,7 @@ def test_a_tiny_case_runs_whole_and_goes_on_where_it_was_cut(
 
     monkeypatch.setattr(plan_truth, "run_job", on_ranks_that_start_at_once)
     settings = {"models": ("tiny",), "rates": (), "rounds": 2}
-    settings |= {"runoff_rounds": 2, "most_runoff_rounds": 2, "tune_seconds": 0.5}
+    settings |= {"runoff_rounds": 1, "most_runoff_rounds": 1, "tune_seconds": 0.5}
     path = run_study(PlanStudy(**settings), str(tmp_path), StageProgress())
     sweep = path / "tiny-loopback" / "sweep"
     plans, cases = pd.read_csv(sweep / "plans.csv"), pd.read_csv(path / "cases.csv")

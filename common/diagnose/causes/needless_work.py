@@ -93,9 +93,10 @@ KINDS = {
     ),
     "untouched embeddings": Needless(
         "sparse-embedding",
-        "{share} of the gradients are an embedding's, of which a batch touches {touched_rows:.0f} "
-        "of {rows:.0f} rows",
-        "nn.Embedding(..., sparse=True) and an optimizer that takes sparse gradients (SGD, "
+        "{share} of the gradients are a table's (such as an embedding's), of which a batch touches "
+        "{touched_rows:.0f} of {rows:.0f} rows",
+        "nn.Embedding(..., sparse=True), or nn.functional.embedding(..., sparse=True) for a "
+        "parameter of the model's own, and an optimizer that takes sparse gradients (SGD, "
         "SparseAdam, Adagrad) for it; or a table of fewer rows.",
         is_exchanged=True,
         is_updated=True,

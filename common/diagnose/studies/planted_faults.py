@@ -1,9 +1,9 @@
-"""Runs a script with faults planted from outside: ``planted_faults.py FAULT[=STRENGTH] SCRIPT ...``
+"""Runs a script with faults planted from outside: ``FAULT[=STRENGTH][@PASSES] SCRIPT ...``
 
 The script and all that it imports are as they are; what changes is PyTorch, or where the process
-may run, before the script starts. So a diagnosis cannot know of a fault but by what it does. A
-strength is in the fault's own unit (see ``FAULTS``); ``healthy`` plants nothing. Several faults are
-joined by ``+``.
+may run, before the script starts or after so many passes under DDP. So a diagnosis cannot know of a
+fault but by what it does. A strength is in the fault's own unit (see ``FAULTS``); ``healthy``
+plants nothing. Several faults are joined by ``+``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import itertools
 import logging
 import os
 import runpy
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -32,17 +34,18 @@ from torch.optim.optimizer import (
 from torch.utils.data import distributed
 from torch.utils.data._utils import fetch
 
+from common.cluster.links import limit_own_link
 from common.diagnose.studies.planting import (
     Fault,
     around_forward,
     change_ddp,
     in_place_of,
-    slow_forward,
 )
 from common.errors import UserError, require_known
+from common.runtime.processes.orphans import ending_with_parent
 from common.runtime.script import exit_status, leave_rank
 
-USAGE = "usage: planted_faults.py FAULT[=STRENGTH] SCRIPT [ARGUMENT ...]"
+USAGE = "usage: planted_faults.py FAULT[=STRENGTH][@PASSES] SCRIPT [ARGUMENT ...]"
 
 
 def missing_sampler(_: float) -> None:
@@ -183,6 +186,11 @@ def other_precision(_: float) -> None:
             return plain(*inputs)
 
 
+def slow_forward(milliseconds: float) -> None:
+    """Makes each forward pass under DDP take ``milliseconds`` longer."""
+    around_forward(lambda _: milliseconds / 1e3)
+
+
 def slow_backward(milliseconds: float) -> None:
     """Makes each backward pass take ``milliseconds`` longer, at its start."""
 
@@ -247,6 +255,18 @@ def growing_memory(mebibytes: float) -> None:
     around_forward(keep)
 
 
+def busy_neighbour(processes: float) -> None:
+    """Pins the process to the last of its cores, and keeps that busy with other processes."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    for _ in range(int(processes)):
+        subprocess.Popen(ending_with_parent([sys.executable, "-c", "while True: pass"]))
+
+
+def slow_link(megabits: float) -> None:
+    """Limits what an emulated host sends to so many Mbit/s."""
+    limit_own_link(megabits * 1e6)
+
+
 def stuck(step: float) -> None:
     """Stops for good in a forward pass after so many."""
     calls = itertools.count()
@@ -276,26 +296,47 @@ FAULTS: dict[str, Fault] = {
     "unused-search": Fault(unused_search),
     "garbage": Fault(garbage, 500.0),
     "growing-memory": Fault(growing_memory, 20.0),
+    "busy-neighbour": Fault(busy_neighbour, 1, rank=1),
+    "slow-link": Fault(slow_link, 100.0),
     "stuck": Fault(stuck, 20.0, rank=1),
     "healthy": Fault(lambda _: None),
 }
 """Faults by name."""
 
 
-def parse_faults(text: str) -> list[tuple[str, float]]:
-    """Returns names and strengths of a text such as ``slow-rank=2+one-core``.
+def parse_faults(text: str) -> list[tuple[str, float, int]]:
+    """Returns names, strengths and passes before them of a text such as ``slow-rank=2@90+garbage``.
 
-    Raises UserError for an unknown fault or a strength that is not a number.
+    Raises UserError for an unknown fault, a strength that is not a number, or no number of passes.
     """
     faults = []
     for part in text.split("+"):
-        name, equals, strength = part.partition("=")
+        fault, at, passes = part.partition("@")
+        name, equals, strength = fault.partition("=")
         require_known("fault", name, FAULTS)
+        if at and not passes.isdecimal():
+            raise UserError(f"fault {part!r}: {passes!r} is not a number of passes")
         try:
-            faults.append((name, float(strength) if equals else FAULTS[name].strength))
+            value = float(strength) if equals else FAULTS[name].strength
         except ValueError:
             raise UserError(f"fault {part!r}: {strength!r} is not a number") from None
+        faults.append((name, value, int(passes or 0)))
     return faults
+
+
+def after_passes(passes: int, begin: Callable[[], None]) -> None:
+    """Calls ``begin`` after so many forward passes under DDP in this process; at once for none."""
+    if not passes:
+        begin()
+        return
+    seen = itertools.count(1)
+
+    def count(_: float) -> float:
+        if next(seen) == passes:
+            begin()
+        return 0.0
+
+    around_forward(count)
 
 
 def plant(words: list[str]) -> Path:
@@ -306,9 +347,9 @@ def plant(words: list[str]) -> Path:
     faults = parse_faults(text)
     if not script.is_file():
         raise UserError(f"script {script}: no such file; {USAGE}")
-    for name, strength in faults:
+    for name, strength, passes in faults:
         if FAULTS[name].concerns_this_rank():
-            FAULTS[name].plant(strength)
+            after_passes(passes, partial(FAULTS[name].plant, strength))
     sys.argv = [str(script), *words[2:]]
     sys.path[0] = str(script.absolute().parent)
     return script

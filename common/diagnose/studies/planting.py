@@ -59,11 +59,6 @@ def around_forward(extra_s: Callable[[float], float]) -> None:
         return outputs
 
 
-def slow_forward(milliseconds: float) -> None:
-    """Makes each forward pass under DDP take ``milliseconds`` longer."""
-    around_forward(lambda _: milliseconds / 1e3)
-
-
 def change_ddp(
     after: Callable[[DistributedDataParallel], None] = lambda ddp: None, **arguments: object
 ) -> None:

@@ -37,8 +37,8 @@ REPEATS = 5
 LEAN_TRIED = 2 * (REPEATS + 1)
 """Passes of a comparison."""
 LARGE, FEW_ROWS = 0.05, 0.1
-"""An embedding that holds a twentieth of the gradients and touches less than a tenth of its rows is
-worth other gradients."""
+"""A table that holds a twentieth of the gradients, and of which less than a tenth of the rows are
+touched, is worth other gradients."""
 FIRST_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 """DDP's own limits of its first bucket and of the others."""
 MANY_BUCKETS = 3
@@ -211,36 +211,37 @@ class LeanPasses:
         return Lean(only=names - unused, noted=noted)
 
     def untouched_embeddings(self) -> Lean | None:
-        """Returns passes without gradients of large embeddings of which few rows are touched."""
-        tables = {
-            f"{name}.weight".removeprefix("."): module.weight
-            for name, module in self.kept.inner.named_modules()
-            if isinstance(module, nn.Embedding)
-            and not module.sparse
-            and module.weight.requires_grad
-            and module.weight.nbytes > LARGE * self.kept.gradient_bytes
-        }
+        """Returns passes without gradients of large tables of which few rows are touched.
+
+        Embeddings are such tables, and any parameter that a model takes rows of.
+        """
+        parameters = self.kept.inner.named_parameters()
+        trained = {name: p for name, p in parameters if p.requires_grad}
+        least_bytes = LARGE * self.kept.gradient_bytes
+        tables = {n: p for n, p in trained.items() if p.dim() > 1 and p.nbytes > least_bytes}
         if not tables:
             return None
         touched: dict[str, int] = {}
 
         def count(gradient: Tensor, name: str) -> None:
-            touched[name] = int((gradient != 0).any(dim=1).sum())
+            if gradient.layout == torch.strided:  # else it has no more rows than are touched
+                touched[name] = int((gradient != 0).flatten(0, -2).any(dim=1).sum())
 
-        handles = [w.register_hook(partial(count, name=name)) for name, w in tables.items()]
+        handles = [p.register_hook(partial(count, name=name)) for name, p in tables.items()]
         try:
             self.one_pass()
         finally:
             for handle in handles:
                 handle.remove()
-        few = {n for n in touched if touched[n] < FEW_ROWS * len(tables[n])}
-        names = {n for n, p in self.kept.inner.named_parameters() if p.requires_grad}
+        rows = {name: p.numel() // p.shape[-1] for name, p in tables.items()}
+        few = {name for name in touched if touched[name] < FEW_ROWS * rows[name]}
+        names = set(trained)
         if few in (set(), names):
             return None
         noted = {
             "unused_bytes": sum(tables[name].nbytes for name in few),
             "touched_rows": sum(touched[name] for name in few),
-            "rows": sum(len(tables[name]) for name in few),
+            "rows": sum(rows[name] for name in few),
         }
         return Lean(only=names - few, noted=noted)
 
