@@ -112,13 +112,13 @@ def examine_case(case: Case) -> Diagnosis:
     verdicts += shown_by_trials(case, tried, {verdict.cause for verdict in verdicts})
     if case.run.opened.machine_state == DISTURBED:
         verdicts = [_hint(verdict) for verdict in verdicts]
+    ordered = tuple(
+        in_its_words(case, verdict.with_interval(case.run.noise)) for verdict in in_order(verdicts)
+    )
     return Diagnosis(
-        verdicts=tuple(
-            in_its_words(case, verdict.with_interval(case.run.noise))
-            for verdict in in_order(verdicts)
-        ),
+        verdicts=ordered,
         not_judged=tuple(not_judged),
-        summary=_summary(case),
+        summary=_summary(case, with_main_cause(ordered, case)),
         tried=tried,
         unexplained=unexplained(case, verdicts),
         lost=_lost(case),
@@ -230,12 +230,11 @@ def _lost(case: Case) -> str:
         return "No step was measured in parts."
     beside = {name: parts.parts_ms[name] for name in PARTS if name not in ("forward", "backward")}
     most = max(beside, key=beside.get)
-    return (
-        f"Beside its passes a step spends most on {most}, {percent(beside[most] / parts.step_ms)}."
-    )
+    share = percent(beside[most] / parts.step_ms)
+    return f"Apart from its passes a step spends most on {most}, {share}."
 
 
-def _summary(case: Case) -> str:
+def _summary(case: Case, counted: str) -> str:
     sentences = []
     if case.run.opened.machine_state == DISTURBED:
         sentences.append(
@@ -246,11 +245,12 @@ def _summary(case: Case) -> str:
         sentences.append("One rank: there is no scaling to explain.")
     elif case.speedup_now is not None:
         baseline = f"one rank's {case.one_rank_throughput:,.0f} samples/s"
-        source = "measured" if case.baseline is not None else "predicted from its passes alone"
+        source = "measured" if case.baseline is not None else "not run: estimated from its passes"
         sentences.append(
             f"{case.ranks} ranks are {case.speedup_now:.2f} times as fast as {baseline} "
             f"({source}): efficiency {percent(case.speedup_now / case.ranks)}."
         )
+        sentences += [counted] if counted else []
     else:
         sentences.append(
             f"{case.ranks} ranks, {case.run.throughput:,.0f} samples/s; nothing to compare with."
@@ -285,9 +285,10 @@ def lines_of(diagnosis: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[s
     if diagnosis.much_unexplained:
         lines += wrapped(diagnosis.unexplained.said())
     if not diagnosis.verdicts and not diagnosis.healthy:
-        lines += wrapped(f"No cause was found for it. {diagnosis.lost}")
+        slow = "That is slow, and no" if diagnosis.lost else "No"
+        lines += wrapped(f"{slow} cause was found. {diagnosis.lost}")
     if diagnosis.healthy and len(diagnosis.not_judged) < many_unjudged:
-        lines.append("No limiting cause found.")
+        lines.append("No limiting cause found: nothing to change.")
     elif diagnosis.healthy:
         lines.append("No limiting cause found among the few that can be judged here.")
     lines += lines_of_causes(diagnosis.verdicts, diagnosis.tried)
@@ -308,21 +309,51 @@ def lines_of_causes(verdicts: Sequence[Verdict], trials: Sequence[Tried] = ()) -
     """Returns causes as text, with the changes that were tried against them."""
     lines: list[str] = []
     for number, verdict in enumerate(verdicts, 1):
-        lost = f"; takes {percent(verdict.lost_share)} of the time" if verdict.lost_share else ""
+        lost = f"; {costs(verdict)}" if verdict.lost_share else ""
         lines += ["", *wrapped(f"{verdict.title} ({verdict.cause}{lost})", f"{number}. ")]
         for sentence in verdict.evidence:
             lines += wrapped(sentence, "   - ")
         lines += wrapped(f"Confidence: {verdict.confidence} ({verdict.reason}).", "   ")
         lines += wrapped(f"Change: {verdict.change}", "   ")
         if verdict.predicted_speedup is not None and verdict.speedup_now is not None:
-            lines.append(
-                f"   Speedup now {verdict.speedup_now:.2f}, predicted after the change "
+            gain = verdict.predicted_speedup / verdict.speedup_now
+            lines += wrapped(
+                f"Speedup now {verdict.speedup_now:.2f}, predicted after the change "
                 f"{verdict.predicted_speedup:.2f} ({verdict.speedup_low:.2f} to "
-                f"{verdict.speedup_high:.2f})."
+                f"{verdict.speedup_high:.2f}), both over one rank as it is: {gain:.2f} times as "
+                "fast as now.",
+                "   ",
             )
         if tried := tried_against(verdict, trials):
             lines += wrapped(f"Tried: {tried.said()}.", "   ")
     return lines
+
+
+def costs(verdict: Verdict) -> str:
+    """Returns what a cause takes, in words: samples that are wasted, or a share of the time."""
+    wasted = verdict.cause == "wrong-sampler"
+    share = percent(verdict.lost_share)
+    return f"wastes {share} of the samples" if wasted else f"takes {share} of the time"
+
+
+def counted_in(verdict: Verdict, case: Case) -> bool:
+    """Returns True if a verdict's speedup now is not that of steps alone.
+
+    What lies between steps, repeated samples and a warm-up are not in the time of a step.
+    """
+    now, counted = case.speedup_now, verdict.speedup_now
+    return now is not None and counted is not None and not math.isclose(now, counted, rel_tol=1e-3)
+
+
+def with_main_cause(verdicts: Sequence[Verdict], case: Case) -> str:
+    """Returns a sentence with the speedup that counts more than steps, where the cause does."""
+    if not verdicts or case.ranks == 1 or not counted_in(verdicts[0], case):
+        return ""
+    speedup = verdicts[0].speedup_now
+    return (
+        "That is the speedup of steps alone. With the main cause counted in, which does not show "
+        f"in the time of a step, it is {speedup:.2f}: efficiency {percent(speedup / case.ranks)}."
+    )
 
 
 def new_causes(before: Diagnosis, after: Diagnosis) -> list[Verdict]:

@@ -9,6 +9,7 @@ from common.diagnose.evidence.case import Case, Verdict
 from common.diagnose.evidence.evidence import FACTS
 
 DDP, NUMBER = r"DistributedDataParallel\(model,? ?(?:\.\.\., )?", r"([\d.]+)"
+OF_TORCH = r"(?:, from torch 2\.\d+ on forward_sync_buffers=False)?"
 BFLOAT16, FLOAT16 = (
     rf"with torch\.autocast\('cuda', torch\.{dtype}\) around the forward pass and the loss"
     r"(?:, and torch\.amp\.GradScaler around the update)?"
@@ -17,7 +18,7 @@ BFLOAT16, FLOAT16 = (
 TRAINER = (
     (rf"{DDP}bucket_cap_mb={NUMBER}\)", r"TrainingArguments(ddp_bucket_cap_mb=\1)"),
     (
-        rf"{DDP}(find_unused_parameters|broadcast_buffers)=False\)",
+        rf"{DDP}(find_unused_parameters|broadcast_buffers)=False\){OF_TORCH}",
         r"TrainingArguments(ddp_\1=False)",
     ),
     (r"DistributedDataParallel\(model\)", "TrainingArguments()"),
@@ -47,7 +48,7 @@ TRAINER = (
 )
 ACCELERATE = (
     (
-        rf"{DDP}(bucket_cap_mb|find_unused_parameters|broadcast_buffers)=([\w.]+)\)",
+        rf"{DDP}(bucket_cap_mb|find_unused_parameters|broadcast_buffers)=([\w.]+)\){OF_TORCH}",
         r"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(\1=\2)])",
     ),
     (r"DistributedDataParallel\(model\)", "accelerator.prepare(model)"),

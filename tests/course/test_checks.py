@@ -253,7 +253,8 @@ def test_a_class_of_every_kind_loses_nothing(
         code = Path(json.loads(variables["DDPLAB_GRADED"])["folder"], PART, "common", "exercises")
         texts = {path.stem: path.read_text() for path in code.glob("*.py")}
         lost = {m.check for m in mutants() if texts[m.exercise].startswith(m.source())}
-        if lost and not real:
+        asked = {argument.rpartition("/")[2] for argument in arguments if "::" in argument}
+        if lost & asked and not real:
             kept = [a for a in arguments if "::" not in a or a.rpartition("/")[2] in lost]
             real.append(run_tests(root, kept, variables, **keywords))
             failed = real[0]

@@ -18,7 +18,7 @@ from right_answers import right_answers
 
 from common.course import autograder
 from common.course.answers import NUMBER, questions_path, read_questions
-from common.course.grading.checks import FAULT, Exercises
+from common.course.grading.checks import FAULT, Exercises, why_refused
 from common.course.grading.classes import Class
 from common.course.grading.grade import Grader, marks_of, write_json
 from common.course.grading.marks import Grade, Mark, read_key
@@ -164,6 +164,7 @@ OTHERS = [name for name in EVERY_TASK if name not in GRADED_IN_CI]
 def test_references_get_all_in_the_sandbox(half: int) -> None:
     tasks = {name: EVERY_TASK[name] for name in OTHERS[half::2]}
     texts = {task.file: (ROOT / task.path).read_text() for task in EVERY_TASK.values()}
+    assert why_refused(ROOT, tasks, texts) == {}
     marks = marks_of(tasks, Exercises(ROOT, tasks, texts, 3, ISOLATION).outcomes(500), {})
     assert len(marks) == sum(len(task.checks) for task in tasks.values())
     assert [mark for mark in marks if mark.score != mark.points] == []

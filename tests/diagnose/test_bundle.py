@@ -250,14 +250,20 @@ def test_batches_of_no_fixed_number_are_not_compared(
     assert bool(found and "samples of a step" in str(found.evidence)) == differs
 
 
-def test_a_rank_is_slow_for_its_larger_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [4, 7])
+def test_a_rank_is_slow_for_its_larger_batches(tmp_path: Path, others: int) -> None:
     # Rank 0 takes 16 ms for 8 samples, rank 1 takes 8 ms for 4: with 6 each, both take 12 of 40.
+    # Where rank 1 takes 8 ms for 7, rank 0 is slow for another reason, too.
     folder = write_bundle(tmp_path / "b")
     with_values(folder, "steps", step_time_ms=40.0)
     with_values(folder, "steps", (0,), forward_time_ms=6.0, backward_time_ms=10.0)
-    with_values(folder, "steps", (1,), samples=4)
+    with_values(folder, "steps", (1,), samples=others)
     case = opened(folder)
     verdict = CAUSES["slow-rank"](case)
+    if others == 7:
+        assert "samples" not in verdict.title
+        assert "samples of a step differ" in str(mixed_configurations(case).evidence)
+        return
     assert verdict.title == "rank 0 has 8 samples in each step, the others 4"
     assert verdict.lost_share == pytest.approx(4 / 40)
     assert mixed_configurations(case) is None

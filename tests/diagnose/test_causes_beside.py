@@ -367,3 +367,4 @@ def test_a_change_is_said_in_the_words_of_who_trains(tmp_path, framework: str) -
         "": "DistributedDataParallel(model, broadcast_buffers=False)",
     }
     assert words[framework] in change
+    assert ("forward_sync_buffers" in change) == (not framework)

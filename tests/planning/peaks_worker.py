@@ -17,7 +17,6 @@ from common.runtime.group.process_group import process_group
 from common.tuning.plans import planned_step
 from common.tuning.user_model import UserModel
 
-planned_step.PEAKS = 2
 ATTEMPTS, WITHIN = 30, 0.01
 """What gloo's threads free is missed at random, and makes a peak too high, never too low: where it
 is, more steps are run."""

@@ -61,7 +61,7 @@ CHANGES = {
         "pickled, and their sizes sent before them."
     ),
 }
-OTHER_EXCHANGE = "Exchange it every so many steps, and all tensors in one call."
+OTHER_EXCHANGE = "Leave the call out, or make it once in many steps; send all tensors in one call."
 BACKWARD = "whole_backward_time_ms"
 COLUMN_OF = {"forward": "forward_time_ms", "backward": BACKWARD}
 BESIDE = (
@@ -172,8 +172,9 @@ def own_exchange(case: Case) -> Verdict | None:
         cause="own-exchange",
         title=title,
         evidence=(
-            f"Such calls take {taken.time_ms:.3g} ms of a step, {percent(taken.share)}, of the "
-            f"rank that waits least: {taken.looks['samples'].sum()} looks [{STACKS}] [{STEPS}].",
+            f"Such calls take {taken.time_ms:.3g} of {taken.time_ms / taken.share:.3g} ms from "
+            f"step to step, {percent(taken.share)}, on the rank that takes least for them and so "
+            f"waits least: {taken.looks['samples'].sum()} stack samples [{STACKS}] [{STEPS}].",
             *sentences,
         ),
         lost=lost,

@@ -69,8 +69,8 @@ CHANGES = {
     ),
 }
 OTHER = (
-    "Do it every so many steps instead of after each, without waiting for the disk, and keep "
-    "checkpoints and evaluations out of the loop of steps."
+    "Make that code faster, or run it once in many steps; what writes, evaluates or saves need not "
+    "keep the next step waiting."
 )
 
 
@@ -188,8 +188,8 @@ def _between(case: Case) -> Verdict | None:
         cause="evaluation-or-logging",
         title=f"{who} {does}{line_of(rows)}{waiting}",
         evidence=(
-            f"Between two steps of rank {latest} lie {times['between'].mean():.3g} ms, beside "
-            f"steps of {times['step_time_ms'].mean():.3g} ms: {percent(share)} of the time "
+            f"From one step of rank {latest} to its next {times['between'].mean():.3g} ms pass, "
+            f"and steps take {times['step_time_ms'].mean():.3g} ms: {percent(share)} of the time "
             f"[{STEPS}].",
             f"By rank: {', '.join(f'{rank}: {value:.3g} ms' for rank, value in by_rank.items())} "
             f"[{STEPS}].",

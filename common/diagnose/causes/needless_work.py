@@ -200,7 +200,7 @@ def sent_buffers(case: Case) -> Verdict | None:
         lost=share,
         sure=confidence(share, LEAST_SHARE, standard_error(shares), len(shares)),
         change=(
-            "DistributedDataParallel(model, broadcast_buffers=False), from torch 2.15 on "
+            "DistributedDataParallel(model, broadcast_buffers=False), from torch 2.13 on "
             "forward_sync_buffers=False: nothing changes for masks and tables; BatchNorm's running "
             "statistics are then each rank's own."
         ),

@@ -106,9 +106,13 @@ def larger_batch(case: Case) -> Verdict | None:
     batches = fixed_batches(case)
     if not case.run.watched or batches.nunique() <= 1:
         return None
-    compute, _ = _compute_and_tokens(case)
+    try:
+        compute, _ = _compute_and_tokens(case)
+    except NotJudged:  # as ``slow_rank`` says
+        return None
     slow = Slowest.of(compute)
-    if not slow.is_slow or slow.rank != batches.idxmax():
+    alike = Slowest.of(compute / case.run.by_step("samples").loc[compute.index])
+    if not slow.is_slow or slow.rank != batches.idxmax() or alike.is_slow:
         return None
     medians = compute.median()
     slow_ms, others_ms = float(medians[slow.rank]), float(medians.drop(slow.rank).mean())
@@ -310,12 +314,12 @@ def unequal_lengths(case: Case) -> Verdict | None:
         cause="unequal-lengths",
         title="texts of unequal length: ranks wait for the longest of each step",
         evidence=(
-            f"In a step the largest rank has {percent(float(uneven.mean()))} more padded tokens "
-            f"than the mean one, though over all steps they differ by only "
-            f"{percent(float(totals.max() / totals.mean() - 1))} [{STEPS}].",
-            f"From step to step, a rank with twice the mean's padded tokens computes "
-            f"{1 + slope:.2f} ± {error:.2f} times as long; what the largest rank has beyond the "
-            f"mean takes {percent(lost)} of the step [{STEPS}].",
+            f"The rank with the most tokens in a step, padding included, has "
+            f"{percent(float(uneven.mean()))} more than the ranks' mean; over all steps no rank is "
+            f"more than {percent(float(totals.max() / totals.mean() - 1))} above it [{STEPS}].",
+            f"A rank with twice the mean's tokens computes {1 + slope:.2f} ± {error:.2f} times as "
+            f"long as the mean; what the rank with the most has beyond the mean takes "
+            f"{percent(lost)} of the step [{STEPS}].",
         ),
         lost=lost,
         sure=confidence(lost, UNEQUAL_SHARE, standard_error(over), len(over)),

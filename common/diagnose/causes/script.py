@@ -142,7 +142,10 @@ def collecting(case: Case) -> Verdict | None:
         lost=share,
         sure=confidence(share, COLLECTING_SHARE, float(shares.sem()), len(shares)),
         whole_ms=float(whole_ms.mean()),
-        change="gc.freeze() after the set-up; gc.collect() every few hundred steps on all ranks",
+        change=(
+            "Once the model, the loaders and the optimizer are made, gc.collect(), gc.freeze() and "
+            "gc.disable(); then gc.collect() every few hundred steps, on all ranks at once."
+        ),
     )
 
 
@@ -262,8 +265,8 @@ def padding(case: Case) -> Verdict | None:
         cause="padding",
         title=f"{percent(share)} of the tokens are padding",
         evidence=(
-            f"Of {padded:,.0f} tokens, or numbers of sounds, that a step computes, {tokens:,.0f} "
-            f"are the samples' own [{STEPS}].",
+            f"A step computes {padded:,.0f} tokens (or frames), of which {tokens:,.0f} are no "
+            f"padding [{STEPS}].",
             f"{percent(growing)} of a pass grows with its batch [{PROBES}], and passes "
             f"take {percent(computing)} of the step [{STEPS}].",
         ),
@@ -271,7 +274,7 @@ def padding(case: Case) -> Verdict | None:
         sure=sure,
         change=(
             "Put samples of like length into one batch (sort them, or sample from buckets of "
-            "lengths) and pad to its longest, or pack several texts into one row. That saves as "
-            "much on any number of ranks."
+            "lengths) and pad to the longest of the batch, or pack several texts into one row. One "
+            "rank alone would gain as much."
         ),
     )

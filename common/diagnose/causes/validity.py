@@ -94,6 +94,8 @@ def wrong_sampler(case: Case) -> Verdict | None:
     case.need_ranks("has no samples to share")
     if _hands_on(case):
         raise NotJudged(f"ranks hand their samples on to each other after each fetch [{STACKS}]")
+    if _draws_by_weight(table) and not _same_draws(table):
+        raise NotJudged(f"the sampler draws by weights: samples come more than once [{SAMPLES}]")
     epochs = table["epoch"].nunique()
     samples = _Samples(
         epochs=epochs,
@@ -108,6 +110,17 @@ def wrong_sampler(case: Case) -> Verdict | None:
     repeats = max(samples.shared_share, samples.repeated_share)
     are_wrong = min(repeats, samples.wasted) > SHARED_SHARE
     return _sampler_verdict(case, samples) if are_wrong else _same_order(case, table)
+
+
+def _draws_by_weight(table: pd.DataFrame) -> bool:
+    """Returns True if a sampler draws by weights, with replacement."""
+    return bool(table.get("by_weight", pd.Series([False])).any())
+
+
+def _same_draws(table: pd.DataFrame) -> bool:
+    """Returns True if in each whole epoch all ranks have drawn the same samples, in one order."""
+    orders = table.dropna(subset=["order"]).groupby("epoch")["order"].nunique()
+    return len(orders) > 0 and orders.max() == 1
 
 
 def _hands_on(case: Case) -> bool:
@@ -154,8 +167,11 @@ def _sampler_verdict(case: Case, samples: _Samples) -> Verdict:
         confidence=level,
         reason=reason,
         change=(
-            "Give the DataLoader DistributedSampler(dataset, num_replicas=world_size, rank=rank) "
-            "and no shuffle of its own, and call sampler.set_epoch(epoch)."
+            "Give each rank's sampler a generator with a seed of its own: "
+            "torch.Generator().manual_seed(seed + rank)."
+            if _draws_by_weight(table)
+            else "Give the DataLoader DistributedSampler(dataset, num_replicas=world_size, "
+            "rank=rank) and no shuffle of its own, and call sampler.set_epoch(epoch)."
         ),
         speedup_now=per_sample,
         predicted_speedup=now,
@@ -226,7 +242,7 @@ def mixed_configurations(case: Case) -> Verdict | None:
 
 
 def _ranks_with_other_batches(case: Case) -> list[str]:
-    """Returns a sentence where ranks' batches differ in samples, and that makes no rank slow."""
+    """Returns a sentence where ranks' batches differ in samples, unless one is slow for that."""
     samples = fixed_batches(case)
     if samples.nunique() <= 1 or larger_batch(case):
         return []

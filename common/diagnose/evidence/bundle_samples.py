@@ -39,8 +39,11 @@ def samples_of(bundle: Bundle) -> pd.DataFrame:
         for epoch, everyone in by_epoch.items()
         for row in sample_rows(everyone, arm=0, epoch=epoch, data_samples=size)
     ]
-    is_hashed = "is_hashed" in identities and identities["is_hashed"].fillna(False).any()
-    return pd.DataFrame(rows).assign(is_hashed=bool(is_hashed))
+    noted = {  # an earlier watch noted neither
+        name: name in identities and bool(identities[name].eq(True).any())
+        for name in ("is_hashed", "by_weight")
+    }
+    return pd.DataFrame(rows).assign(**noted)
 
 
 def have_own_data(identities: pd.DataFrame) -> bool:

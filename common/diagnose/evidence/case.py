@@ -143,7 +143,7 @@ def confidence(
     errors = distance / error if error > 0 else math.inf
     reason = f"{of}: {value:.3g} against a threshold of {threshold:.3g}"
     if math.isfinite(errors):
-        reason += f", {errors:.0f} standard errors apart" if errors >= 1 else ", within its error"
+        reason += f", {'within its' if errors < 1 else 'with a'} standard error of {error:.2g}"
     if steps < MANY_STEPS:
         reason += f"; from {steps} steps only"
     if errors >= SURE and steps >= MANY_STEPS:
@@ -341,7 +341,5 @@ def places(case: Case, phases: Sequence[str], rank: int | None = None) -> list[s
     counts = rows.groupby(["place", "call"])["samples"].sum()
     (line, call), share = counts.idxmax(), counts.max() / counts.sum()
     within = f", in {call}" if call else ""
-    whose = "" if rank is None else f" of rank {rank}"
-    return [
-        f"{percent(share)} of the looks at that time{whose} found it at {line}{within} [{STACKS}]."
-    ]
+    whose = "the" if rank is None else f"rank {rank}'s"
+    return [f"{percent(share)} of {whose} stack samples then are at {line}{within} [{STACKS}]."]

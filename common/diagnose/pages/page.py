@@ -7,7 +7,6 @@ Sections whose tables a run has not say so in a line.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from markupsafe import Markup, escape
 from common.analysis.html import rendered
 from common.analysis.style import GOOD_EFFICIENCY
 from common.diagnose.causes.trials import WORKERS, Tried, tried_against
-from common.diagnose.diagnosis import Diagnosis
+from common.diagnose.diagnosis import Diagnosis, costs, counted_in, with_main_cause
 from common.diagnose.evidence.case import VALIDITY, Case, Verdict, differing_facts, percent
 from common.diagnose.evidence.evidence import Evidence, NotJudged
 from common.diagnose.evidence.measured_step import step_model
@@ -56,7 +55,8 @@ def diagnosis_page(diagnosis: Diagnosis, case: Case, title: str, notes: Sequence
         title: title of the page.
         notes: sentences on what could not be seen.
     """
-    compared = [*_with_main_cause(diagnosis, case), *_compared_with(case)]
+    counted = with_main_cause(diagnosis.verdicts, case)
+    compared = [*([counted] if counted else []), *_compared_with(case)]
     if diagnosis.verdicts and diagnosis.much_unexplained:
         compared.append(diagnosis.unexplained.said())
     return rendered(
@@ -112,18 +112,6 @@ def _cards(case: Case) -> list[tuple[str, str, str]]:
             f"{number(run.step_ms)} ms",
             f"the slowest rank's time, the {'mean' if run.mixed else 'median'}",
         ),
-    ]
-
-
-def _with_main_cause(diagnosis: Diagnosis, case: Case) -> list[str]:
-    """Returns a sentence with the speedup that counts more than steps, where the cause does."""
-    if not diagnosis.verdicts or case.ranks == 1 or not counted_in(diagnosis.verdicts[0], case):
-        return []
-    speedup = diagnosis.verdicts[0].speedup_now
-    return [
-        "That is the speedup of steps alone. With the main cause counted in, which does not show "
-        f"in the time of a step, it is {number(speedup)}: efficiency "
-        f"{percent(speedup / case.ranks)}."
     ]
 
 
@@ -202,7 +190,7 @@ def _costs(verdict: Verdict) -> str:
         return "it makes the comparison void"
     if not verdict.lost_share:
         return "it is not known to cost time"
-    return f"it takes {percent(verdict.lost_share)} of the time"
+    return f"it {costs(verdict)}"
 
 
 def _unbroken_flags(text: str) -> Markup:
@@ -220,15 +208,6 @@ def interval(verdict: Verdict) -> str:
     """Returns the interval in brackets, with a space before it; nothing where there is none."""
     ends = bounds(verdict)
     return "" if ends is None else f" ({number(ends[0])} to {number(ends[1])})"
-
-
-def counted_in(verdict: Verdict, case: Case) -> bool:
-    """Returns True if a verdict's speedup now is not that of steps alone.
-
-    What lies between steps, repeated samples and a warm-up are not in the time of a step.
-    """
-    now, counted = case.speedup_now, verdict.speedup_now
-    return now is not None and counted is not None and not math.isclose(now, counted, rel_tol=1e-3)
 
 
 def gains_section(diagnosis: Diagnosis, case: Case) -> dict[str, object]:

@@ -97,8 +97,11 @@ class Onset:
 
         A rank is named, too, where all ranks' steps take longer and it is the slowest in them.
         """
-        slowest = any(f"rank {rank} is the slowest" in change.why for rank in self.ranks)
-        return (change.rank in self.ranks and change.phase in self.phases) or slowest
+        if change.rank in self.ranks and change.phase in self.phases:
+            return True
+        is_shared = change.rank is None and change.phase in (BACKWARD, STEP)
+        of_one = is_shared and None not in self.ranks
+        return of_one and any(f"rank {rank} is the slowest" in change.why for rank in self.ranks)
 
 
 def _onsets(script: str, layers: int) -> list[Onset]:
@@ -171,6 +174,13 @@ def run_study(study: OnsetStudy, output_dir: str, progress: StageProgress) -> Pa
     with study_run("onsets", study, output_dir, progress, environment) as run:
         folder = (run.path / "runs").absolute()  # ranks start in another folder
         folder.mkdir()
+
+        def keep() -> None:
+            run.write_table(BLOCKS, pd.DataFrame(blocks, columns=None if blocks else ["case"]))
+            run.write_table(RESULTS, pd.DataFrame(rows))
+
+        if rows:
+            keep()
         for case in cases:
             if case.name in recorded:
                 continue
@@ -179,8 +189,7 @@ def run_study(study: OnsetStudy, output_dir: str, progress: StageProgress) -> Pa
             row, of_quiet = outcome_of(case, folder / case.name)
             rows.append(row)
             blocks += of_quiet
-            run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
-            run.write_table(BLOCKS, pd.DataFrame(blocks, columns=None if blocks else ["case"]))
+            keep()  # whole after each
         drawn = drawn_alarms(pd.read_csv(run.path / BLOCKS))
         run.write_table("drawn.csv", drawn)
         table = pd.read_csv(run.path / RESULTS)

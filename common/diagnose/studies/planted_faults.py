@@ -42,6 +42,7 @@ from common.diagnose.studies.planting import (
     in_place_of,
 )
 from common.errors import UserError, require_known
+from common.runtime.group.network import EMULATED_NETWORK
 from common.runtime.processes.orphans import ending_with_parent
 from common.runtime.script import exit_status, leave_rank
 
@@ -263,7 +264,9 @@ def busy_neighbour(processes: float) -> None:
 
 
 def slow_link(megabits: float) -> None:
-    """Limits what an emulated host sends to so many Mbit/s."""
+    """Limits what an emulated host sends to so many Mbit/s; raises UserError on any other host."""
+    if EMULATED_NETWORK not in os.environ:
+        raise UserError("slow-link: on emulated hosts only")
     limit_own_link(megabits * 1e6)
 
 

@@ -39,7 +39,7 @@ class HookTimes:
 
         @functools.wraps(hook)
         def call(*arguments: Any) -> Any:
-            if watch.stages is None or watch.stages.long is None:
+            if watch.session is None or not watch.session.calls.brief:
                 return hook(*arguments)
             began_s = time.perf_counter()
             if self.began_s is None:

@@ -12,10 +12,17 @@ from ddplab_watch import hooks
 from ddplab_watch.batches import CHECKED_TENSORS, checksums
 from ddplab_watch.feed import Feed
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from common.diagnose.causes.validity import wrong_sampler
 from common.diagnose.evidence.case import Verdict
+from common.diagnose.evidence.evidence import NotJudged
 
 NUMBERS = torch.manual_seed(1)
 IMAGES = [*torch.randn(240, 3, 40, 40, generator=NUMBERS)]
@@ -150,6 +157,25 @@ def test_a_partition_that_is_drawn_from_with_replacement_is_named(tmp_path: Path
     verdict = wrong_sampler(opened(bundle))
     assert "more than once" in verdict.title
     assert "The data set has 200 samples" in " ".join(verdict.evidence)  # 100 of each rank
+
+
+@pytest.mark.parametrize("seeds", [(1, 2), (1, 1)], ids=["of each rank", "the same"])
+def test_a_sampler_that_draws_by_weights_is_wrong_if_all_ranks_draw_the_same(
+    tmp_path: Path, seeds: tuple[int, int]
+) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    for rank, seed in enumerate(seeds):
+        weights = torch.arange(1.0, 241.0)
+        drawn = WeightedRandomSampler(weights, 120, generator=torch.manual_seed(seed))
+        loader = DataLoader(IMAGES, 12, sampler=drawn)
+        add_rows(bundle, *noted(loader, 2), ranks=(rank,))
+    if seeds[0] == seeds[1]:
+        verdict = wrong_sampler(opened(bundle))
+        assert verdict.title.startswith("no distributed sampler")
+        assert "generator" in verdict.change
+        return
+    with pytest.raises(NotJudged, match="draws by weights"):
+        wrong_sampler(opened(bundle))
 
 
 def test_a_bundle_of_an_earlier_watch_is_judged_by_indices(tmp_path: Path) -> None:

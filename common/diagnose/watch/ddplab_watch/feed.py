@@ -41,6 +41,8 @@ class Feed:
         self._identities_left = MOST_IDENTITIES
         self._hashed: set[int] = set()
         """Epochs whose samples are told apart by their content."""
+        self._by_weight: set[int] = set()
+        """Epochs whose sampler draws by weights, with replacement."""
         self._checksums: dict[int, list[list[int]]] = {}
         """Checksums of some samples of each epoch, as ``batches.checksums`` has them."""
 
@@ -70,6 +72,8 @@ class Feed:
             self._tokens[counted["samples"], counted["longest"]] = counted["tokens"]
         fetch.identities = content_hashes(batch) if ids is None else _indices(ids)
         fetch.is_hashed = ids is None
+        if torch_internals.draws_by_weight(iterator):
+            self._by_weight.add(epoch)
         if not fetch.is_hashed and fetch.identities:
             with contextlib.suppress(Exception):  # tensors of kinds that have no octets
                 fetch.checksums = checksums(batch, fetch.identities)
@@ -107,6 +111,7 @@ class Feed:
         for epoch, identities in sorted(self._identities.items()):
             if identities:
                 row = {"epoch": epoch, "samples": identities, "is_hashed": epoch in self._hashed}
+                row["by_weight"] = epoch in self._by_weight
                 yield row | {"checksums": self._checksums[epoch]}
 
     def loading(self) -> Loading:

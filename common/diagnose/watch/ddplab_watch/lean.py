@@ -2,7 +2,7 @@
 
 What a script may have left on (anomaly detection, deterministic algorithms, a profiler, hooks on
 modules and gradients), activations that are computed twice, more threads than cores, gradients that
-no optimizer uses, those of an embedding of which few rows are touched, many small buckets, and
+no optimizer uses, those of a table of which few rows are touched, many small buckets, and
 checks of each exchange (TORCH_DISTRIBUTED_DEBUG=DETAIL).
 """
 
@@ -234,7 +234,7 @@ class LeanPasses:
             for handle in handles:
                 handle.remove()
         rows = {name: p.numel() // p.shape[-1] for name, p in tables.items()}
-        few = {name for name in touched if touched[name] < FEW_ROWS * rows[name]}
+        few = {name for name in touched if 0 < touched[name] < FEW_ROWS * rows[name]}
         names = set(trained)
         if few in (set(), names):
             return None

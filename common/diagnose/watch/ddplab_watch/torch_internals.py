@@ -54,6 +54,14 @@ def sampler_pass(iterator: Any) -> Any:
     return getattr(iterator, "_sampler_iter", None)
 
 
+def draws_by_weight(iterator: Any) -> bool:
+    """Returns True if a DataLoader's sampler draws by weights, and so a sample more than once."""
+    batches = getattr(iterator, "_index_sampler", None)
+    batches = getattr(batches, "batch_sampler", batches)  # inside of one of accelerate's
+    sampler = getattr(batches, "sampler", batches)
+    return hasattr(sampler, "weights") and bool(getattr(sampler, "replacement", False))
+
+
 def workers(iterator: Any) -> int:
     """Returns the worker processes of a DataLoader's iterator."""
     return int(getattr(iterator, "_num_workers", 0))
