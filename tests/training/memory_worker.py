@@ -11,7 +11,7 @@ from common.training.config import DdpConfig, FsdpConfig
 from common.training.trainer import train
 
 COMMON = {
-    **{"model": "gpt2-nano", "global_batch_size": 16, "seq_len": 32, "num_steps": 3},
+    **{"model": "gpt2-nano", "global_batch_size": 16, "seq_len": 64, "num_steps": 3},
     **{"device": "cpu", "profile": False, "measure_memory": True},
 }
 STRATEGIES = (

@@ -111,15 +111,15 @@ def larger_batch(case: Case) -> Verdict | None:
     except NotJudged:  # as ``slow_rank`` says
         return None
     slow = Slowest.of(compute)
-    alike = Slowest.of(compute / case.run.by_step("samples").loc[compute.index])
-    if not slow.is_slow or slow.rank != batches.idxmax() or alike.is_slow:
+    per_sample = Slowest.of(compute / case.run.by_step("samples").loc[compute.index])
+    if not slow.is_slow or slow.rank != batches.idxmax() or per_sample.is_slow:
         return None
     medians = compute.median()
     slow_ms, others_ms = float(medians[slow.rank]), float(medians.drop(slow.rank).mean())
-    mine, theirs = batches[slow.rank], batches.drop(slow.rank).mean()
+    samples, fewer = batches[slow.rank], batches.drop(slow.rank).mean()
     return case.verdict(
         cause="slow-rank",
-        title=f"rank {slow.rank} has {mine:g} samples in each step, the others {theirs:g}",
+        title=f"rank {slow.rank} has {samples:g} samples in each step, the others {fewer:g}",
         evidence=(
             f"Rank {slow.rank} computes {slow_ms:.3g} ms a step, the others {others_ms:.3g} ms, "
             f"and it is the slowest in {percent(slow.often)} of {len(slow.ratios)} steps "

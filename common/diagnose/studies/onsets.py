@@ -139,9 +139,9 @@ class OnsetStudy:
     """Run directory of a study that was cut."""
 
     def __post_init__(self) -> None:
-        known = {word for case in CASES for word in (case.name, case.cause, case.script)}
+        names = {word for case in CASES for word in (case.name, case.cause, case.script)}
         for name in self.only:
-            if name not in known:
+            if name not in names:
                 raise UserError(f"unknown case {name!r}; a case's name, a script's or a fault's")
 
     def cases(self) -> list[Onset]:

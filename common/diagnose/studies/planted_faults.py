@@ -332,10 +332,10 @@ def after_passes(passes: int, begin: Callable[[], None]) -> None:
     if not passes:
         begin()
         return
-    seen = itertools.count(1)
+    counted = itertools.count(1)
 
     def count(_: float) -> float:
-        if next(seen) == passes:
+        if next(counted) == passes:
             begin()
         return 0.0
 
