@@ -161,7 +161,7 @@ def test_a_launch_is_no_orphan_after_a_step_of_the_systems_clock(tmp_path, monke
     with started(["sleep", "60"], "a mark of this test", identity, grace_s=0) as process:
         shifted = psutil.Process.create_time
         monkeypatch.setattr(psutil.Process, "create_time", lambda self: shifted(self) + 1.0)
-        assert alive() == 1
+        wait_until(lambda: alive() == 1)  # a process has its own variables once it has begun
         assert end_orphaned_clusters() == 0
         assert process.poll() is None
         process.kill()

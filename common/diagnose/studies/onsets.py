@@ -267,13 +267,19 @@ def drawn_alarms(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row per draw: draw, hours, alarms. None where there are no quiet runs.
     """
-    stretches = []
-    for _, rows in table.groupby("case"):
-        blocks = [
-            Block(int(first), int(last), float(of["unix_s"].max()), _by_rank(of))
-            for (first, last), of in rows.groupby(["first", "last"])
-        ]
-        stretches += [blocks[at : at + STRETCH] for at in range(len(blocks) + 1 - STRETCH)]
+    by_block: dict[tuple, dict[int, dict]] = {}
+    for row in table.to_dict("records"):
+        row["alone_ms"] = json.loads(row["alone_ms"])
+        by_block.setdefault((row["case"], row["first"], row["last"]), {})[row["rank"]] = row
+    runs: dict[str, list[Block]] = {}
+    for (case, first, last), ranks in by_block.items():
+        ended_s = max(row["unix_s"] for row in ranks.values())
+        runs.setdefault(case, []).append(Block(first, last, ended_s, ranks))
+    stretches = [
+        blocks[at : at + STRETCH]
+        for blocks in runs.values()
+        for at in range(len(blocks) + 1 - STRETCH)
+    ]
     rows = []
     for number in range(DRAWS) if stretches else ():
         draw = np.random.default_rng(number)
@@ -284,13 +290,6 @@ def drawn_alarms(table: pd.DataFrame) -> pd.DataFrame:
         alarms = sum(change.phase != BATCH for change in changes)
         rows.append({"draw": number, "hours": HOURS, "alarms": alarms})
     return pd.DataFrame(rows, columns=["draw", "hours", "alarms"])
-
-
-def _by_rank(rows: pd.DataFrame) -> dict[int, dict[str, object]]:
-    return {
-        int(row["rank"]): row | {"alone_ms": json.loads(row["alone_ms"])}
-        for row in rows.to_dict("records")
-    }
 
 
 def _one_run(blocks: Sequence[Block]) -> list[Block]:
