@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from interruptible import living, start_interruptible
+from interruptible import living, start_interruptible, wait_until
 from quick_torchrun import REFUSE, write_quick_torchrun
 from refusals import problem
 
