@@ -135,6 +135,18 @@ def test_steps_that_go_with_lengths_are_told_from_a_slow_rank(fault: Fault, said
     assert said in first_change(fault, seed=1).said()
 
 
+def test_a_rank_that_may_wait_for_another_outside_of_the_exchange_is_said_to() -> None:
+    """Rank 1's fetch waits for rank 0's update, as under a Trainer that counts tokens there."""
+
+    def meeting_in_fetches(rank: int, row: dict) -> None:
+        row["update" if rank == 0 else "data"] += 8
+
+    said = first_change(meeting_in_fetches, seed=1).said()
+    assert "or it waits for rank" in said
+    assert "update" in said
+    assert "data" in said
+
+
 def test_a_slow_rank_is_said_to_be_the_slowest() -> None:
     assert "rank 0 is the slowest in 100%" in first_change(slow_loader, seed=1).said()
 

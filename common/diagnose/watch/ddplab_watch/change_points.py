@@ -43,6 +43,8 @@ UNLIKELY = 2_000_000
 """Orders of blocks whose batches vary, of which one at most may pass for a change."""
 SLOWEST_OFTEN = 0.8
 """A rank that takes longest in so many steps is slow; else the ranks take turns."""
+AS_MUCH = 0.7
+"""Share of a rank's growth from which another rank's, in another phase, may be its reason."""
 WITH_SIZE = 0.8
 """Correlation of a phase's time with the elements of its batches from which these explain it."""
 LEAST_UNIX_S = 1e9
@@ -234,8 +236,31 @@ class ChangePoints:
             before=before,
             after=after,
             step_ms=self._levels((None, STEP), newest)[1],
-            why=self._why(key, blocks, newest) if len(self.ranks) > 1 else "",
+            why=self._why(key, blocks, newest) + self._waiting(key, newest)
+            if len(self.ranks) > 1
+            else "",
         )
+
+    def _waiting(self, key: Key, newest: int) -> str:
+        """Tells of another rank that takes as much longer in another phase.
+
+        Where ranks meet outside of the exchange, as in the fetches of transformers' Trainer, one of
+        the two waits for the other there, and the blocks do not tell which.
+        """
+        rank, phase = key
+        if rank is None or phase == MEMORY:
+            return ""
+        grown = self._grown(key, newest)
+        reasons = [
+            (other, name)
+            for other, name in self._series
+            if other not in (None, rank) and name in SINGLE and name != phase
+            if self._grown((other, name), newest) > AS_MUCH * grown
+        ]
+        if not reasons:
+            return ""
+        other, name = max(reasons, key=lambda series: self._grown(series, newest))
+        return f", or it waits for rank {other}, whose {name} takes as much longer"
 
     def _why(self, key: tuple[int | None, str], blocks: list[Block], newest: int) -> str:
         """Tells a slow rank from unequal lengths by how steps go together."""
