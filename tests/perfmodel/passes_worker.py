@@ -32,7 +32,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "vocab_size": 500,
 }
-BATCH, LENGTH = 4, 64
+BATCH, LENGTH = 8, 64
 PROFILED_STEPS = 2
 
 
@@ -99,7 +99,7 @@ with process_group("cpu") as worker:
             module(input_ids=tokens, labels=labels, use_cache=False).loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        for _ in range((strategy == "DDP") + PROFILED_STEPS):
+        for _ in range(1 + PROFILED_STEPS):
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 module(input_ids=tokens, labels=labels, use_cache=False).loss.backward()
             above.append(max(itertools.accumulate(torch_internals.memory_changes(profiler))))
@@ -109,7 +109,7 @@ with process_group("cpu") as worker:
         parameters = local_bytes(module.parameters())
         # DDP's buckets are made with it; what gloo's threads free is not seen, so the least counts.
         held = local_bytes(states) + parameters * (2 if strategy == "DDP" else 1)
-        peak = held + min(above[-PROFILED_STEPS:]) + tokens.nbytes + labels.nbytes
+        peak = held + min(above[1:]) + tokens.nbytes + labels.nbytes
         if worker.is_main:
             print(
                 json.dumps(

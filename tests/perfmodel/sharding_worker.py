@@ -61,8 +61,6 @@ with process_group("cpu") as worker:
     for case in sys.argv[1:]:
         precision, strategy, name = case.split(":")
         workload = replace(WORKLOAD, precision=precision, model=name)
-        if precision == "bfloat16":
-            workload = replace(workload, batch_size=1, seq_len=64)
         model = parallel(strategy, precision, build_model(workload, worker.device))
         step = TrainingStep(workload, worker.device, model=model, shard_states=strategy == "ZERO1")
         batches = itertools.repeat(empty_batch(workload, worker.device))

@@ -20,10 +20,6 @@ OTHERS = (
 )
 
 
-SIZES = {"bfloat16": {"batch_size": 1, "seq_len": 64}}
-"""The worker's: processors without instructions for bfloat16 take seconds for a sample."""
-
-
 @pytest.fixture(scope="module")
 def seen(rank_server, request) -> dict[str, dict]:
     """Returns what rank 0 of 2 held, by case, in those that were chosen."""
@@ -37,12 +33,13 @@ def seen(rank_server, request) -> dict[str, dict]:
 
 
 @pytest.mark.two_ranks
+@pytest.mark.timeout(320)  # bfloat16 takes minutes on processors without instructions for it
 @pytest.mark.parametrize(
     "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
 )
 def test_a_rank_holds_what_is_predicted(seen, case):
     precision, strategy, model = case.split(":")
-    workload = replace(WORKLOAD, precision=precision, model=model, **SIZES.get(precision, {}))
+    workload = replace(WORKLOAD, precision=precision, model=model)
     prediction = predict_memory(workload, Sharding(strategy, 2))
     update, found = prediction.at("update").components, seen[case]
     assert update["parameters"] == found["parameters"]
