@@ -26,7 +26,7 @@ from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch
 from common.diagnose.evidence.bundle import read_bundle
 from common.diagnose.long_runs import changes_in, recorded_blocks, recorded_change
-from common.diagnose.studies.planted import PLANTED
+from common.diagnose.studies.planting import PLANTED
 from common.diagnose.studies.script_cases import RANKS
 from common.errors import UserError
 from common.runtime.machine.environment import describe_environment

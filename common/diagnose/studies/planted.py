@@ -19,6 +19,7 @@ from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch_series
 from common.diagnose.diagnosis import Diagnosis, diagnose_folder, lines_of
 from common.diagnose.studies.script_cases import HEALTHY, RANKS
+from common.diagnose.studies.planting import PLANTED
 from common.diagnose.studies.slow_hosts import SLOW_HOST, run_slow_hosts
 from common.errors import UserError
 from common.runtime.machine.environment import describe_environment
@@ -26,7 +27,6 @@ from common.runtime.paths import project_root
 from common.runtime.records.study import say_tables, study_run
 from common.runtime.stage_progress import StageProgress
 
-PLANTED = project_root() / "common" / "diagnose" / "studies" / "planted_faults.py"
 PROGRAMS = {
     name: project_root() / "assignments" / "assignment4" / script
     for name, script in (("benchmark", "benchmark.py"), ("text", "train_text.py"))

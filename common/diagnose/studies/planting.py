@@ -8,9 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
+
+PLANTED = Path(__file__).with_name("planted_faults.py")
+"""Script that plants faults in another one."""
 
 
 @dataclass(frozen=True)
