@@ -18,8 +18,8 @@ import pandas as pd
 from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch_series
 from common.diagnose.diagnosis import Diagnosis, diagnose_folder, lines_of
-from common.diagnose.studies.script_cases import HEALTHY, RANKS
 from common.diagnose.studies.planting import PLANTED
+from common.diagnose.studies.script_cases import HEALTHY, RANKS
 from common.diagnose.studies.slow_hosts import SLOW_HOST, run_slow_hosts
 from common.errors import UserError
 from common.runtime.machine.environment import describe_environment
