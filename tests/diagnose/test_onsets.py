@@ -81,6 +81,8 @@ def test_promises_are_counted_case_by_case() -> None:
     assert found["alarms in quiet runs"] == 2
     assert found["alarms in ten hours of drawn blocks"] == 0.5
     assert found["median share of time in hooks"] == 0.002
+    onsets_alone = judge(pd.DataFrame(rows[:-1], columns=columns), drawn[:0])
+    assert not onsets_alone["promise"].str.contains("quiet|drawn").any()
 
 
 def test_there_are_thirty_onsets_of_ten_kinds_and_others_are_refused() -> None:

@@ -279,6 +279,8 @@ def drawn_alarms(table: pd.DataFrame) -> pd.DataFrame:
         blocks[at : at + STRETCH]
         for blocks in runs.values()
         for at in range(len(blocks) + 1 - STRETCH)
+        # A window and short blocks lie between those before a change and those after it.
+        if blocks[at + STRETCH - 1].last + 1 - blocks[at].first == STRETCH * steps_in(blocks[at])
     ]
     rows = []
     for number in range(DRAWS) if stretches else ():
@@ -303,19 +305,24 @@ def _one_run(blocks: Sequence[Block]) -> list[Block]:
 
 
 def judge(cases: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
-    """Compares what was noticed with what is promised; returns a row per promise."""
+    """Compares what was noticed with what is promised; returns a row per promise.
+
+    Without quiet runs, or without draws, nothing is said of theirs.
+    """
     onsets = cases[cases["planted"] != QUIET]
     in_time = (onsets["delay_steps"] <= IN_STEPS) | (onsets["delay_s"] <= IN_S)
     named = in_time & onsets["is_named"].astype(bool)
-    ten_hours = drawn["alarms"].mean() if len(drawn) else None
     quiet = cases[cases["planted"] == QUIET]
     promises = [
         ("share of onsets noticed in time", FOUND_SHARE, None, in_time.mean()),
         ("share of onsets noticed in time, by rank and phase", None, None, named.mean()),
         ("alarms before an onset", None, 0.0, onsets["alarms_before"].sum()),
-        ("alarms in quiet runs", None, 1.0, quiet["alarms_before"].sum()),
-        ("alarms in ten hours of drawn blocks", None, 1.0, ten_hours),
         ("median share of time in hooks", None, MOST_OVERHEAD, cases["hooks_share"].median()),
         ("median seconds to notice", None, IN_S, onsets["delay_s"].median()),
     ]
+    if len(quiet):
+        promises.append(("alarms in quiet runs", None, 1.0, quiet["alarms_before"].sum()))
+    if len(drawn):
+        mean = drawn["alarms"].mean()
+        promises.append(("alarms in ten hours of drawn blocks", None, 1.0, mean))
     return with_verdicts(promises)

@@ -2,7 +2,8 @@
 
 ``timed_watch.py HOOKS [OPTION=VALUE ...] SCRIPT [ARGUMENT ...]``. Each rank leaves ``HOOKS`` with
 its number as a suffix: JSON with the seconds that the training waited for the hooks, and the
-seconds that went by meanwhile. Both begin when the first window and its probes are over.
+seconds that went by, from the end of the first window and its probes on. Windows that follow a
+change count in the second alone.
 """
 
 from __future__ import annotations
