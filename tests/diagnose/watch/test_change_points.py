@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from command_line import Ended, ddplab, error_line
 from ddplab_watch import change_points, long_watch
 from ddplab_watch.change_points import Change, ChangePoints
-from ddplab_watch.cusum import ALLOWANCE, Series
+from ddplab_watch.cusum import ALLOWANCE, LENGTHS, Levels, Series
 from ddplab_watch.long_watch import LongWatch
 from ddplab_watch.record import Record
 from ddplab_watch.step_blocks import Block, Schedule, block_steps
@@ -176,6 +177,36 @@ def test_batches_of_unequal_length_are_no_other_batches_before_they_have_grown(g
         assert ["a batch has" in change.said() for change in changes] == [True] * grows
 
 
+@pytest.mark.parametrize("further_ms", [0.0, 15.0])
+def test_a_level_that_comes_again_is_said_once_and_a_higher_one_anew(further_ms: float) -> None:
+    """As others use a machine's memory now and then; at last the exchange itself slows down."""
+
+    def slower(extra_ms: float) -> Fault:
+        return lambda rank, row: row.update(backward=row["backward"] + extra_ms)
+
+    points, draw, noticed = ChangePoints([0, 1]), random.Random(4), []
+    for number in range(480):
+        extra_ms = 12 * (number // 40 % 2) + (further_ms if number >= 400 else 0)
+        if points.add(block(number, draw, slower(extra_ms))):
+            noticed.append(number)
+    assert 40 <= noticed[0] < 60
+    assert [number >= 400 for number in noticed] == [False, True][: 1 + (further_ms > 0)]
+
+
+def test_levels_are_the_highest_medians_of_stretches_half_a_length_apart() -> None:
+    draw, levels = random.Random(2), Levels()
+    values = [draw.gauss(0, 1) for _ in range(300)]
+    for value in values:
+        levels.add(value)
+    for length in LENGTHS:
+        ends = [end for end in range(length, 301) if end % max(1, length // 2) == 0]
+        medians = [statistics.median(values[end - length : end]) for end in ends]
+        assert levels.highest(length) == max(medians)
+        assert levels.of_pairs().highest(length) == levels.highest(2 * length)
+    assert levels.highest(5) == levels.highest(4)
+    assert levels.highest(1000) == levels.highest(LENGTHS[-1])
+
+
 @pytest.mark.parametrize("spoilt", [math.nan, -3e6])
 def test_a_block_whose_clock_has_jumped_is_left_out(spoilt: float) -> None:
     def jumping(rank: int, row: dict) -> None:
@@ -186,7 +217,7 @@ def test_a_block_whose_clock_has_jumped_is_left_out(spoilt: float) -> None:
 
 @pytest.mark.parametrize("distribution", ["gauss", "paretovariate"])
 def test_limits_are_crossed_no_more_often_than_siegmunds_formula_says(distribution: str) -> None:
-    draw, series, crossings, values, high = random.Random(1), Series(), 0, 20_000, 3.0
+    draw, series, crossings, values, high = random.Random(1), Series(Levels()), 0, 20_000, 3.0
     parameters = (0, 1) if distribution == "gauss" else (1.1,)
     was_above = False
     for _ in range(values):

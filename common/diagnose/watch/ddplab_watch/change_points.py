@@ -1,9 +1,9 @@
 """Change points in the times of a long run: when, on which rank, in which phase, by how much.
 
 Each phase is a series of values of blocks (``step_blocks``), and ``cusum`` says how much speaks for
-its growth. An alarm needs two things beside it: a growth that matters, and a level that the history
-did not have for as long. Nothing here imports torch: the watch judges blocks as they end, the
-diagnosis any table of steps.
+its growth. An alarm needs two things beside it: a growth that matters, and a level above any that
+the run had for as long with this batch. Nothing here imports torch: the watch judges blocks as they
+end, the diagnosis any table of steps.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import statistics
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddplab_watch.cusum import HISTORY, Series, limit
+from ddplab_watch.cusum import HISTORY, Levels, Series, limit
 from ddplab_watch.step_blocks import (
     BACKWARD,
     BLOCK_S,
@@ -117,17 +117,18 @@ class ChangePoints:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)
-        self._begin()
+        self._begin({})
 
-    def _begin(self) -> None:
-        """Forgets all blocks: what comes next is compared with what follows."""
+    def _begin(self, levels: Mapping[Key, Levels]) -> None:
+        """Forgets all blocks, but not the levels: what comes next is compared with what follows."""
         self._blocks: deque[Block] = deque(maxlen=HISTORY)
-        self._series: dict[Key, Series] = {}
+        self._series = {key: Series(of_series) for key, of_series in levels.items()}
 
     def add(self, block: Block) -> Change | None:
         """Judges a block; returns a change of times or memory, or of the batch, or None.
 
-        After a change all series begin anew. A block with a time that is none is left out.
+        After a change all series begin anew, and after one of the batch their levels, too. A block
+        with a time that is none is left out.
         """
         if not all(
             math.isfinite(row[name]) and row[name] >= 0
@@ -139,7 +140,7 @@ class ChangePoints:
             self._merge()
         self._blocks.append(block)
         if batch := self._other_batch(block):
-            self._begin()
+            self._begin({})
             return batch
         self._follow(block)
         in_ten_hours = 36_000 / BLOCK_S * len(self._series)
@@ -153,18 +154,18 @@ class ChangePoints:
             return None
         newest = min(len(self._series[key].suspects) for key in alarms)
         change = self._change(self._main(alarms, newest), newest)
-        self._begin()
+        self._begin({key: series.all_levels() for key, series in self._series.items()})
         return change
 
     def _follow(self, block: Block) -> None:
         for key, value in self._values(block).items():
-            self._series.setdefault(key, Series()).add(value)
+            self._series.setdefault(key, Series(Levels())).add(value)
 
     def _merge(self) -> None:
         """Makes one block of each two, as those that come are longer."""
         blocks = [*self._blocks]
         blocks = blocks[len(blocks) % 2 :]
-        self._begin()
+        self._begin({key: series.levels.of_pairs() for key, series in self._series.items()})
         for first, second in zip(blocks[::2], blocks[1::2], strict=True):
             joined = merged(first, second)
             self._blocks.append(joined)
@@ -188,12 +189,11 @@ class ChangePoints:
     def _alarms(self, key: Key) -> bool:
         series = self._series[key]
         newest = len(series.suspects)
-        after, before = self._levels(key, newest)
+        grown, above = self._grown(key, newest), series.above_levels()
         if key[1] == MEMORY:
-            matters = after - before > LEAST_MEMORY * before > 0 and series.is_rising()
-        else:
-            matters = self._grown(key, newest) > LEAST_SHARE * self._levels((None, STEP), newest)[1]
-        return matters and series.is_new_level()
+            matters = grown > LEAST_MEMORY * self._levels(key, newest)[1] > 0
+            return matters and above > 0 and series.is_rising()
+        return min(grown, above) > LEAST_SHARE * self._levels((None, STEP), newest)[1]
 
     def _grown(self, key: Key, newest: int) -> float:
         """Returns by how much a series' newest values are above those before."""

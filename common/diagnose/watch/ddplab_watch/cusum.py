@@ -9,6 +9,9 @@ CUSUM). Values join the history when S has come back to 0.
 By Siegmund's approximation, S of independent scores crosses a limit h once in (e^x − 1 − x) / 2k²
 values, with x = 2k(h + 1.166) (Siegmund, Sequential Analysis, 1985). Where scores that follow each
 other have a correlation ρ, their sum varies by λ² = (1 + ρ)/(1 − ρ) more, and the limit is λ²h.
+
+On a shared machine times go up and down as others come and go, which no formula bounds. So
+``Levels`` keeps what a series has been at, for how long: a level that it had before is no news.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ USUAL_CORRELATION, USUAL_PAIRS, MOST_CORRELATION = 0.2, 20, 0.8
 """What ρ is taken for before anything is known, with the weight of how many pairs, and its most."""
 RISING = 0.8
 """Share of the values that are more than the one before, in what keeps rising."""
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Blocks of the stretches whose levels are kept."""
 _NORMAL = statistics.NormalDist()
 
 
@@ -38,10 +43,43 @@ def limit(values_per_alarm: float) -> float:
     return math.log(2 * ALLOWANCE**2 * values_per_alarm) / (2 * ALLOWANCE) - 1.166
 
 
-class Series:
-    """Values of a series, and how much speaks for a growth."""
+class Levels:
+    """Keeps the highest level that a series was at for so many blocks; a level is their median."""
 
     def __init__(self) -> None:
+        self._highest = dict.fromkeys(LENGTHS, -math.inf)
+        self._newest: deque[float] = deque(maxlen=LENGTHS[-1])
+        self._count = 0
+
+    def add(self, value: float) -> None:
+        """Adds a block's value. Stretches begin half their length apart."""
+        self._newest.append(value)
+        self._count += 1
+        for length in LENGTHS:
+            if self._count >= length and self._count % max(1, length // 2) == 0:
+                level = statistics.median([*self._newest][-length:])
+                self._highest[length] = max(self._highest[length], level)
+
+    def highest(self, count: int) -> float:
+        """Returns the highest level for at most ``count`` blocks, one at least."""
+        return self._highest[LENGTHS[bisect_right(LENGTHS, count) - 1]]
+
+    def of_pairs(self) -> Levels:
+        """Returns the levels by blocks twice as long; the newest stretches are left out."""
+        levels = Levels()
+        levels._highest = {length: self.highest(2 * length) for length in LENGTHS}
+        return levels
+
+
+class Series:
+    """Values of a series, and how much speaks for a growth.
+
+    Args:
+        levels: levels that the series had before its first value.
+    """
+
+    def __init__(self, levels: Levels) -> None:
+        self.levels = levels
         self.evidence = 0.0
         """S, which is 0 where nothing speaks for a growth."""
         self.suspects: list[float] = []
@@ -69,6 +107,7 @@ class Series:
                 oldest = self.history.popleft()
                 del self._ordered[bisect_left(self._ordered, oldest)]
             self.history.append(value)
+            self.levels.add(value)
             insort(self._ordered, value)
         self.evidence, self.suspects = 0.0, []
 
@@ -86,11 +125,15 @@ class Series:
         correlation = min(max(self._products / self._pairs, 0.0), MOST_CORRELATION)
         return (1 + correlation) / (1 - correlation)
 
-    def is_new_level(self) -> bool:
-        """Returns True if no earlier blocks, as many as the suspects, had their level."""
-        level, count, before = statistics.median(self.suspects), len(self.suspects), [*self.history]
-        starts = range(0, max(1, len(before) - count + 1), max(1, count // 2))
-        return all(statistics.median(before[at : at + count]) < level for at in starts)
+    def above_levels(self) -> float:
+        """Returns by how much the suspects' level is above all levels before, for as long."""
+        return statistics.median(self.suspects) - self.levels.highest(len(self.suspects))
+
+    def all_levels(self) -> Levels:
+        """Returns the levels with those of the suspects."""
+        for value in self.suspects:
+            self.levels.add(value)
+        return self.levels
 
     def is_rising(self) -> bool:
         """Returns True if most suspects are larger than the one before."""
