@@ -315,8 +315,7 @@ def lines_of_causes(verdicts: Sequence[Verdict], trials: Sequence[Tried] = ()) -
             lines += wrapped(sentence, "   - ")
         lines += wrapped(f"Confidence: {verdict.confidence} ({verdict.reason}).", "   ")
         lines += wrapped(f"Change: {verdict.change}", "   ")
-        if verdict.predicted_speedup is not None and verdict.speedup_now is not None:
-            gain = verdict.predicted_speedup / verdict.speedup_now
+        if (gain := verdict.gain) is not None:
             lines += wrapped(
                 f"Speedup now {verdict.speedup_now:.2f}, predicted after the change "
                 f"{verdict.predicted_speedup:.2f} ({verdict.speedup_low:.2f} to "

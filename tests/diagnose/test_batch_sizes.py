@@ -119,7 +119,7 @@ def test_padding_costs_what_grows_with_the_batch(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", tokens=280)  # of 1,000
     [verdict] = examined(folder).verdicts
     assert verdict.cause == "padding"
-    assert verdict.title == "72 % of the tokens are padding"
+    assert verdict.title == "72 % of a batch is padding"
     # Passes take 30 of 33.2 ms, and 80 % of them grow with the batch.
     lost = 30 / 33.2 * 0.8 * 0.72
     assert verdict.lost_share == pytest.approx(lost)

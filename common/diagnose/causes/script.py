@@ -263,7 +263,7 @@ def padding(case: Case) -> Verdict | None:
     tokens, padded = counted["tokens"].mean(), counted["padded_tokens"].mean()
     return case.verdict(
         cause="padding",
-        title=f"{percent(share)} of the tokens are padding",
+        title=f"{percent(share)} of a batch is padding",
         evidence=(
             f"A step computes {padded:,.0f} tokens (or frames), of which {tokens:,.0f} are no "
             f"padding [{STEPS}].",

@@ -95,6 +95,13 @@ class Verdict:
             if (share := getattr(self, name)) is not None:
                 object.__setattr__(self, name, min(max(float(share), 0.0), 1.0))
 
+    @property
+    def gain(self) -> float | None:
+        """Returns how many times as fast as now the change is; None where a speedup is unknown."""
+        if self.predicted_speedup is None or not self.speedup_now:
+            return None
+        return self.predicted_speedup / self.speedup_now
+
     def with_interval(self, noise: float) -> Verdict:
         """Returns the verdict with the interval of its predicted speedup.
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from ddplab_watch.change_points import Change, ChangePoints
 from ddplab_watch.cusum import ALLOWANCE, LENGTHS, Levels, Series
 from ddplab_watch.long_watch import LongWatch
 from ddplab_watch.record import Record
-from ddplab_watch.step_blocks import Block, Schedule, block_steps
+from ddplab_watch.step_blocks import MOST_TIMED, Block, Schedule, block_steps
 from watch_support import rows_of
 
 from common.diagnose.evidence.bundle import read_bundle
@@ -179,7 +180,10 @@ def test_batches_of_unequal_length_are_no_other_batches_before_they_have_grown(g
 
 @pytest.mark.parametrize("further_ms", [0.0, 15.0])
 def test_a_level_that_comes_again_is_said_once_and_a_higher_one_anew(further_ms: float) -> None:
-    """As others use a machine's memory now and then; at last the exchange itself slows down."""
+    """As others use a machine's memory now and then; at last the exchange itself slows down.
+
+    After a change, blocks are shorter, as they are after a window.
+    """
 
     def slower(extra_ms: float) -> Fault:
         return lambda rank, row: row.update(backward=row["backward"] + extra_ms)
@@ -187,7 +191,9 @@ def test_a_level_that_comes_again_is_said_once_and_a_higher_one_anew(further_ms:
     points, draw, noticed = ChangePoints([0, 1]), random.Random(4), []
     for number in range(480):
         extra_ms = 12 * (number // 40 % 2) + (further_ms if number >= 400 else 0)
-        if points.add(block(number, draw, slower(extra_ms))):
+        made = block(number, draw, slower(extra_ms))
+        steps = STEPS // 4 if noticed else STEPS
+        if points.add(replace(made, last=made.first + steps - 1)):
             noticed.append(number)
     assert 40 <= noticed[0] < 60
     assert [number >= 400 for number in noticed] == [False, True][: 1 + (further_ms > 0)]
@@ -202,7 +208,8 @@ def test_levels_are_the_highest_medians_of_stretches_half_a_length_apart() -> No
         ends = [end for end in range(length, 301) if end % max(1, length // 2) == 0]
         medians = [statistics.median(values[end - length : end]) for end in ends]
         assert levels.highest(length) == max(medians)
-        assert levels.of_pairs().highest(length) == levels.highest(2 * length)
+        assert levels.by_blocks(2).highest(length) == levels.highest(2 * length)
+        assert levels.by_blocks(1 / 4).highest(length) == levels.highest(max(1, length // 4))
     assert levels.highest(5) == levels.highest(4)
     assert levels.highest(1000) == levels.highest(LENGTHS[-1])
 
@@ -275,6 +282,10 @@ def followed(folder: Path, spoil: Callable[[int, Path], None] = lambda step, pat
     return windows
 
 
+def rows_in(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_rank_0_says_it_once_and_all_ranks_begin_a_window_at_one_step(tmp_path, capsys) -> None:
     windows = followed(tmp_path)
     assert windows[0] == windows[1]
@@ -282,9 +293,31 @@ def test_rank_0_says_it_once_and_all_ranks_begin_a_window_at_one_step(tmp_path, 
     [line] = capsys.readouterr().err.splitlines()
     assert "since step 120" in line
     assert "rank 1's forward pass takes" in line
-    rows = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
-    [change] = [row for row in rows if row["table"] == "changes"]
+    [change] = [row for row in rows_in(tmp_path / "rank0.jsonl") if row["table"] == "changes"]
     assert change["noticed"] <= 150  # 30 steps
+
+
+def test_blocks_hold_all_steps_of_which_long_ones_time_some(tmp_path: Path) -> None:
+    record, lag = Record(tmp_path / "rank0.jsonl"), 5
+    watch = LongWatch(record, (0, 1), None, lambda: 10**9, first=7, usual_s=0.01)
+    draw, rows, timed = random.Random(0), [], set()
+    for number in range(7, 20_000):
+        is_timed = watch.is_timed(number)
+        timed |= {number} if is_timed else set()
+        rows.append((number, step_of(0, False, draw) if is_timed else None))
+        if len(rows) > lag:
+            watch.add(*rows.pop(0))
+    record.write()
+    blocks = [row for row in rows_in(record.path) if row["table"] == "blocks"]
+    assert blocks[0]["first"] == 7
+    assert all(after["first"] == before["last"] + 1 for before, after in pairwise(blocks))
+    for block in blocks:
+        steps = range(block["first"], block["last"] + 1)
+        times = [number for number in steps if number in timed]
+        assert times[0] == block["first"]
+        assert len(times) == len(steps) if len(steps) <= MOST_TIMED else 10 <= len(times) <= 20
+        assert len({after - before for before, after in pairwise(times)}) <= 1
+    assert len(steps) == 192
 
 
 def test_a_disk_that_is_full_is_said_once_and_the_change_all_the_same(tmp_path, capsys) -> None:

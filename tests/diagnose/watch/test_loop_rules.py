@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from ddplab_watch import rows
 from ddplab_watch.steps import Fetch, Loop
@@ -33,10 +35,12 @@ class Script:
     def fetch(self, loader: int = 1) -> None:
         moment = self.loop.fetch_began()
         self.tick()
-        self.loop.fetch_ended(moment, Fetch(loader, None, 0.0, 0.0))
+        if moment is not None:
+            self.loop.fetch_ended(moment, Fetch(loader, None, 0.0, 0.0))
 
     def passes(self, backward: bool = True) -> None:
-        self.loop.forward_began(samples=4)
+        if self.loop.is_timing:
+            self.loop.forward_began(samples=4)
         self.tick()
         if backward:
             self.loop.backward_began()
@@ -183,3 +187,55 @@ def test_sending_buffers_is_no_forward_pass(script: Script) -> None:
     assert (row["buffers_time_ms"], row["forward_time_ms"]) == (2000, 4000)
     parts = ("data", "buffers", "forward", "backward", "optimizer")
     assert sum(row[f"{part}_time_ms"] for part in parts) == row["step_time_ms"]
+
+
+def loop_of_micro_batches(script: Script) -> None:
+    for _ in range(2):
+        script.fetch()
+        script.passes()
+    script.update()
+
+
+def loop_that_loads_ahead(script: Script) -> None:
+    script.passes()
+    script.fetch()
+    script.update()
+
+
+def loop_with_averaged_weights(script: Script) -> None:
+    script.step()
+    script.update()  # has no pass
+
+
+@pytest.mark.parametrize(
+    "one_step",
+    [Script.step, loop_of_micro_batches, loop_that_loads_ahead, loop_with_averaged_weights],
+)
+def test_steps_between_untimed_ones_are_as_all_are(one_step: Callable[[Script], None]) -> None:
+    def phases_of(timed: Callable[[int], bool]) -> list[dict | None]:
+        script = Script()
+        script.loop.sees_calls = True
+        for number in range(12):
+            script.loop.is_timing = timed(number)
+            one_step(script)
+        steps = script.steps()
+        ends = [None, *(step.ended for step in steps)]
+        return [
+            rows.phases(step, script.clock, before) if step.timed else None
+            for step, before in zip(steps, ends, strict=False)
+        ]
+
+    all_steps = phases_of(lambda number: True)
+    some = phases_of(lambda number: number % 3 == 1)
+    assert len(some) == len(all_steps) == 12
+    assert some == [row if number % 3 == 1 else None for number, row in enumerate(all_steps)]
+
+
+def test_a_step_of_several_updates_is_noticed(script: Script) -> None:
+    script.step()
+    assert not script.loop.updates_often
+    for _ in range(2):
+        script.step()
+        script.passes()
+        script.update(optimizer=2)
+    assert script.loop.updates_often

@@ -74,6 +74,11 @@ class Calls:
 
     def began(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Notes that the model is called."""
+        if not self.loop.is_timing:
+            self._depth = 0
+            if self.loop.phase != "backward":
+                self.loop.phase = "forward"
+            return
         self._depth += 1
         if self.loop.phase == "backward":  # checkpointing computes a pass anew
             return
@@ -131,6 +136,8 @@ class Calls:
 
     def ended(self, module: nn.Module, output: Any) -> None:
         """Notes that the model has returned."""
+        if not self.loop.is_timing or not self._depth:  # or nobody noted that it was called
+            return
         self._depth -= 1
         if self._depth > 0 or self.loop.phase == "backward":
             return

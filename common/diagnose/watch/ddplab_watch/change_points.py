@@ -117,11 +117,15 @@ class ChangePoints:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)
+        self._steps = 0
+        """Steps of the newest block."""
         self._begin({})
 
     def _begin(self, levels: Mapping[Key, Levels]) -> None:
         """Forgets all blocks, but not the levels: what comes next is compared with what follows."""
         self._blocks: deque[Block] = deque(maxlen=HISTORY)
+        self._sizes: deque[float] = deque(maxlen=HISTORY)
+        """Elements of the blocks' batches, of all ranks."""
         self._series = {key: Series(of_series) for key, of_series in levels.items()}
 
     def add(self, block: Block) -> Change | None:
@@ -136,9 +140,13 @@ class ChangePoints:
             for name in MEASURED
         ):
             return None
-        if self._blocks and steps_in(block) > LONGER * steps_in(self._blocks[-1]):
+        longer = steps_in(block) / (self._steps or steps_in(block))
+        self._steps = steps_in(block)
+        if longer > LONGER and self._blocks:
             self._merge()
-        self._blocks.append(block)
+        elif not 1 / LONGER < longer < LONGER:  # after a window
+            self._begin(self._all_levels(longer))
+        self._take(block)
         if batch := self._other_batch(block):
             self._begin({})
             return batch
@@ -154,8 +162,15 @@ class ChangePoints:
             return None
         newest = min(len(self._series[key].suspects) for key in alarms)
         change = self._change(self._main(alarms, newest), newest)
-        self._begin({key: series.all_levels() for key, series in self._series.items()})
+        self._begin(self._all_levels())
         return change
+
+    def _all_levels(self, longer: float = 1) -> dict[Key, Levels]:
+        return {key: series.all_levels().by_blocks(longer) for key, series in self._series.items()}
+
+    def _take(self, block: Block) -> None:
+        self._blocks.append(block)
+        self._sizes.append(sum(float(row[ELEMENTS]) for row in block.ranks.values()))
 
     def _follow(self, block: Block) -> None:
         for key, value in self._values(block).items():
@@ -165,10 +180,10 @@ class ChangePoints:
         """Makes one block of each two, as those that come are longer."""
         blocks = [*self._blocks]
         blocks = blocks[len(blocks) % 2 :]
-        self._begin({key: series.levels.of_pairs() for key, series in self._series.items()})
+        self._begin({key: series.levels.by_blocks(2) for key, series in self._series.items()})
         for first, second in zip(blocks[::2], blocks[1::2], strict=True):
             joined = merged(first, second)
-            self._blocks.append(joined)
+            self._take(joined)
             self._follow(joined)
 
     def _values(self, block: Block) -> dict[Key, float]:
@@ -293,7 +308,7 @@ class ChangePoints:
         Two blocks are to differ from all before, as an epoch's last batch may be smaller. Where
         sizes vary anyway, so many are to that one order of blocks in ``UNLIKELY`` has them last.
         """
-        sizes = [sum(float(row[ELEMENTS]) for row in b.ranks.values()) for b in self._blocks]
+        sizes = [*self._sizes]
         if len(sizes) < 4 or not min(sizes[:-2]) > 0:
             return None
         count, usual = 2, statistics.median(sizes[:-2])

@@ -64,10 +64,14 @@ class Levels:
         """Returns the highest level for at most ``count`` blocks, one at least."""
         return self._highest[LENGTHS[bisect_right(LENGTHS, count) - 1]]
 
-    def of_pairs(self) -> Levels:
-        """Returns the levels by blocks twice as long; the newest stretches are left out."""
+    def by_blocks(self, longer: float) -> Levels:
+        """Returns the levels by blocks that are longer by this factor, or shorter.
+
+        The newest stretches are left out.
+        """
         levels = Levels()
-        levels._highest = {length: self.highest(2 * length) for length in LENGTHS}
+        for length in LENGTHS:
+            levels._highest[length] = self.highest(max(1, int(length * longer)))
         return levels
 
 

@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict
 from typing import Any
 
@@ -70,22 +71,39 @@ class LongWatch:
         """Blocks that other ranks have not left yet: number, first and last step, end."""
         self._offset_s = time.time() - time.perf_counter()
         self.schedule: Schedule | None = None
-        """None until this rank knows what rank 0 has chosen."""
+        """None until this rank knows what rank 0 has chosen, as is ``_ahead``."""
+        self._ahead: Schedule | None = None
+        """The same schedule, at the block of the newest step."""
         if self.rank == 0:
             longest = block_steps(usual_s, self.ranks)
-            self.schedule = Schedule(first, longest)
+            self._follow(Schedule(first, longest))
             if store is not None:
                 store.set(self._key("longest"), str(longest))
+
+    def _follow(self, schedule: Schedule) -> None:
+        self.schedule, self._ahead = schedule, copy(schedule)
 
     def _key(self, *parts: object) -> str:
         return "/".join(["ddplab-watch", "hours", str(self.record.path.parent), *map(str, parts)])
 
-    def add(self, number: int, row: dict[str, Any]) -> None:
+    def is_timed(self, number: int) -> bool:
+        """Returns True if the step of this number is to be timed; called in the steps' order.
+
+        Steps are added some time after they have ended: the schedule has not come as far then.
+        """
+        if self._ahead is None:
+            return True
+        while number > self._ahead.last:
+            self._ahead.advance()
+        return number in self._ahead.timed_steps
+
+    def add(self, number: int, row: dict[str, Any] | None) -> None:
         """Takes a step that has ended.
 
         Args:
             number: number of the step.
-            row: ms of its phases by their names in ``step_blocks``, and ``elements``.
+            row: ms of its phases by their names in ``step_blocks``, and ``elements``; None for a
+                step that was not timed.
         """
         try:
             self._add(number, row)
@@ -97,13 +115,14 @@ class LongWatch:
         if self.schedule is None:
             if self.store is None or not self.store.check([self._key("longest")]):
                 return
-            self.schedule = Schedule(self.first, int(self.store.get(self._key("longest"))))
-        self._steps.append(row)
+            self._follow(Schedule(self.first, int(self.store.get(self._key("longest")))))
+        if row is not None:
+            self._steps.append(row)
         if self._unjudged and number - self._unjudged[-1][2] <= TRIES:
             self._judge_left()
         while number >= self.schedule.last:
             steps, self._steps = self._steps, []
-            if len(steps) == self.schedule.size:
+            if len(steps) >= len(self.schedule.timed_steps):
                 self._end_block(steps)
             self.schedule.advance()
 
@@ -118,9 +137,9 @@ class LongWatch:
     def resume(self, first: int) -> None:
         """Goes on after a window, with the step of this number."""
         self._steps, self._unjudged = [], []
-        number = self.schedule.number + KEPT
-        self.schedule = Schedule(first, self.schedule.longest)
-        self.schedule.number = number
+        schedule = Schedule(first, self.schedule.longest)
+        schedule.number = self.schedule.number + KEPT
+        self._follow(schedule)
 
     def _end_block(self, steps: list[dict[str, Any]]) -> None:
         """Records a block, leaves it to rank 0, and reads what rank 0 has found."""

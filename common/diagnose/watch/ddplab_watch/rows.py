@@ -309,6 +309,9 @@ class EndedSteps:
         # By the same clock as the step: a host that waits for its GPU does so within the step.
         before = self._last_ended
         self._last_ended = None if step.before_probes else step.ended
+        if not step.timed:
+            self.long.add(number, None)
+            return
         between_ms = None if before is None else clock.elapsed_s(before, step.began) * 1e3
         self._recent_s = [*self._recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]
         waited_s = sum(clock.elapsed_s(p.fetched, p.forward) for p in step.passes)

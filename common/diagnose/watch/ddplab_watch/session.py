@@ -109,6 +109,12 @@ class Session:
     def look_less(self, brief: bool) -> None:
         """Notes only what a watch of hours needs, or, in a window, all there is."""
         self.calls.brief = self.feed.brief = brief
+        self.loop.is_timing = True
+
+    @property
+    def next_step(self) -> int:
+        """Returns the number of the next step between windows; profiled ones have none."""
+        return self.updated - self.profiled_steps
 
     def facts(self) -> dict[str, object]:
         """Returns the row on what is trained, in which type, and from which data; once."""

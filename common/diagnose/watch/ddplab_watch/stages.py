@@ -67,8 +67,10 @@ class Stages:
         session.updated += 1
         if brief:
             step.between_windows = True
-            if self.long.begins_window(session.updated):
+            if self.long.begins_window(session.next_step):
                 self.begin_window()
+            else:
+                loop.is_timing = loop.updates_often or self.long.is_timed(session.next_step)
             return False
         return self.window_step_ended(step)
 
@@ -90,7 +92,7 @@ class Stages:
         session.look_less(True)
         session.loop.step.before_probes = True
         if self.long is not None:
-            self.long.resume(session.updated)
+            self.long.resume(session.next_step)
             return False
         session.stacks.is_training = True
         store = torch_internals.job_store() if session.ranks > 1 else None
@@ -101,7 +103,7 @@ class Stages:
             ranks=(session.rank, session.ranks),
             store=store,
             resident_bytes=lambda: session.memory.read()["resident_bytes"],
-            first=session.updated,
+            first=session.next_step,
             usual_s=session.steps.usual_s(),
         )
         return False

@@ -19,6 +19,8 @@ BLOCK_STEPS, BLOCK_S = 3, 4.0
 """A block has so many steps, or more of short ones, so that it takes so many seconds."""
 DOUBLED_AFTER = 80
 """Blocks after which the next are longer."""
+MOST_TIMED = 20
+"""Steps of a block that are timed, as far apart as they can be; hooks return at once in others."""
 JUDGED_S, MOST_OVERHEAD = 1e-4, 0.001
 """Seconds that a rank's part of a block takes to judge, and the share of the time that it may."""
 
@@ -31,8 +33,8 @@ class Block:
         first, last: numbers of its first and last step.
         unix_s: when it ended.
         ranks: of each rank the median ms of ``SINGLE``, ``BACKWARD`` and ``STEP``; ``memory`` in
-            bytes, ``elements`` of its batch; 0 where unknown. ``alone_ms`` lists, for each of its
-            steps, the ms of the phases in which the rank waits for no other.
+            bytes, ``elements`` of its batch; 0 where unknown. ``alone_ms`` lists, for each of the
+            first steps that are timed, the ms of the phases in which the rank waits for no other.
     """
 
     first: int
@@ -60,6 +62,11 @@ class Schedule:
     def last(self) -> int:
         """Returns the number of the block's last step."""
         return self.first + self.size - 1
+
+    @property
+    def timed_steps(self) -> range:
+        """Returns the numbers of the block's steps that are timed."""
+        return range(self.first, self.first + self.size, math.ceil(self.size / MOST_TIMED))
 
     def advance(self) -> None:
         """Goes on to the next block."""

@@ -13,6 +13,9 @@ step yet. Micro-batches need no rule: an update ends what several passes began.
     between    from one update to the first fetch of the next step: logging, evaluation
 
 Fetches of another loader, and passes without gradients, are evaluation and lie between.
+
+A loop need not time all steps. Of one that it does not, it notes only that there was a pass,
+whether a batch was fetched, and when the step ended.
 """
 
 from __future__ import annotations
@@ -71,6 +74,9 @@ class Segment:
     evaluated: int = 0
     first_fetch: int = 0
     """Index of the first fetch after the last pass without gradients."""
+    fetched_untimed: bool = False
+    """A batch was fetched, or a backward pass ended, while nothing was timed."""
+    passed_untimed: bool = False
 
     def of_training(self) -> list[Fetch]:
         """Returns the fetches that feed the training: those of the loader that fetched last."""
@@ -91,6 +97,7 @@ class Step:
         watched: gradients and buckets were watched; ``buckets`` are those that were sent.
         profiled: True where the step's time is also the profiler's.
         between_windows: only what the long watch needs is known of it.
+        timed: False where only its end is known.
         before_probes: the watch measured something between this step and the next.
         counts: further columns of its row.
     """
@@ -110,6 +117,7 @@ class Step:
     watched: bool = False
     profiled: bool = False
     between_windows: bool = False
+    timed: bool = True
     before_probes: bool = False
     buckets: list[Bucket] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
@@ -129,6 +137,10 @@ class Loop:
         self.clock, self.host_s, self.cpu_s = clock, host_s, cpu_s
         self.phase = "between"
         self.segment = Segment()
+        self.is_timing = True
+        """False while hooks are to return as soon as they can; changes after an update."""
+        self.updates_often = False
+        """True once a step had several updates, which may lie on both sides of such a change."""
         self.sees_calls = False
         """True once calls of the model are told of: a backward pass without one is a second one."""
         self.step: Step | None = None
@@ -139,9 +151,15 @@ class Loop:
         """Mark of the last call of the model."""
         self._cpu_began_s = cpu_s()
 
-    def fetch_began(self) -> tuple[Mark, float]:
-        """Notes that a loader is asked for a batch; returns the moment, for ``fetch_ended``."""
+    def fetch_began(self) -> tuple[Mark, float] | None:
+        """Notes that a loader is asked for a batch; returns the moment, for ``fetch_ended``.
+
+        Returns None while nothing is timed.
+        """
         self.phase = "data"
+        if not self.is_timing:
+            self.segment.fetched_untimed = True
+            return None
         if not self.segment.fetches and not self.segment.passes:
             self._cpu_began_s = self.cpu_s()
         return self.clock.mark(), self.host_s()
@@ -188,6 +206,9 @@ class Loop:
 
     def backward_began(self) -> None:
         """Notes that backward() is called."""
+        if not self.is_timing:
+            self.phase = "backward"
+            return
         if self.current is None:
             passes = self.segment.passes
             if self.sees_calls and passes:  # a second loss of the same call
@@ -201,7 +222,9 @@ class Loop:
     def backward_ended(self) -> None:
         """Notes that backward() has returned; the last of a pass counts."""
         self.phase = "optimizer"
-        if self.current is not None:
+        if not self.is_timing:
+            self.segment.passed_untimed = True
+        elif self.current is not None:
             self.current.ended = self.clock.mark()
             self.current = None
 
@@ -209,16 +232,17 @@ class Loop:
         """Notes that an optimizer has updated, or that a gradient scaler left it out."""
         segment, self.segment, self.current = self.segment, Segment(), None
         passes = [pass_ for pass_ in segment.passes if pass_.ended is not None]
-        if not passes and (self.step is None or optimizer in self.step.optimizers):
+        is_other = self.step is None or optimizer in self.step.optimizers
+        if is_other and not passes and not segment.passed_untimed:
             return  # an update without a backward pass, such as one of averaged weights
         fetches = segment.of_training() if segment.fetches[segment.first_fetch :] else []
-        is_new = self.step is None or fetches or optimizer in self.step.optimizers
-        if is_new:
+        end, end_s = self.clock.mark(), self.host_s()
+        if is_other or fetches or segment.fetched_untimed:
             self.finish()
             # A loop that loads ahead fetches the next batch after its forward pass.
             starts = [(fetch.began_s, fetch.began) for fetch in fetches[:1]]
             starts += [(pass_.forward_s, pass_.forward) for pass_ in passes[:1]]
-            began_s, began = min(starts, key=lambda start: start[0])
+            began_s, began = min(starts, key=lambda start: start[0], default=(end_s, end))
             self.step = Step(
                 began=began,
                 began_s=began_s,
@@ -226,12 +250,13 @@ class Loop:
                 fetches=fetches,
                 evaluation_s=segment.evaluation_s,
                 cpu_began_s=self._cpu_began_s,
+                timed=self.is_timing,
             )
         else:
             self.step.passes += passes
-        step, end = self.step, self.clock.mark()
+        step = self.step
         step.updates.append((passes[-1].ended if passes else end, end))
-        step.ended, step.ended_s = end, self.host_s()
+        step.ended, step.ended_s = end, end_s
         step.cpu_s = self.cpu_s() - step.cpu_began_s
         step.optimizers.add(optimizer)
         step.skipped |= skipped
@@ -241,5 +266,6 @@ class Loop:
     def finish(self) -> None:
         """Ends the step that the next segment might have belonged to."""
         if self.step is not None:
+            self.updates_often |= len(self.step.updates) > 1
             self.ended.append(self.step)
             self.step = None

@@ -168,7 +168,7 @@ class Watch:
     def fetch_ended(
         self, began: tuple[Mark, float] | None, iterator: Any, ids: Any, batch: Any
     ) -> None:
-        """Notes a batch: its loader, its epoch, its samples."""
+        """Notes a batch: its loader, its epoch, its samples; of one that is not timed its epoch."""
         self.feed.count_epochs(iterator)
         if self.session is not None and began is not None:
             self.session.loop.fetch_ended(began, self.feed.fetch(iterator, ids, batch))
