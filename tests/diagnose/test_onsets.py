@@ -100,14 +100,14 @@ def test_there_are_thirty_onsets_of_ten_kinds_and_others_are_refused() -> None:
 def test_a_fault_that_begins_in_a_run_is_noticed_and_what_is_there_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onsets, "BEFORE", 120)
-    monkeypatch.setattr(onsets, "AFTER", 120)
-    case = Onset("plain", "slow-forward=300", (1,), ("forward",))
+    monkeypatch.setattr(onsets, "BEFORE", 700)
+    monkeypatch.setattr(onsets, "AFTER", 400)
+    case = Onset("plain", "slow-forward=50", (1,), ("forward",))
     monkeypatch.setattr(onsets, "CASES", (case,))
     path = onsets.run_study(OnsetStudy(), str(tmp_path), StageProgress())
     [row] = pd.read_csv(path / "cases.csv").to_dict("records")
     assert (row["rank"], row["phase"], row["is_named"]) == (1, "forward", True)
-    assert 0 <= row["delay_steps"] <= 30
+    assert 0 < row["delay_s"] <= 60
     assert 0 < row["hooks_share"] < 0.5
     again = onsets.run_study(OnsetStudy(continues=str(path)), str(tmp_path), StageProgress())
     assert (again / "cases.csv").read_text() == (path / "cases.csv").read_text()

@@ -178,7 +178,7 @@ def test_batches_of_unequal_length_are_no_other_batches_before_they_have_grown(g
         assert ["a batch has" in change.said() for change in changes] == [True] * grows
 
 
-@pytest.mark.parametrize("further_ms", [0.0, 15.0])
+@pytest.mark.parametrize("further_ms", [0.0, 40.0])
 def test_a_level_that_comes_again_is_said_once_and_a_higher_one_anew(further_ms: float) -> None:
     """As others use a machine's memory now and then; at last the exchange itself slows down.
 
@@ -201,17 +201,23 @@ def test_a_level_that_comes_again_is_said_once_and_a_higher_one_anew(further_ms:
 
 def test_levels_are_the_highest_medians_of_stretches_half_a_length_apart() -> None:
     draw, levels = random.Random(2), Levels()
-    values = [draw.gauss(0, 1) for _ in range(300)]
+    values, highest = [draw.gauss(0, 1) for _ in range(300)], {}
     for value in values:
-        levels.add(value)
+        levels.add(value, steps=3)
     for length in LENGTHS:
         ends = [end for end in range(length, 301) if end % max(1, length // 2) == 0]
         medians = [statistics.median(values[end - length : end]) for end in ends]
-        assert levels.highest(length) == max(medians)
-        assert levels.by_blocks(2).highest(length) == levels.highest(2 * length)
-        assert levels.by_blocks(1 / 4).highest(length) == levels.highest(max(1, length // 4))
-    assert levels.highest(5) == levels.highest(4)
-    assert levels.highest(1000) == levels.highest(LENGTHS[-1])
+        highest[3 * length] = max(medians)
+    for steps in range(3, 3 * 65):
+        shortest = max(length for length in highest if length <= steps)
+        longer = [level for length, level in highest.items() if length >= shortest]
+        assert levels.highest(steps) == max(longer)
+    assert Levels().highest(3) == -math.inf
+    levels.raise_to(Levels())
+    longer = Levels()
+    longer.add(100.0, steps=24)  # as high for 24 steps
+    levels.raise_to(longer)
+    assert levels.highest(20) == levels.highest(24) == 100.0 > levels.highest(36)
 
 
 @pytest.mark.parametrize("spoilt", [math.nan, -3e6])
@@ -224,7 +230,7 @@ def test_a_block_whose_clock_has_jumped_is_left_out(spoilt: float) -> None:
 
 @pytest.mark.parametrize("distribution", ["gauss", "paretovariate"])
 def test_limits_are_crossed_no_more_often_than_siegmunds_formula_says(distribution: str) -> None:
-    draw, series, crossings, values, high = random.Random(1), Series(Levels()), 0, 20_000, 3.0
+    draw, series, crossings, values, high = random.Random(1), Series(3, Levels()), 0, 20_000, 3.0
     parameters = (0, 1) if distribution == "gauss" else (1.1,)
     was_above = False
     for _ in range(values):
@@ -248,7 +254,7 @@ def test_blocks_double_until_they_take_seconds() -> None:
     for _ in range(400):
         lengths.append(schedule.size)
         schedule.advance()
-    assert lengths[0] == 3
+    assert lengths[0] == 5  # half a second
     assert lengths[-1] == 40  # of a tenth of a second each: 4 s
     assert all(after <= 2 * before for before, after in pairwise(lengths))
     assert block_steps(100.0, ranks=2) == 3
@@ -259,7 +265,7 @@ def step_of(rank: int, is_slow: bool, draw: random.Random) -> dict:
     row = {name: ms * draw.gauss(1, 0.03) for name, ms in USUAL_MS.items()}
     row["forward"] += 30 if is_slow and rank == 1 else 0
     waits = 30 if is_slow and rank == 0 else 0
-    return row | {"backward": 60 * draw.gauss(1, 0.03) + waits, "step": 120.0, "elements": 64}
+    return row | {"backward": 60 * draw.gauss(1, 0.03) + waits, "step": 400.0, "elements": 64}
 
 
 def followed(folder: Path, spoil: Callable[[int, Path], None] = lambda step, path: None) -> list:
@@ -299,7 +305,7 @@ def test_rank_0_says_it_once_and_all_ranks_begin_a_window_at_one_step(tmp_path, 
 
 def test_blocks_hold_all_steps_of_which_long_ones_time_some(tmp_path: Path) -> None:
     record, lag = Record(tmp_path / "rank0.jsonl"), 5
-    watch = LongWatch(record, (0, 1), None, lambda: 10**9, first=7, usual_s=0.01)
+    watch = LongWatch(record, (0, 1), None, lambda: 10**9, first=7, usual_s=0.02)
     draw, rows, timed = random.Random(0), [], set()
     for number in range(7, 20_000):
         is_timed = watch.is_timed(number)
@@ -314,10 +320,10 @@ def test_blocks_hold_all_steps_of_which_long_ones_time_some(tmp_path: Path) -> N
     for block in blocks:
         steps = range(block["first"], block["last"] + 1)
         times = [number for number in steps if number in timed]
-        assert times[0] == block["first"]
         assert len(times) == len(steps) if len(steps) <= MOST_TIMED else 10 <= len(times) <= 20
-        assert len({after - before for before, after in pairwise(times)}) <= 1
-    assert len(steps) == 192
+        parts = [(number - block["first"]) * len(times) // len(steps) for number in times]
+        assert parts == [*range(len(times))] or len(steps) % len(times)  # one of each part
+    assert len(steps) == 200
 
 
 def test_a_disk_that_is_full_is_said_once_and_the_change_all_the_same(tmp_path, capsys) -> None:
@@ -370,11 +376,11 @@ def test_a_time_of_day_that_jumps_is_said_and_changes_nothing(
 @pytest.mark.slow
 @pytest.mark.alone  # other tests' load begins and ends as a change does
 def test_a_rank_that_becomes_slow_is_found_in_a_run_and_its_cause_after(loop_run) -> None:
-    flags = ("--steps", 180, "--slow_rank_s", 0.05, "--slow_after", 100)
-    folder, _ = loop_run(*flags, to_end=1)
+    flags = ("--slow_loss_s", 0.1, "--slow_rank_s", 0.1, "--slow_after", 180)
+    folder, _ = loop_run("--steps", 320, *flags, to_end=1)
     [change] = rows_of(folder, 0, "changes")
     assert (change["rank"], change["phase"]) == (1, "forward")
-    assert 75 <= change["step"] <= 115  # a busy machine moves where it seems to begin
+    assert 155 <= change["step"] <= 195  # a busy machine moves where it seems to begin
     assert (folder / "rank0.err").read_text().count("ddplab-watch: since step") == 1
     assert "ddplab-watch" not in (folder / "rank1.err").read_text()
     opened = open_diagnosis(folder / "bundle")

@@ -122,7 +122,8 @@ def test_micro_batches_and_their_exchanges_are_counted(
 
 
 def test_a_watch_to_the_end_has_blocks_of_the_steps_after_the_window(loop_run) -> None:
-    folder, _ = loop_run("--accumulation", 3, "--no_sync", 1, to_end=1)
+    flags = ("--slow_rank_s", 0.07)  # for each of the three passes: blocks of three steps
+    folder, _ = loop_run("--accumulation", 3, "--no_sync", 1, *flags, to_end=1)
     assert [row["step"] for row in rows_of(folder, 0, "steps")] == list(range(9))
     first_and_last = [(row["first"], row["last"]) for row in rows_of(folder, 0, "blocks")]
     assert first_and_last == [(9, 11), (12, 14), (15, 17)]

@@ -74,13 +74,12 @@ class Calls:
 
     def began(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Notes that the model is called."""
-        if not self.loop.is_timing:
-            self._depth = 0
-            if self.loop.phase != "backward":
-                self.loop.phase = "forward"
-            return
         self._depth += 1
         if self.loop.phase == "backward":  # checkpointing computes a pass anew
+            return
+        if not self.loop.is_timing:
+            if self._depth == 1:
+                self.loop.phase = "forward" if torch.is_grad_enabled() else "evaluation"
             return
         if self._depth > 1:
             if module is self._sending:
@@ -136,10 +135,12 @@ class Calls:
 
     def ended(self, module: nn.Module, output: Any) -> None:
         """Notes that the model has returned."""
-        if not self.loop.is_timing or not self._depth:  # or nobody noted that it was called
-            return
         self._depth -= 1
         if self._depth > 0 or self.loop.phase == "backward":
+            return
+        if not self.loop.is_timing:
+            if self.loop.phase == "evaluation":
+                self.loop.evaluated(0.0)
             return
         if self._evaluating_since is not None:
             self.loop.evaluated(time.perf_counter() - self._evaluating_since)

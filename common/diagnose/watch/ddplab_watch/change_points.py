@@ -1,9 +1,9 @@
 """Change points in the times of a long run: when, on which rank, in which phase, by how much.
 
 Each phase is a series of values of blocks (``step_blocks``), and ``cusum`` says how much speaks for
-its growth. An alarm needs two things beside it: a growth that matters, and a level above any that
-the run had for as long with this batch. Nothing here imports torch: the watch judges blocks as they
-end, the diagnosis any table of steps.
+its growth. An alarm needs three things beside it: a growth that matters, that lasts, and a level
+above any that the run had for as long with this batch. Nothing here imports torch: the watch judges
+blocks as they end, the diagnosis any table of steps.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import math
 import statistics
 import time
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddplab_watch.cusum import HISTORY, Levels, Series, limit
@@ -37,6 +37,8 @@ LONGER = 1.3
 """Blocks longer by this factor are compared with merged ones."""
 LEAST_SHARE, LEAST_MEMORY = 0.02, 0.1
 """Growth that matters: of a phase as a share of the step, of memory as a share of itself."""
+LASTING_S = 10.0
+"""Seconds that a growth must have lasted: others use a shared machine for less now and then."""
 OTHER_BATCH = 0.05
 """A batch has changed if its elements differ by so much, and from all blocks before."""
 UNLIKELY = 2_000_000
@@ -117,16 +119,16 @@ class ChangePoints:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)
-        self._steps = 0
-        """Steps of the newest block."""
-        self._begin({})
+        self._levels_before: defaultdict[Key, Levels] = defaultdict(Levels)
+        """Levels of each series before its first value."""
+        self._begin()
 
-    def _begin(self, levels: Mapping[Key, Levels]) -> None:
-        """Forgets all blocks, but not the levels: what comes next is compared with what follows."""
+    def _begin(self) -> None:
+        """Forgets all blocks: what comes next is compared with what follows."""
         self._blocks: deque[Block] = deque(maxlen=HISTORY)
         self._sizes: deque[float] = deque(maxlen=HISTORY)
         """Elements of the blocks' batches, of all ranks."""
-        self._series = {key: Series(of_series) for key, of_series in levels.items()}
+        self._series: dict[Key, Series] = {}
 
     def add(self, block: Block) -> Change | None:
         """Judges a block; returns a change of times or memory, or of the batch, or None.
@@ -140,15 +142,12 @@ class ChangePoints:
             for name in MEASURED
         ):
             return None
-        longer = steps_in(block) / (self._steps or steps_in(block))
-        self._steps = steps_in(block)
-        if longer > LONGER and self._blocks:
+        if self._blocks and steps_in(block) > LONGER * steps_in(self._blocks[-1]):
             self._merge()
-        elif not 1 / LONGER < longer < LONGER:  # after a window
-            self._begin(self._all_levels(longer))
         self._take(block)
         if batch := self._other_batch(block):
-            self._begin({})
+            self._levels_before.clear()
+            self._begin()
             return batch
         self._follow(block)
         in_ten_hours = 36_000 / BLOCK_S * len(self._series)
@@ -162,11 +161,10 @@ class ChangePoints:
             return None
         newest = min(len(self._series[key].suspects) for key in alarms)
         change = self._change(self._main(alarms, newest), newest)
-        self._begin(self._all_levels())
+        for key, series in self._series.items():
+            self._levels_before[key] = series.all_levels()
+        self._begin()
         return change
-
-    def _all_levels(self, longer: float = 1) -> dict[Key, Levels]:
-        return {key: series.all_levels().by_blocks(longer) for key, series in self._series.items()}
 
     def _take(self, block: Block) -> None:
         self._blocks.append(block)
@@ -174,13 +172,15 @@ class ChangePoints:
 
     def _follow(self, block: Block) -> None:
         for key, value in self._values(block).items():
-            self._series.setdefault(key, Series(Levels())).add(value)
+            if key not in self._series:
+                self._series[key] = Series(steps_in(block), self._levels_before[key])
+            self._series[key].add(value)
 
     def _merge(self) -> None:
         """Makes one block of each two, as those that come are longer."""
         blocks = [*self._blocks]
         blocks = blocks[len(blocks) % 2 :]
-        self._begin({key: series.levels.by_blocks(2) for key, series in self._series.items()})
+        self._begin()
         for first, second in zip(blocks[::2], blocks[1::2], strict=True):
             joined = merged(first, second)
             self._take(joined)
@@ -204,11 +204,15 @@ class ChangePoints:
     def _alarms(self, key: Key) -> bool:
         series = self._series[key]
         newest = len(series.suspects)
-        grown, above = self._grown(key, newest), series.above_levels()
+        step_ms, usual_ms = self._levels((None, STEP), newest)
+        if newest * series.steps * step_ms / 1e3 < LASTING_S:
+            return False
+        least = LEAST_SHARE * usual_ms
         if key[1] == MEMORY:
-            matters = grown > LEAST_MEMORY * self._levels(key, newest)[1] > 0
-            return matters and above > 0 and series.is_rising()
-        return min(grown, above) > LEAST_SHARE * self._levels((None, STEP), newest)[1]
+            least = LEAST_MEMORY * self._levels(key, newest)[1]
+            if not (least > 0 and series.is_rising()):
+                return False
+        return self._grown(key, newest) > least and series.is_above(least)
 
     def _grown(self, key: Key, newest: int) -> float:
         """Returns by how much a series' newest values are above those before."""

@@ -44,46 +44,51 @@ def limit(values_per_alarm: float) -> float:
 
 
 class Levels:
-    """Keeps the highest level that a series was at for so many blocks; a level is their median."""
+    """Keeps the highest level that a series was at for so many steps; a level is a median."""
 
     def __init__(self) -> None:
-        self._highest = dict.fromkeys(LENGTHS, -math.inf)
+        self._highest: dict[int, float] = {}
+        """By the steps of a stretch."""
         self._newest: deque[float] = deque(maxlen=LENGTHS[-1])
         self._count = 0
 
-    def add(self, value: float) -> None:
-        """Adds a block's value. Stretches begin half their length apart."""
+    def add(self, value: float, steps: int) -> None:
+        """Adds the value of a block of so many steps, as many as those before have.
+
+        Stretches of blocks begin half their length apart.
+        """
         self._newest.append(value)
         self._count += 1
+        newest = [*self._newest]
         for length in LENGTHS:
             if self._count >= length and self._count % max(1, length // 2) == 0:
-                level = statistics.median([*self._newest][-length:])
-                self._highest[length] = max(self._highest[length], level)
+                self._raise(length * steps, statistics.median(newest[-length:]))
 
-    def highest(self, count: int) -> float:
-        """Returns the highest level for at most ``count`` blocks, one at least."""
-        return self._highest[LENGTHS[bisect_right(LENGTHS, count) - 1]]
+    def _raise(self, steps: int, level: float) -> None:
+        self._highest[steps] = max(self._highest.get(steps, -math.inf), level)
 
-    def by_blocks(self, longer: float) -> Levels:
-        """Returns the levels by blocks that are longer by this factor, or shorter.
+    def raise_to(self, others: Levels) -> None:
+        """Adds the levels of another record."""
+        for steps, level in others._highest.items():
+            self._raise(steps, level)
 
-        The newest stretches are left out.
-        """
-        levels = Levels()
-        for length in LENGTHS:
-            levels._highest[length] = self.highest(max(1, int(length * longer)))
-        return levels
+    def highest(self, steps: int) -> float:
+        """Returns the highest level for as many steps, or for more; minus infinity for none."""
+        shorter = (length for length in self._highest if length <= steps)
+        shortest = max(shorter, default=steps)
+        return max((v for n, v in self._highest.items() if n >= shortest), default=-math.inf)
 
 
 class Series:
     """Values of a series, and how much speaks for a growth.
 
     Args:
-        levels: levels that the series had before its first value.
+        steps: steps of a block.
+        earlier: levels that the run had before the first value.
     """
 
-    def __init__(self, levels: Levels) -> None:
-        self.levels = levels
+    def __init__(self, steps: int, earlier: Levels) -> None:
+        self.steps, self.earlier, self.levels = steps, earlier, Levels()
         self.evidence = 0.0
         """S, which is 0 where nothing speaks for a growth."""
         self.suspects: list[float] = []
@@ -111,7 +116,7 @@ class Series:
                 oldest = self.history.popleft()
                 del self._ordered[bisect_left(self._ordered, oldest)]
             self.history.append(value)
-            self.levels.add(value)
+            self.levels.add(value, self.steps)
             insort(self._ordered, value)
         self.evidence, self.suspects = 0.0, []
 
@@ -129,15 +134,20 @@ class Series:
         correlation = min(max(self._products / self._pairs, 0.0), MOST_CORRELATION)
         return (1 + correlation) / (1 - correlation)
 
-    def above_levels(self) -> float:
-        """Returns by how much the suspects' level is above all levels before, for as long."""
-        return statistics.median(self.suspects) - self.levels.highest(len(self.suspects))
+    def is_above(self, least: float) -> bool:
+        """Returns True if no blocks before, as many as the suspects, had their level.
+
+        Of those before the first value none had one less by ``least``.
+        """
+        level, steps = statistics.median(self.suspects), len(self.suspects) * self.steps
+        return level > self.levels.highest(steps) and level > self.earlier.highest(steps) + least
 
     def all_levels(self) -> Levels:
-        """Returns the levels with those of the suspects."""
+        """Returns the levels that the run has had so far."""
         for value in self.suspects:
-            self.levels.add(value)
-        return self.levels
+            self.levels.add(value, self.steps)
+        self.earlier.raise_to(self.levels)
+        return self.earlier
 
     def is_rising(self) -> bool:
         """Returns True if most suspects are larger than the one before."""

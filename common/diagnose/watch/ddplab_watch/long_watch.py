@@ -95,7 +95,7 @@ class LongWatch:
             return True
         while number > self._ahead.last:
             self._ahead.advance()
-        return number in self._ahead.timed_steps
+        return number in self._ahead.timed
 
     def add(self, number: int, row: dict[str, Any] | None) -> None:
         """Takes a step that has ended.
@@ -111,7 +111,7 @@ class LongWatch:
             self.record.unseen("changes while it runs", "the ranks' store has ended")
             self.store, self._unjudged = None, []
 
-    def _add(self, number: int, row: dict[str, Any]) -> None:
+    def _add(self, number: int, row: dict[str, Any] | None) -> None:
         if self.schedule is None:
             if self.store is None or not self.store.check([self._key("longest")]):
                 return
@@ -122,7 +122,7 @@ class LongWatch:
             self._judge_left()
         while number >= self.schedule.last:
             steps, self._steps = self._steps, []
-            if len(steps) >= len(self.schedule.timed_steps):
+            if len(steps) >= len(self.schedule.timed):
                 self._end_block(steps)
             self.schedule.advance()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,10 +18,12 @@ MOST_ALONE = 10
 """Steps of a block of which it says how long a rank took by itself."""
 BLOCK_STEPS, BLOCK_S = 3, 4.0
 """A block has so many steps, or more of short ones, so that it takes so many seconds."""
+LONGEST_OVER_FIRST = 8
+"""Times as long as the first blocks the longest are."""
 DOUBLED_AFTER = 80
 """Blocks after which the next are longer."""
 MOST_TIMED = 20
-"""Steps of a block that are timed, as far apart as they can be; hooks return at once in others."""
+"""Steps of a long block that are timed; in the others hooks return at once."""
 JUDGED_S, MOST_OVERHEAD = 1e-4, 0.001
 """Seconds that a rank's part of a block takes to judge, and the share of the time that it may."""
 
@@ -32,9 +35,10 @@ class Block:
     Attributes:
         first, last: numbers of its first and last step.
         unix_s: when it ended.
-        ranks: of each rank the median ms of ``SINGLE``, ``BACKWARD`` and ``STEP``; ``memory`` in
-            bytes, ``elements`` of its batch; 0 where unknown. ``alone_ms`` lists, for each of the
-            first steps that are timed, the ms of the phases in which the rank waits for no other.
+        ranks: of each rank the median ms of ``SINGLE``, ``BACKWARD`` and ``STEP``, over the steps
+            that are timed; ``memory`` in bytes, ``elements`` of its batch; 0 where unknown.
+            ``alone_ms`` lists, for the first of these steps, the ms of the phases in which the rank
+            waits for no other.
     """
 
     first: int
@@ -46,7 +50,7 @@ class Block:
 class Schedule:
     """The steps at which blocks end: they double in length until they take ``BLOCK_S``.
 
-    So the first ones are judged soon. All ranks have the same.
+    So the first ones are judged soon. All ranks have the same, and time the same steps.
 
     Args:
         first: number of the first block's first step.
@@ -54,19 +58,26 @@ class Schedule:
     """
 
     def __init__(self, first: int, longest: int) -> None:
-        self.longest = longest
-        self.size, self.number, self._of_size = min(BLOCK_STEPS, longest), 0, 0
-        self.first = first
+        self.first, self.longest = first, longest
+        self.size = min(max(BLOCK_STEPS, longest // LONGEST_OVER_FIRST), longest)
+        self.number = self._of_size = 0
+        self.timed: set[int] = set()
+        """Numbers of the block's steps that are timed."""
+        self._choose()
 
     @property
     def last(self) -> int:
         """Returns the number of the block's last step."""
         return self.first + self.size - 1
 
-    @property
-    def timed_steps(self) -> range:
-        """Returns the numbers of the block's steps that are timed."""
-        return range(self.first, self.first + self.size, math.ceil(self.size / MOST_TIMED))
+    def _choose(self) -> None:
+        """Draws a timed step from each of up to ``MOST_TIMED`` parts of the block.
+
+        Steps that were equally far apart would all be those in which a loop logs, or none of them.
+        """
+        part, draw = math.ceil(self.size / MOST_TIMED), random.Random(self.first)
+        ends = range(self.first, self.last + 1, part)
+        self.timed = {draw.randrange(at, min(at + part, self.last + 1)) for at in ends}
 
     def advance(self) -> None:
         """Goes on to the next block."""
@@ -75,6 +86,7 @@ class Schedule:
         self._of_size += 1
         if self._of_size == DOUBLED_AFTER and self.size < self.longest:
             self.size, self._of_size = min(2 * self.size, self.longest), 0
+        self._choose()
 
 
 def block_steps(step_s: float, ranks: int) -> int:

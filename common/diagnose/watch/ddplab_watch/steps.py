@@ -14,8 +14,8 @@ step yet. Micro-batches need no rule: an update ends what several passes began.
 
 Fetches of another loader, and passes without gradients, are evaluation and lie between.
 
-A loop need not time all steps. Of one that it does not, it notes only that there was a pass,
-whether a batch was fetched, and when the step ended.
+A loop need not time all steps. Of a step that is not timed it notes only whether there was a pass
+and a batch was fetched, and when it ended.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ class Segment:
     first_fetch: int = 0
     """Index of the first fetch after the last pass without gradients."""
     fetched_untimed: bool = False
-    """A batch was fetched, or a backward pass ended, while nothing was timed."""
+    """A batch was fetched for training while nothing was timed."""
     passed_untimed: bool = False
+    """A backward pass ended while nothing was timed."""
 
     def of_training(self) -> list[Fetch]:
         """Returns the fetches that feed the training: those of the loader that fetched last."""
@@ -158,11 +159,15 @@ class Loop:
         """
         self.phase = "data"
         if not self.is_timing:
-            self.segment.fetched_untimed = True
             return None
         if not self.segment.fetches and not self.segment.passes:
             self._cpu_began_s = self.cpu_s()
         return self.clock.mark(), self.host_s()
+
+    def fetched_untimed(self) -> None:
+        """Notes a batch while nothing is timed."""
+        self.segment.fetched_untimed = True
+        self.phase = "between"
 
     def fetch_ended(self, began: tuple[Mark, float], fetch: Fetch) -> None:
         """Notes a batch."""
@@ -202,6 +207,7 @@ class Loop:
         segment.evaluated += 1
         if not segment.passes:
             segment.first_fetch = len(segment.fetches)
+        segment.fetched_untimed &= segment.passed_untimed
         self.phase = "between"
 
     def backward_began(self) -> None:

@@ -170,8 +170,13 @@ class Watch:
     ) -> None:
         """Notes a batch: its loader, its epoch, its samples; of one that is not timed its epoch."""
         self.feed.count_epochs(iterator)
-        if self.session is not None and began is not None:
-            self.session.loop.fetch_ended(began, self.feed.fetch(iterator, ids, batch))
+        if self.session is None:
+            return
+        loop = self.session.loop
+        if began is not None:
+            loop.fetch_ended(began, self.feed.fetch(iterator, ids, batch))
+        elif not loop.is_timing and self.is_trained_here():
+            loop.fetched_untimed()
 
     def emptied(self) -> None:
         """Notes that an epoch's last batch has been fetched: what follows lies between steps."""
