@@ -67,9 +67,9 @@ class Levels:
     def _raise(self, steps: int, level: float) -> None:
         self._highest[steps] = max(self._highest.get(steps, -math.inf), level)
 
-    def raise_to(self, others: Levels) -> None:
-        """Adds the levels of another record."""
-        for steps, level in others._highest.items():
+    def raise_to(self, levels: Levels) -> None:
+        """Adds levels of the same series."""
+        for steps, level in levels._highest.items():
             self._raise(steps, level)
 
     def highest(self, steps: int) -> float:
