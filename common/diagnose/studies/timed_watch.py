@@ -62,6 +62,6 @@ class HookTimes:
 if __name__ == "__main__":
     times = HookTimes(Path(f"{sys.argv[1]}.{os.environ.get('RANK', 0)}"))
     guarded = Watch.guarded
-    Watch.guarded = lambda watch, function: times.timed(watch, guarded(watch, function))
+    Watch.guarded = lambda watch, *how, **more: times.timed(watch, guarded(watch, *how, **more))
     atexit.register(times.leave)
     main(sys.argv[2:])

@@ -35,12 +35,10 @@ class Script:
     def fetch(self, loader: int = 1) -> None:
         moment = self.loop.fetch_began()
         self.tick()
-        if moment is not None:
-            self.loop.fetch_ended(moment, Fetch(loader, None, 0.0, 0.0))
+        self.loop.fetch_ended(moment, Fetch(loader, None, 0.0, 0.0))
 
     def passes(self, backward: bool = True) -> None:
-        if self.loop.is_timing:
-            self.loop.forward_began(samples=4)
+        self.loop.forward_began(samples=4)
         self.tick()
         if backward:
             self.loop.backward_began()
@@ -202,40 +200,41 @@ def loop_that_loads_ahead(script: Script) -> None:
     script.update()
 
 
-def loop_with_averaged_weights(script: Script) -> None:
+@pytest.mark.parametrize("one_step", [Script.step, loop_of_micro_batches, loop_that_loads_ahead])
+def test_steps_between_rests_are_as_all_are(one_step: Callable[[Script], None]) -> None:
+    def rows_of(script: Script) -> list[tuple[int, dict]]:
+        steps, number, before, numbered = script.steps(), 0, None, []
+        for step in steps:
+            number += step.untimed
+            since = step.since if step.untimed else before
+            numbered.append((number, rows.phases(step, script.clock, since)))
+            number, before = number + 1, step.ended
+        return numbered
+
+    watched, rested = Script(), Script()
+    for number in range(12):
+        one_step(watched)
+        if not number % 3:
+            one_step(rested)
+            rested.loop.rest()
+            continue
+        rested.clock.now = watched.clock.now
+        assert rested.loop.rested(1)
+        if number % 3 == 2:
+            rested.loop.wake()
+    assert rows_of(rested) == rows_of(watched)[::3]
+    assert rested.loop.untimed == 2  # since the last step that was timed
+
+
+def test_a_loop_may_not_rest_where_another_optimizer_may_end_a_step(script: Script) -> None:
     script.step()
-    script.update()  # has no pass
+    assert not script.loop.rested(2)
+    assert not script.loop.may_rest
 
 
-@pytest.mark.parametrize(
-    "one_step",
-    [Script.step, loop_of_micro_batches, loop_that_loads_ahead, loop_with_averaged_weights],
-)
-def test_steps_between_untimed_ones_are_as_all_are(one_step: Callable[[Script], None]) -> None:
-    def phases_of(timed: Callable[[int], bool]) -> list[dict | None]:
-        script = Script()
-        script.loop.sees_calls = True
-        for number in range(12):
-            script.loop.is_timing = timed(number)
-            one_step(script)
-        steps = script.steps()
-        ends = [None, *(step.ended for step in steps)]
-        return [
-            rows.phases(step, script.clock, before) if step.timed else None
-            for step, before in zip(steps, ends, strict=False)
-        ]
-
-    all_steps = phases_of(lambda number: True)
-    some = phases_of(lambda number: number % 3 == 1)
-    assert len(some) == len(all_steps) == 12
-    assert some == [row if number % 3 == 1 else None for number, row in enumerate(all_steps)]
-
-
-def test_a_step_of_several_updates_is_noticed(script: Script) -> None:
+def test_a_loop_of_several_updates_may_not_rest(script: Script) -> None:
     script.step()
-    assert not script.loop.updates_often
-    for _ in range(2):
-        script.step()
-        script.passes()
-        script.update(optimizer=2)
-    assert script.loop.updates_often
+    script.passes()
+    script.update(optimizer=2)
+    script.step()
+    assert not script.loop.may_rest

@@ -77,10 +77,6 @@ class Calls:
         self._depth += 1
         if self.loop.phase == "backward":  # checkpointing computes a pass anew
             return
-        if not self.loop.is_timing:
-            if self._depth == 1:
-                self.loop.phase = "forward" if torch.is_grad_enabled() else "evaluation"
-            return
         if self._depth > 1:
             if module is self._sending:
                 self._sending = None
@@ -137,10 +133,6 @@ class Calls:
         """Notes that the model has returned."""
         self._depth -= 1
         if self._depth > 0 or self.loop.phase == "backward":
-            return
-        if not self.loop.is_timing:
-            if self.loop.phase == "evaluation":
-                self.loop.evaluated(0.0)
             return
         if self._evaluating_since is not None:
             self.loop.evaluated(time.perf_counter() - self._evaluating_since)

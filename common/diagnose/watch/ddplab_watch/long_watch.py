@@ -33,7 +33,7 @@ KEPT = 4
 JUMP_S = 2.0
 """The time of day has jumped if it is off by so much more than at the block before."""
 TRIES = 2
-"""Steps after a block in which rank 0 asks for it again: ranks end it at different moments."""
+"""Timed steps after a block in which rank 0 asks for it again: ranks end it one after another."""
 SLACK_BLOCKS = 2
 """A new window begins so many blocks later: by then every rank has read of it."""
 
@@ -86,24 +86,24 @@ class LongWatch:
     def _key(self, *parts: object) -> str:
         return "/".join(["ddplab-watch", "hours", str(self.record.path.parent), *map(str, parts)])
 
-    def is_timed(self, number: int) -> bool:
-        """Returns True if the step of this number is to be timed; called in the steps' order.
+    def next_timed(self, number: int) -> int:
+        """Returns the first step, of this number or later, that is to be timed.
 
-        Steps are added some time after they have ended: the schedule has not come as far then.
+        Called in the steps' order. Steps are added some time after they have ended: the schedule
+        has not come as far then.
         """
         if self._ahead is None:
-            return True
-        while number > self._ahead.last:
+            return number
+        while self._ahead.last < number or max(self._ahead.timed) < number:
             self._ahead.advance()
-        return number in self._ahead.timed
+        return min(timed for timed in self._ahead.timed if timed >= number)
 
-    def add(self, number: int, row: dict[str, Any] | None) -> None:
-        """Takes a step that has ended.
+    def add(self, number: int, row: dict[str, Any]) -> None:
+        """Takes a step that was timed and has ended.
 
         Args:
             number: number of the step.
-            row: ms of its phases by their names in ``step_blocks``, and ``elements``; None for a
-                step that was not timed.
+            row: ms of its phases by their names in ``step_blocks``, and ``elements``.
         """
         try:
             self._add(number, row)
@@ -111,20 +111,25 @@ class LongWatch:
             self.record.unseen("changes while it runs", "the ranks' store has ended")
             self.store, self._unjudged = None, []
 
-    def _add(self, number: int, row: dict[str, Any] | None) -> None:
+    def _add(self, number: int, row: dict[str, Any]) -> None:
         if self.schedule is None:
             if self.store is None or not self.store.check([self._key("longest")]):
                 return
             self._follow(Schedule(self.first, int(self.store.get(self._key("longest")))))
-        if row is not None:
-            self._steps.append(row)
-        if self._unjudged and number - self._unjudged[-1][2] <= TRIES:
+        while number > self.schedule.last:  # whose last steps were not timed
+            self._go_on()
+        self._steps.append(row)
+        if self._unjudged and len(self._steps) <= TRIES:
             self._judge_left()
-        while number >= self.schedule.last:
-            steps, self._steps = self._steps, []
-            if len(steps) >= len(self.schedule.timed):
-                self._end_block(steps)
-            self.schedule.advance()
+        if number == self.schedule.last:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Ends a block, which is recorded if it is complete, and goes on to the next."""
+        steps, self._steps = self._steps, []
+        if len(steps) >= len(self.schedule.timed):
+            self._end_block(steps)
+        self.schedule.advance()
 
     def begins_window(self, updated: int) -> bool:
         """Returns True at the step at which a new window begins."""

@@ -303,15 +303,12 @@ class EndedSteps:
     def _write(self, step: Step) -> None:
         if step.profiled:
             return
-        number, clock = self.written, self.loop.clock
-        self.written += 1
+        number, clock = self.written + step.untimed, self.loop.clock
+        self.written = number + 1
         self._epoch = step.fetches[0].epoch if step.fetches else self._epoch
         # By the same clock as the step: a host that waits for its GPU does so within the step.
-        before = self._last_ended
+        before = step.since if step.untimed else self._last_ended
         self._last_ended = None if step.before_probes else step.ended
-        if not step.timed:
-            self.long.add(number, None)
-            return
         between_ms = None if before is None else clock.elapsed_s(before, step.began) * 1e3
         self._recent_s = [*self._recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]
         waited_s = sum(clock.elapsed_s(p.fetched, p.forward) for p in step.passes)

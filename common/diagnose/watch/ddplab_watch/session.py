@@ -109,7 +109,6 @@ class Session:
     def look_less(self, brief: bool) -> None:
         """Notes only what a watch of hours needs, or, in a window, all there is."""
         self.calls.brief = self.feed.brief = brief
-        self.loop.is_timing = True
 
     @property
     def next_step(self) -> int:
@@ -199,7 +198,8 @@ class Session:
         for row in self.feed.rows():
             self.record.add("identities", **row)
         self.stacks.flush()
-        self.record.add("end", status=status, steps=self.steps.written, unix_s=time.time())
+        steps = self.steps.written + self.loop.untimed
+        self.record.add("end", status=status, steps=steps, unix_s=time.time())
         self.stacks.stop()
         self.parameters = []  # nothing is kept alive
         self.calls.forget()

@@ -35,6 +35,8 @@ class Stages:
         self.profile: ShortProfile | None = None
         self.long: LongWatch | None = None
         """None until the first window is over."""
+        self.rests_until = 0
+        """Number of the step before which the loop goes on, if it rests."""
 
     def backward_began(self) -> None:
         """Notes that backward() is called."""
@@ -52,6 +54,9 @@ class Stages:
     def update_ended(self, optimizer: Optimizer, skipped: bool) -> bool:
         """Notes an update; between two stages, goes to the next. Returns True after the last."""
         session, options, loop = self.session, self.session.options, self.session.loop
+        if loop.is_resting:
+            self.rested(optimizer)
+            return False
         brief = session.calls.brief
         if not brief and (
             session.updated <= options.warmup or session.updated + 1 >= options.last_step
@@ -69,10 +74,22 @@ class Stages:
             step.between_windows = True
             if self.long.begins_window(session.next_step):
                 self.begin_window()
-            else:
-                loop.is_timing = loop.updates_often or self.long.is_timed(session.next_step)
+            elif loop.may_rest:
+                self.rests_until = self.long.next_timed(session.next_step)
+                if self.rests_until > session.next_step:
+                    loop.rest()
             return False
         return self.window_step_ended(step)
+
+    def rested(self, optimizer: Optimizer) -> None:
+        """Notes an update while the loop rests; lets it go on where a step is to be timed."""
+        session, loop = self.session, self.session.loop
+        session.updated += loop.rested(id(optimizer))
+        if session.next_step < self.rests_until and loop.may_rest:
+            return
+        loop.wake()
+        if self.long.begins_window(session.next_step):
+            self.begin_window()
 
     def begin_window(self) -> None:
         """Begins a window without a warm-up, after a change."""

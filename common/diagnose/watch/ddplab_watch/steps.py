@@ -14,8 +14,8 @@ step yet. Micro-batches need no rule: an update ends what several passes began.
 
 Fetches of another loader, and passes without gradients, are evaluation and lie between.
 
-A loop need not time all steps. Of a step that is not timed it notes only whether there was a pass
-and a batch was fetched, and when it ended.
+A loop may rest: then hooks return at once, and only updates are counted. A loop whose steps have
+several updates may not, as which of them ends a step is told by the other calls.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from dataclasses import dataclass, field
 
 from ddplab_watch.buckets import Bucket
 from ddplab_watch.marks import Clock, Mark
+
+RESTING = "training"
+"""The phase of a loop that rests."""
 
 
 @dataclass
@@ -74,10 +77,6 @@ class Segment:
     evaluated: int = 0
     first_fetch: int = 0
     """Index of the first fetch after the last pass without gradients."""
-    fetched_untimed: bool = False
-    """A batch was fetched for training while nothing was timed."""
-    passed_untimed: bool = False
-    """A backward pass ended while nothing was timed."""
 
     def of_training(self) -> list[Fetch]:
         """Returns the fetches that feed the training: those of the loader that fetched last."""
@@ -98,8 +97,9 @@ class Step:
         watched: gradients and buckets were watched; ``buckets`` are those that were sent.
         profiled: True where the step's time is also the profiler's.
         between_windows: only what the long watch needs is known of it.
-        timed: False where only its end is known.
         before_probes: the watch measured something between this step and the next.
+        untimed: steps before it in which the loop rested.
+        since: mark of the end of the last of them.
         counts: further columns of its row.
     """
 
@@ -118,8 +118,9 @@ class Step:
     watched: bool = False
     profiled: bool = False
     between_windows: bool = False
-    timed: bool = True
     before_probes: bool = False
+    untimed: int = 0
+    since: Mark | None = None
     buckets: list[Bucket] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
 
@@ -138,36 +139,31 @@ class Loop:
         self.clock, self.host_s, self.cpu_s = clock, host_s, cpu_s
         self.phase = "between"
         self.segment = Segment()
-        self.is_timing = True
-        """False while hooks are to return as soon as they can; changes after an update."""
-        self.updates_often = False
-        """True once a step had several updates, which may lie on both sides of such a change."""
+        self.may_rest = True
+        """False once a step had several updates, or another optimizer than those before."""
+        self.is_resting = False
+        self.untimed = 0
+        """Steps in which it rested since the newest one."""
+        self._woken: Mark | None = None
+        """Mark of the end of the last of them."""
         self.sees_calls = False
         """True once calls of the model are told of: a backward pass without one is a second one."""
         self.step: Step | None = None
         """Step that the next segment may still belong to."""
         self.ended: list[Step] = []
         self.current: Pass | None = None
+        self._optimizers: set[int] = set()
+        """Optimizers of all steps, by identity."""
         self._called: Mark | None = None
         """Mark of the last call of the model."""
         self._cpu_began_s = cpu_s()
 
-    def fetch_began(self) -> tuple[Mark, float] | None:
-        """Notes that a loader is asked for a batch; returns the moment, for ``fetch_ended``.
-
-        Returns None while nothing is timed.
-        """
+    def fetch_began(self) -> tuple[Mark, float]:
+        """Notes that a loader is asked for a batch; returns the moment, for ``fetch_ended``."""
         self.phase = "data"
-        if not self.is_timing:
-            return None
         if not self.segment.fetches and not self.segment.passes:
             self._cpu_began_s = self.cpu_s()
         return self.clock.mark(), self.host_s()
-
-    def fetched_untimed(self) -> None:
-        """Notes a batch while nothing is timed."""
-        self.segment.fetched_untimed = True
-        self.phase = "between"
 
     def fetch_ended(self, began: tuple[Mark, float], fetch: Fetch) -> None:
         """Notes a batch."""
@@ -207,14 +203,10 @@ class Loop:
         segment.evaluated += 1
         if not segment.passes:
             segment.first_fetch = len(segment.fetches)
-        segment.fetched_untimed &= segment.passed_untimed
         self.phase = "between"
 
     def backward_began(self) -> None:
         """Notes that backward() is called."""
-        if not self.is_timing:
-            self.phase = "backward"
-            return
         if self.current is None:
             passes = self.segment.passes
             if self.sees_calls and passes:  # a second loss of the same call
@@ -228,9 +220,7 @@ class Loop:
     def backward_ended(self) -> None:
         """Notes that backward() has returned; the last of a pass counts."""
         self.phase = "optimizer"
-        if not self.is_timing:
-            self.segment.passed_untimed = True
-        elif self.current is not None:
+        if self.current is not None:
             self.current.ended = self.clock.mark()
             self.current = None
 
@@ -238,17 +228,16 @@ class Loop:
         """Notes that an optimizer has updated, or that a gradient scaler left it out."""
         segment, self.segment, self.current = self.segment, Segment(), None
         passes = [pass_ for pass_ in segment.passes if pass_.ended is not None]
-        is_other = self.step is None or optimizer in self.step.optimizers
-        if is_other and not passes and not segment.passed_untimed:
+        if not passes and (self.step is None or optimizer in self.step.optimizers):
             return  # an update without a backward pass, such as one of averaged weights
         fetches = segment.of_training() if segment.fetches[segment.first_fetch :] else []
-        end, end_s = self.clock.mark(), self.host_s()
-        if is_other or fetches or segment.fetched_untimed:
+        is_new = self.step is None or fetches or optimizer in self.step.optimizers
+        if is_new:
             self.finish()
             # A loop that loads ahead fetches the next batch after its forward pass.
             starts = [(fetch.began_s, fetch.began) for fetch in fetches[:1]]
             starts += [(pass_.forward_s, pass_.forward) for pass_ in passes[:1]]
-            began_s, began = min(starts, key=lambda start: start[0], default=(end_s, end))
+            began_s, began = min(starts, key=lambda start: start[0])
             self.step = Step(
                 began=began,
                 began_s=began_s,
@@ -256,15 +245,18 @@ class Loop:
                 fetches=fetches,
                 evaluation_s=segment.evaluation_s,
                 cpu_began_s=self._cpu_began_s,
-                timed=self.is_timing,
+                untimed=self.untimed,
+                since=self._woken,
             )
+            self.untimed, self._woken = 0, None
         else:
             self.step.passes += passes
-        step = self.step
+        step, end = self.step, self.clock.mark()
         step.updates.append((passes[-1].ended if passes else end, end))
-        step.ended, step.ended_s = end, end_s
+        step.ended, step.ended_s = end, self.host_s()
         step.cpu_s = self.cpu_s() - step.cpu_began_s
         step.optimizers.add(optimizer)
+        self._optimizers.add(optimizer)
         step.skipped |= skipped
         self._cpu_began_s = self.cpu_s()
         self.phase = "between"
@@ -272,6 +264,24 @@ class Loop:
     def finish(self) -> None:
         """Ends the step that the next segment might have belonged to."""
         if self.step is not None:
-            self.updates_often |= len(self.step.updates) > 1
+            self.may_rest &= len(self._optimizers) == len(self.step.updates) == 1
             self.ended.append(self.step)
             self.step = None
+
+    def rest(self) -> None:
+        """Begins to rest, after an update."""
+        self.is_resting, self.phase = True, RESTING
+
+    def rested(self, optimizer: int) -> bool:
+        """Notes an update while resting; returns True if it ended a step."""
+        if optimizer not in self._optimizers:
+            self.may_rest = False
+            return False
+        self.untimed += 1
+        return True
+
+    def wake(self) -> None:
+        """Rests no longer."""
+        self.is_resting, self.phase = False, "between"
+        self._woken = self.clock.mark()
+        self._cpu_began_s = self.cpu_s()

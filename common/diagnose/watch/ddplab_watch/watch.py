@@ -80,6 +80,7 @@ class Watch:
         self.session: Session | None = None
         """None before the first update, as are ``stages``."""
         self.stages: Stages | None = None
+        self._update_ended = self.guarded(self.update_ended, rests=False)
 
     def install(self) -> None:
         """Hooks what tells of the loop."""
@@ -99,16 +100,21 @@ class Watch:
         if multiprocessing.parent_process() is not None:  # such a child leaves without atexit
             multiprocessing.util.Finalize(None, self.leave, exitpriority=100)
 
-    def guarded(self, function: Callable) -> Callable:
+    def guarded(self, function: Callable, rests: bool = True) -> Callable:
         """Returns a function that ends the watch instead of raising: the training goes on.
 
         While a CUDA graph is captured nothing is noted: marks would be captured, too.
+
+        Args:
+            rests: nothing is noted while the loop rests, either.
         """
         from ddplab_watch import torch_internals
 
         def call(*args: Any) -> Any:
-            device = None if self.session is None else self.session.device
-            if self.is_over or torch_internals.is_capturing(device):
+            session = self.session
+            if self.is_over or (rests and session is not None and session.loop.is_resting):
+                return None
+            if session is not None and torch_internals.is_capturing(session.device):
                 return None
             try:
                 return function(*args)
@@ -127,7 +133,7 @@ class Watch:
 
     def after_update(self, optimizer: Optimizer, skipped: bool) -> None:
         """Notes an update; no other hook is being called now, so the others may be taken off."""
-        self.guarded(self.update_ended)(optimizer, skipped)
+        self._update_ended(optimizer, skipped)
         if self.is_over and not self.closed:
             with contextlib.suppress(Exception):  # what ended the watch may be met once more
                 self.close("failed")
@@ -168,15 +174,10 @@ class Watch:
     def fetch_ended(
         self, began: tuple[Mark, float] | None, iterator: Any, ids: Any, batch: Any
     ) -> None:
-        """Notes a batch: its loader, its epoch, its samples; of one that is not timed its epoch."""
+        """Notes a batch: its loader, its epoch, its samples."""
         self.feed.count_epochs(iterator)
-        if self.session is None:
-            return
-        loop = self.session.loop
-        if began is not None:
-            loop.fetch_ended(began, self.feed.fetch(iterator, ids, batch))
-        elif not loop.is_timing and self.is_trained_here():
-            loop.fetched_untimed()
+        if self.session is not None and began is not None:
+            self.session.loop.fetch_ended(began, self.feed.fetch(iterator, ids, batch))
 
     def emptied(self) -> None:
         """Notes that an epoch's last batch has been fetched: what follows lies between steps."""
