@@ -206,7 +206,7 @@ def test_steps_between_rests_are_as_all_are(one_step: Callable[[Script], None]) 
         steps, number, before, numbered = script.steps(), 0, None, []
         for step in steps:
             number += step.untimed
-            since = step.since if step.untimed else before
+            since = before if step.since is None else step.since
             numbered.append((number, rows.phases(step, script.clock, since)))
             number, before = number + 1, step.ended
         return numbered

@@ -142,8 +142,11 @@ class ChangePoints:
             for name in MEASURED
         ):
             return None
-        if self._blocks and steps_in(block) > LONGER * steps_in(self._blocks[-1]):
+        longer = steps_in(block) / steps_in(self._blocks[-1]) if self._blocks else 1.0
+        if longer > LONGER:
             self._merge()
+        elif longer < 1 / LONGER:  # a window lies between
+            self._begin()
         self._take(block)
         if batch := self._other_batch(block):
             self._levels_before.clear()

@@ -73,7 +73,11 @@ class Levels:
             self._raise(steps, level)
 
     def highest(self, steps: int) -> float:
-        """Returns the highest level for as many steps, or for more; minus infinity for none."""
+        """Returns the highest level of stretches of so many steps, and of all longer ones.
+
+        Where there are none of exactly so many, the next shorter ones count, too. Minus infinity
+        if there are none at all.
+        """
         shorter = (length for length in self._highest if length <= steps)
         shortest = max(shorter, default=steps)
         return max((v for n, v in self._highest.items() if n >= shortest), default=-math.inf)
@@ -135,9 +139,9 @@ class Series:
         return (1 + correlation) / (1 - correlation)
 
     def is_above(self, least: float) -> bool:
-        """Returns True if no blocks before, as many as the suspects, had their level.
+        """Returns True if the suspects' level is above any that the series had for as long.
 
-        Of those before the first value none had one less by ``least``.
+        It is also above those before its first value by ``least``.
         """
         level, steps = statistics.median(self.suspects), len(self.suspects) * self.steps
         return level > self.levels.highest(steps) and level > self.earlier.highest(steps) + least

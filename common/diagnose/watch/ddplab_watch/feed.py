@@ -37,8 +37,8 @@ class Feed:
         self._epochs: dict[int, int] = {}
         """Passes over each data set so far; ``_epoch_of``: which of them an iterator makes."""
         self._epoch_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        """Batches that an iterator had given when it was looked at last."""
+        self._sampled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        """What an iterator takes its samples' indices from, in this pass over its data."""
         self._identities: dict[int, list[int]] = {}
         self._identities_left = MOST_IDENTITIES
         self._hashed: set[int] = set()
@@ -49,13 +49,13 @@ class Feed:
         """Checksums of some samples of each epoch, as ``batches.checksums`` has them."""
 
     def count_epochs(self, iterator: Any) -> None:
-        """Begins an epoch where an iterator has given no more batches than before."""
-        batches = torch_internals.fetched(iterator)
-        if batches <= self._given.get(iterator, batches):  # it begins anew, or nobody knows it
+        """Begins an epoch where an iterator is new, or goes over its sampler anew."""
+        sampled = torch_internals.sampler_pass(iterator)
+        if iterator not in self._epoch_of or self._sampled[iterator] is not sampled:
             # A loop may make a loader anew for each epoch.
             data = id(torch_internals.data_set(iterator))
             self._epoch_of[iterator] = self._epochs[data] = self._epochs.get(data, -1) + 1
-        self._given[iterator] = batches
+            self._sampled[iterator] = sampled
 
     def fetch(self, iterator: Any, ids: Any, batch: Any) -> Fetch:
         """Returns a batch's fetch, whose moments the loop adds; its epoch has been counted.

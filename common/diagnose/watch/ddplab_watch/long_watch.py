@@ -73,7 +73,7 @@ class LongWatch:
         self.schedule: Schedule | None = None
         """None until this rank knows what rank 0 has chosen, as is ``_ahead``."""
         self._ahead: Schedule | None = None
-        """The same schedule, at the block of the newest step."""
+        """The same schedule, at the block of the next step that is timed."""
         if self.rank == 0:
             longest = block_steps(usual_s, self.ranks)
             self._follow(Schedule(first, longest))
@@ -125,7 +125,7 @@ class LongWatch:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Ends a block, which is recorded if it is complete, and goes on to the next."""
+        """Ends a block, which is recorded if all its timed steps were added."""
         steps, self._steps = self._steps, []
         if len(steps) >= len(self.schedule.timed):
             self._end_block(steps)
@@ -143,7 +143,7 @@ class LongWatch:
         """Goes on after a window, with the step of this number."""
         self._steps, self._unjudged = [], []
         schedule = Schedule(first, self.schedule.longest)
-        schedule.number = self.schedule.number + KEPT
+        schedule.number = self._ahead.number + KEPT
         self._follow(schedule)
 
     def _end_block(self, steps: list[dict[str, Any]]) -> None:

@@ -307,7 +307,7 @@ class EndedSteps:
         self.written = number + 1
         self._epoch = step.fetches[0].epoch if step.fetches else self._epoch
         # By the same clock as the step: a host that waits for its GPU does so within the step.
-        before = step.since if step.untimed else self._last_ended
+        before = self._last_ended if step.since is None else step.since
         self._last_ended = None if step.before_probes else step.ended
         between_ms = None if before is None else clock.elapsed_s(before, step.began) * 1e3
         self._recent_s = [*self._recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]

@@ -36,7 +36,7 @@ class Stages:
         self.long: LongWatch | None = None
         """None until the first window is over."""
         self.rests_until = 0
-        """Number of the step before which the loop goes on, if it rests."""
+        """Number of the step before which a resting loop wakes."""
 
     def backward_began(self) -> None:
         """Notes that backward() is called."""
@@ -72,12 +72,7 @@ class Stages:
         session.updated += 1
         if brief:
             step.between_windows = True
-            if self.long.begins_window(session.next_step):
-                self.begin_window()
-            elif loop.may_rest:
-                self.rests_until = self.long.next_timed(session.next_step)
-                if self.rests_until > session.next_step:
-                    loop.rest()
+            self.go_on()
             return False
         return self.window_step_ended(step)
 
@@ -88,7 +83,15 @@ class Stages:
         if session.next_step < self.rests_until and loop.may_rest:
             return
         loop.wake()
-        if self.long.begins_window(session.next_step):
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Between windows, rests before a step that is not timed; else may begin a window."""
+        number = self.session.next_step
+        self.rests_until = self.long.next_timed(number)
+        if self.rests_until > number:
+            self.session.loop.rest()
+        elif self.long.begins_window(number):
             self.begin_window()
 
     def begin_window(self) -> None:

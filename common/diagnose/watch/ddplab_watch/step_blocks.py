@@ -19,7 +19,7 @@ MOST_ALONE = 10
 BLOCK_STEPS, BLOCK_S = 3, 4.0
 """A block has so many steps, or more of short ones, so that it takes so many seconds."""
 LONGEST_OVER_FIRST = 8
-"""Times as long as the first blocks the longest are."""
+"""The longest blocks are so many times as long as the first."""
 DOUBLED_AFTER = 80
 """Blocks after which the next are longer."""
 MOST_TIMED = 16
@@ -76,8 +76,8 @@ class Schedule:
         Steps that were equally far apart would all be those in which a loop logs, or none of them.
         """
         part, draw = math.ceil(self.size / MOST_TIMED), random.Random(self.first)
-        ends = range(self.first, self.last + 1, part)
-        self.timed = {draw.randrange(at, min(at + part, self.last + 1)) for at in ends}
+        starts = range(self.first, self.last + 1, part)
+        self.timed = {draw.randrange(at, min(at + part, self.last + 1)) for at in starts}
 
     def advance(self) -> None:
         """Goes on to the next block."""

@@ -14,8 +14,8 @@ step yet. Micro-batches need no rule: an update ends what several passes began.
 
 Fetches of another loader, and passes without gradients, are evaluation and lie between.
 
-A loop may rest: then hooks return at once, and only updates are counted. A loop whose steps have
-several updates may not, as which of them ends a step is told by the other calls.
+A loop may rest: then hooks return at once, and only updates are counted. A loop of several
+optimizers, or of several updates in a step, may not, as other calls tell which of them ends a step.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Loop:
         self.phase = "between"
         self.segment = Segment()
         self.may_rest = True
-        """False once a step had several updates, or another optimizer than those before."""
+        """False once a step had several updates, or an update no pass, or of another optimizer."""
         self.is_resting = False
         self.untimed = 0
         """Steps in which it rested since the newest one."""
@@ -229,6 +229,7 @@ class Loop:
         segment, self.segment, self.current = self.segment, Segment(), None
         passes = [pass_ for pass_ in segment.passes if pass_.ended is not None]
         if not passes and (self.step is None or optimizer in self.step.optimizers):
+            self.may_rest &= not self._optimizers
             return  # an update without a backward pass, such as one of averaged weights
         fetches = segment.of_training() if segment.fetches[segment.first_fetch :] else []
         is_new = self.step is None or fetches or optimizer in self.step.optimizers
@@ -269,8 +270,10 @@ class Loop:
             self.step = None
 
     def rest(self) -> None:
-        """Begins to rest, after an update."""
-        self.is_resting, self.phase = True, RESTING
+        """Begins to rest, after an update, if it may."""
+        if self.may_rest:
+            self.finish()
+            self.is_resting, self.phase = True, RESTING
 
     def rested(self, optimizer: int) -> bool:
         """Notes an update while resting; returns True if it ended a step."""

@@ -34,11 +34,6 @@ def is_endless_sampler(iterator: Any) -> bool:
     return kinds is not None and getattr(iterator, "_dataset_kind", None) == kinds.Iterable
 
 
-def fetched(iterator: Any) -> int:
-    """Returns the batches that an iterator has given since its epoch began."""
-    return int(getattr(iterator, "_num_yielded", 0))
-
-
 def data_set(iterator: Any) -> Any:
     """Returns the data set of a DataLoader's iterator."""
     return getattr(iterator, "_dataset", None)
