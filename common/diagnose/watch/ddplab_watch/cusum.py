@@ -20,6 +20,7 @@ import math
 import statistics
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from itertools import pairwise
 
 HISTORY, LEAST_HISTORY = 240, 20
 """Most values that a value is ranked among, and fewest."""
@@ -27,9 +28,7 @@ ALLOWANCE = 1.0
 """k, in standard deviations."""
 MOST_SUSPECTS = 60
 """So many values at a new level without an alarm are the usual level."""
-LATE = 12
-"""Values that are left out of ρ: a change is no correlation."""
-USUAL_CORRELATION, USUAL_PAIRS, MOST_CORRELATION = 0.2, 20, 0.8
+USUAL_CORRELATION, USUAL_PAIRS, MOST_CORRELATION = 0.5, 20, 0.8
 """What ρ is taken for before anything is known, with the weight of how many pairs, and its most."""
 RISING = 0.8
 """Share of the values that are more than the one before, in what keeps rising."""
@@ -99,7 +98,8 @@ class Series:
         """Values since S was 0."""
         self.history: deque[float] = deque()
         self._ordered: list[float] = []
-        self._scores: deque[float] = deque(maxlen=LATE)
+        self._scores: list[float] = []
+        """Scores of the suspects, after the newest of those before: a change is no correlation."""
         self._products, self._pairs = USUAL_PAIRS * USUAL_CORRELATION, float(USUAL_PAIRS)
 
     def add(self, value: float) -> None:
@@ -108,7 +108,7 @@ class Series:
         if count >= LEAST_HISTORY:
             below, upto = (f(self._ordered, value) for f in (bisect_left, bisect_right))
             score = _NORMAL.inv_cdf(((below + upto) / 2 + 0.5) / (count + 1))
-            self._correlate(score)
+            self._scores.append(score)
             self.evidence = max(0.0, self.evidence + score - ALLOWANCE)
         self.suspects.append(value)
         if not self.evidence or len(self.suspects) > MOST_SUSPECTS:
@@ -122,15 +122,11 @@ class Series:
             self.history.append(value)
             self.levels.add(value, self.steps)
             insort(self._ordered, value)
-        self.evidence, self.suspects = 0.0, []
-
-    def _correlate(self, score: float) -> None:
-        """Adds a pair of scores, some blocks later, to what ρ is estimated from."""
-        if len(self._scores) == LATE:
+        for first, second in pairwise(self._scores):
             keep = 1 - 1 / HISTORY
-            self._products = keep * self._products + self._scores[0] * self._scores[1]
+            self._products = keep * self._products + first * second
             self._pairs = keep * self._pairs + 1
-        self._scores.append(score)
+        self.evidence, self.suspects, self._scores = 0.0, [], self._scores[-1:]
 
     @property
     def variance(self) -> float:
