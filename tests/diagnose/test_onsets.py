@@ -83,6 +83,8 @@ def test_promises_are_counted_case_by_case() -> None:
     assert found["median share of time in hooks"] == 0.002
     onsets_alone = judge(pd.DataFrame(rows[:-1], columns=columns), drawn[:0])
     assert not onsets_alone["promise"].str.contains("quiet|drawn").any()
+    quiet_alone = judge(pd.DataFrame(rows[-1:], columns=columns), drawn)
+    assert not quiet_alone["promise"].str.contains("onset|notice").any()
 
 
 def test_there_are_thirty_onsets_of_ten_kinds_and_others_are_refused() -> None:

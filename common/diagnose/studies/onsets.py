@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pandas as pd
-from ddplab_watch.change_points import BATCH, Change
+from ddplab_watch.change_points import BATCH, LONGER, Change
 from ddplab_watch.step_blocks import BACKWARD, BLOCK_S, MEMORY, SINGLE, STEP, Block, steps_in
 
 from common.cluster.emulated import EmulatedCluster, why_no_hosts
@@ -240,7 +241,7 @@ def outcome_of(case: Onset, path: Path) -> tuple[dict[str, object], list[dict[st
         row["said"] = first.said()
     if case.cause != QUIET:
         return row, []
-    longest = max(map(steps_in, blocks))
+    longest = max(map(steps_in, blocks))  # some are as long but for a few steps
     about = [(block, rank, of) for block in blocks for rank, of in block.ranks.items()]
     return row, [
         {"case": case.name, "first": block.first, "last": block.last, "unix_s": block.unix_s}
@@ -248,7 +249,7 @@ def outcome_of(case: Onset, path: Path) -> tuple[dict[str, object], list[dict[st
         | {name: of[name] for name in (*SINGLE, BACKWARD, STEP, MEMORY, "elements")}
         | {"alone_ms": json.dumps(of["alone_ms"])}
         for block, rank, of in about
-        if steps_in(block) == longest
+        if LONGER * steps_in(block) > longest
     ]
 
 
@@ -280,7 +281,7 @@ def drawn_alarms(table: pd.DataFrame) -> pd.DataFrame:
         for blocks in runs.values()
         for at in range(len(blocks) + 1 - STRETCH)
         # A window and short blocks lie between those before a change and those after it.
-        if blocks[at + STRETCH - 1].last + 1 - blocks[at].first == STRETCH * steps_in(blocks[at])
+        if all(after.first == before.last + 1 for before, after in pairwise(blocks[at:][:STRETCH]))
     ]
     rows = []
     for number in range(DRAWS) if stretches else ():
@@ -307,19 +308,22 @@ def _one_run(blocks: Sequence[Block]) -> list[Block]:
 def judge(cases: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
     """Compares what was noticed with what is promised; returns a row per promise.
 
-    Without quiet runs, or without draws, nothing is said of theirs.
+    Of what was not run nothing is said.
     """
     onsets = cases[cases["planted"] != QUIET]
     in_time = (onsets["delay_steps"] <= IN_STEPS) | (onsets["delay_s"] <= IN_S)
     named = in_time & onsets["is_named"].astype(bool)
     quiet = cases[cases["planted"] == QUIET]
     promises = [
-        ("share of onsets noticed in time", FOUND_SHARE, None, in_time.mean()),
-        ("share of onsets noticed in time, by rank and phase", None, None, named.mean()),
-        ("alarms before an onset", None, 0.0, onsets["alarms_before"].sum()),
-        ("median share of time in hooks", None, MOST_OVERHEAD, cases["hooks_share"].median()),
-        ("median seconds to notice", None, IN_S, onsets["delay_s"].median()),
+        ("median share of time in hooks", None, MOST_OVERHEAD, cases["hooks_share"].median())
     ]
+    if len(onsets):
+        promises += [
+            ("share of onsets noticed in time", FOUND_SHARE, None, in_time.mean()),
+            ("share of onsets noticed in time, by rank and phase", None, None, named.mean()),
+            ("alarms before an onset", None, 0.0, onsets["alarms_before"].sum()),
+            ("median seconds to notice", None, IN_S, onsets["delay_s"].median()),
+        ]
     if len(quiet):
         promises.append(("alarms in quiet runs", None, 1.0, quiet["alarms_before"].sum()))
     if len(drawn):
