@@ -87,10 +87,12 @@ class Stages:
 
     def go_on(self) -> None:
         """Between windows, rests before a step that is not timed; else may begin a window."""
-        number = self.session.next_step
+        session = self.session
+        number = session.next_step
         self.rests_until = self.long.next_timed(number)
         if self.rests_until > number:
-            self.session.loop.rest()
+            session.loop.rest()
+            session.steps.collect()  # soon, as other ranks wait for this one's block to be judged
         elif self.long.begins_window(number):
             self.begin_window()
 

@@ -140,7 +140,7 @@ class Loop:
         self.phase = "between"
         self.segment = Segment()
         self.may_rest = True
-        """False once a step had several updates, or an update no pass, or of another optimizer."""
+        """False once a step had several updates, one had no pass, or another optimizer updated."""
         self.is_resting = False
         self.untimed = 0
         """Steps in which it rested since the newest one."""
