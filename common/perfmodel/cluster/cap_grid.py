@@ -64,7 +64,8 @@ def cap_rows(profile: BackwardProfile, caps_mib: Sequence[float]) -> tuple[CapRo
     for bucketing in distinct_bucketings(profile, caps.tolist()):
         equal_caps = caps[(caps >= bucketing.low_mib) & (caps <= bucketing.high_mib)]
         middle = np.log(bucketing.low_mib * bucketing.high_mib) / 2
-        cap = float(equal_caps[np.argmin(abs(np.log(equal_caps) - middle))])
+        away = abs(np.log(equal_caps) - middle)
+        cap = float(equal_caps[away <= away.min() + ROUNDING][0])  # the smaller of two as far away
         rows.append(_row(profile, bucketing.buckets, cap, bucketing.low_mib, bucketing.high_mib))
     return tuple(rows)
 
