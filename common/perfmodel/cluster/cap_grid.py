@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.collectives import AllReduceModel
-from common.perfmodel.ddp.best_cap import NEAR, ROUNDING, near_runs
+from common.perfmodel.ddp.best_cap import NEAR, ROUNDING, near_runs, nearest_cap
 from common.perfmodel.ddp.bucketings import distinct_bucketings, profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.ddp.recurrence import Overlap, many_cases
@@ -63,9 +63,7 @@ def cap_rows(profile: BackwardProfile, caps_mib: Sequence[float]) -> tuple[CapRo
     rows = []
     for bucketing in distinct_bucketings(profile, caps.tolist()):
         equal_caps = caps[(caps >= bucketing.low_mib) & (caps <= bucketing.high_mib)]
-        middle = np.log(bucketing.low_mib * bucketing.high_mib) / 2
-        away = abs(np.log(equal_caps) - middle)
-        cap = float(equal_caps[away <= away.min() + ROUNDING][0])  # the smaller of two as far away
+        cap = nearest_cap(equal_caps, np.sqrt(bucketing.low_mib * bucketing.high_mib))
         rows.append(_row(profile, bucketing.buckets, cap, bucketing.low_mib, bucketing.high_mib))
     return tuple(rows)
 

@@ -105,8 +105,7 @@ def fastest_cap(
     best = max(fastest, key=lambda candidate: candidate.low_mib)
     cap = float(np.sqrt(best.low_mib * best.high_mib))
     if caps_mib is not None:
-        inside = [c for c in caps_mib if best.contains(c)]
-        cap = min(inside, key=lambda c: abs(np.log(c / cap)))
+        cap = nearest_cap([c for c in caps_mib if best.contains(c)], cap)
     runs = near_runs([c.total_s for c in candidates], best.total_s * NEAR)
     near = tuple((candidates[first].low_mib, candidates[last].high_mib) for first, last in runs)
     return BestCap(cap, best.total_s, near, tuple(candidates))
@@ -117,3 +116,10 @@ def near_runs(total_s: Sequence[float], limit_s: float) -> list[tuple[int, int]]
     by_nearness = groupby(range(len(total_s)), lambda index: bool(total_s[index] <= limit_s))
     runs = [[*run] for is_near, run in by_nearness if is_near]
     return [(run[0], run[-1]) for run in runs]
+
+
+def nearest_cap(caps_mib: Sequence[float], cap_mib: float) -> float:
+    """Returns the cap that is nearest to another by ratio; the smaller of two as near."""
+    caps = np.sort(np.array(caps_mib, dtype=float))
+    away = abs(np.log(caps / cap_mib))
+    return float(caps[away <= away.min() + ROUNDING][0])
