@@ -33,7 +33,8 @@ def test_traceml_judges_a_script_that_it_times_from_outside(tmp_path: Path) -> N
     case = SLOW_RANK
     assert traceml_verdict(case, tmp_path) == ""
     run_under_traceml(case, tmp_path, lambda line: None)
-    assert traceml_verdict(case, tmp_path)  # which one depends on what else the machine does
+    # On a busy machine TraceML sees that rank, but blames no phase of its step, or the wrong one.
+    assert traceml_verdict(case, tmp_path) in {"COMPUTE_STRAGGLER", "STRAGGLER", "INPUT_BOUND"}
     summary = json.loads((tmp_path / f"{case.name}-traceml.json").read_text())
     assert summary["step_time"]["metadata"]["global_ranks_used"] == 2
     assert summary["step_time"]["metadata"]["training_total_steps"] >= 50

@@ -47,7 +47,7 @@ class Levels:
 
     def __init__(self) -> None:
         self._highest: dict[int, float] = {}
-        """By the steps of a stretch."""
+        """Highest level of stretches, by their steps."""
         self._newest: deque[float] = deque(maxlen=LENGTHS[-1])
         self._count = 0
 

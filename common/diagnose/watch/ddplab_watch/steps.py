@@ -98,8 +98,8 @@ class Step:
         profiled: True where the step's time is also the profiler's.
         between_windows: only what the long watch needs is known of it.
         before_probes: the watch measured something between this step and the next.
-        untimed: steps before it in which the loop rested.
-        since: mark of the end of the last of them.
+        untimed: steps in which the loop rested, between this one and the timed one before.
+        since: mark of the end of the newest untimed step; None where there is none.
         counts: further columns of its row.
     """
 
@@ -143,9 +143,9 @@ class Loop:
         """False once a step had several updates, one had no pass, or another optimizer updated."""
         self.is_resting = False
         self.untimed = 0
-        """Steps in which it rested since the newest one."""
+        """Steps in which the loop rested, after the newest timed step."""
         self._woken: Mark | None = None
-        """Mark of the end of the last of them."""
+        """Mark of the end of the newest untimed step."""
         self.sees_calls = False
         """True once calls of the model are told of: a backward pass without one is a second one."""
         self.step: Step | None = None
