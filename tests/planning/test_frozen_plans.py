@@ -113,17 +113,19 @@ def test_the_peak_is_the_allocators(make, samples: int, half: bool) -> None:
     module, tokens = make(4, 128), torch.randint(50, (samples, TOKENS))
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, fused=True)
-    for watched in (False, True):
-        watch = AllocationWatch(module, optimizer, tokens) if watched else None
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = loss_of(module, tokens)
-        loss.backward()
-        del loss
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    # By PyTorch's own kernels: oneDNN's allocate as the processor's instructions let them.
+    with torch.backends.mkldnn.flags(enabled=False):
+        for watched in (False, True):
+            watch = AllocationWatch(module, optimizer, tokens) if watched else None
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                loss = loss_of(module, tokens)
+            loss.backward()
+            del loss
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
     predicted = predict_training_memory(passes).peak_bytes
-    # Copies of frozen weights, which do not grow with the samples, are taken to in part.
-    within = 0.05 if half else 0.02
+    # Of 16-bit copies of frozen weights, which do not grow with the samples, not all are held.
+    within = 0.05 if half and make in (probed, adapted) else 0.0003
     assert predicted == pytest.approx(watch.finish(), rel=within)
 
 

@@ -44,7 +44,7 @@ SIZES = {
 """Flags with which a step of a script takes some 25 ms on two cores."""
 BEFORE, AFTER = 800, 900
 """Steps before a fault begins, and with it."""
-QUIET, QUIET_STEPS, QUIET_RUNS = "quiet", 36_000, 4
+QUIET, QUIET_STEPS, QUIET_RUNS = "quiet", 78_000, 4
 """Cause and fault of quiet runs, their steps, and how many there are."""
 IN_STEPS, IN_S = 30, 60.0
 """A change is to be noticed within so many steps or seconds, whichever are more."""
