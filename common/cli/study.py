@@ -17,7 +17,7 @@ STUDIES = {
     "survival": ("studies.survival", "killed runs, damaged checkpoints", 15),
     "diagnosis": ("diagnose.studies.planted", "planted faults and what is named", 30),
     "scripts": ("diagnose.studies.watched_scripts", "ddplab diagnose on scripts of others", 140),
-    "onsets": ("diagnose.studies.onsets", "diagnose --to_end on faults that begin in a run", 115),
+    "onsets": ("diagnose.studies.onsets", "diagnose --to_end on faults that begin in a run", 180),
     "gate": ("diagnose.studies.gate_pairs", "diagnose --compare on equal and slower pairs", 15),
     "accuracy": ("studies.accuracy.accuracy", "predicted steps on unseen bucketings", 140),
     "exchange": ("studies.exchange.exchange", "T(b) over an exchange of known duration", 12),

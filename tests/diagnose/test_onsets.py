@@ -84,11 +84,22 @@ def test_promises_are_counted_case_by_case() -> None:
     onsets_alone = judge(pd.DataFrame(rows[:-1], columns=columns), drawn[:0])
     assert not onsets_alone["promise"].str.contains("quiet|drawn").any()
     quiet_alone = judge(pd.DataFrame(rows[-1:], columns=columns), drawn)
-    assert not quiet_alone["promise"].str.contains("onset|notice").any()
+    assert not quiet_alone["promise"].str.contains("onset|notice|adds").any()
+
+
+def test_a_watch_adds_what_pairs_of_runs_differ_by() -> None:
+    """Each pair's watched run takes 1 % longer, whatever the machine's speed in its round."""
+    pairs = pd.DataFrame({"planted": "paired", "unwatched_ms": [20.0, 25.0, 22.0, 40.0]})
+    pairs = pairs.assign(watched_ms=pairs["unwatched_ms"] * 1.01, hooks_share=0.003)
+    pairs = pairs.assign(alarms_before=5, delay_steps=None, delay_s=None, is_named=False)
+    promises = judge(pairs, pd.DataFrame(columns=["alarms"])).set_index("promise")["found"]
+    for end in ("estimate", "low", "high"):
+        assert promises[f"share that a watch adds to a step, {end}"] == pytest.approx(0.01)
+    assert not promises.index.str.contains("onset|quiet").any()
 
 
 def test_there_are_thirty_onsets_of_ten_kinds_and_others_are_refused() -> None:
-    faults = [case for case in CASES if case.cause != onsets.QUIET]
+    faults = [case for case in CASES if case.cause not in onsets.WITHOUT_FAULT]
     assert len(faults) == 30
     assert len({case.cause for case in faults}) == 10
     assert len({case.name for case in CASES}) == len(CASES)
@@ -104,10 +115,12 @@ def test_a_fault_that_begins_in_a_run_is_noticed_and_what_is_there_is_not_run_ag
 ) -> None:
     monkeypatch.setattr(onsets, "BEFORE", 700)
     monkeypatch.setattr(onsets, "AFTER", 400)
+    monkeypatch.setattr(onsets, "PAIRED_STEPS", 260)
     case = Onset("plain", "slow-forward=50", (1,), ("forward",))
-    monkeypatch.setattr(onsets, "CASES", (case,))
+    monkeypatch.setattr(onsets, "CASES", (case, Onset("plain", onsets.PAIRED)))
     path = onsets.run_study(OnsetStudy(), str(tmp_path), StageProgress())
-    [row] = pd.read_csv(path / "cases.csv").to_dict("records")
+    row, pair = pd.read_csv(path / "cases.csv").to_dict("records")
+    assert pair["watched_ms"] > 0 < pair["unwatched_ms"]
     assert (row["rank"], row["phase"], row["is_named"]) == (1, "forward", True)
     assert 0 < row["delay_s"] <= 60
     assert 0 < row["hooks_share"] < 0.5

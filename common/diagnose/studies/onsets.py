@@ -34,6 +34,7 @@ from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import earlier_table, say_tables, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
+from common.samples import paired_ratio, rotated
 
 SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 SIZES = {
@@ -46,6 +47,9 @@ BEFORE, AFTER = 800, 900
 """Steps before a fault begins, and with it."""
 QUIET, QUIET_STEPS, QUIET_RUNS = "quiet", 78_000, 4
 """Cause and fault of quiet runs, their steps, and how many there are."""
+PAIRED, PAIRED_STEPS, PAIRS = "paired", 3_000, 8
+"""The same of pairs of quiet runs, one of which is not watched."""
+WITHOUT_FAULT = (QUIET, PAIRED)
 IN_STEPS, IN_S = 30, 60.0
 """A change is to be noticed within so many steps or seconds, whichever are more."""
 STRETCH = 15
@@ -56,7 +60,7 @@ RATE = "2gbit"
 """Rate of the links before one is cut."""
 MOST_OVERHEAD = 0.003
 """Share of a rank's time that hooks may take between windows."""
-RESULTS, BLOCKS, HOOKS = "cases.csv", "blocks.csv", ".hooks"
+RESULTS, BLOCKS, HOOKS, UNWATCHED = "cases.csv", "blocks.csv", ".hooks", "-unwatched"
 TIMED_WATCH = project_root() / "common" / "diagnose" / "studies" / "timed_watch.py"
 
 
@@ -88,10 +92,11 @@ class Onset:
 
     def words(self) -> list[str]:
         """Returns the script that runs and its arguments."""
-        steps = QUIET_STEPS if self.cause == QUIET else BEFORE + AFTER
+        steps = {QUIET: QUIET_STEPS, PAIRED: PAIRED_STEPS}.get(self.cause, BEFORE + AFTER)
         name = self.script.partition("-")[0]
         script = [str(SCRIPTS / f"{name}.py"), *SIZES[name].split(), "--steps", str(steps)]
-        return script if self.cause == QUIET else [str(PLANTED), f"{self.fault}@{BEFORE}", *script]
+        planted = [] if self.cause in WITHOUT_FAULT else [str(PLANTED), f"{self.fault}@{BEFORE}"]
+        return planted + script
 
     def is_named_by(self, change: Change) -> bool:
         """Returns True if a change names the fault's rank and phase.
@@ -127,6 +132,7 @@ CASES = (
     *_onsets("streaming", layers=2),
     *_onsets("trainer", layers=6),
     *(Onset(f"plain-{number}", QUIET) for number in range(1, QUIET_RUNS + 1)),
+    *(Onset(f"plain-{number}", PAIRED) for number in range(1, PAIRS + 1)),
 )
 
 
@@ -182,11 +188,13 @@ def run_study(study: OnsetStudy, output_dir: str, progress: StageProgress) -> Pa
 
         if rows:
             keep()
-        for case in cases:
+        for number, case in enumerate(cases):
             if case.name in recorded:
                 continue
             with progress.stage(case.name) as update:
-                run_watched(case, folder, update)
+                for watched in rotated((True, False), number):
+                    if watched or case.cause == PAIRED:
+                        run_case(case, folder, update, watched)
             row, of_quiet = outcome_of(case, folder / case.name)
             rows.append(row)
             blocks += of_quiet
@@ -200,12 +208,13 @@ def run_study(study: OnsetStudy, output_dir: str, progress: StageProgress) -> Pa
     return run.path
 
 
-def run_watched(case: Onset, folder: Path, update: Callable[[str], None]) -> None:
-    """Runs a case watched to its end; leaves its bundle and its log in ``folder``."""
+def run_case(case: Onset, folder: Path, update: Callable[[str], None], watched: bool) -> None:
+    """Runs a case, watched to its end or not; leaves its bundle and its log in ``folder``."""
     hosts = EmulatedCluster.of(RANKS, [RATE]) if case.cause == "slow-link" else None
-    hooks = str(folder / f"{case.name}{HOOKS}")
-    words = [hooks, f"folder={folder / case.name}", "to_end=1", "probe=0", *case.words()]
-    launch(TIMED_WATCH, words, RANKS, folder / f"{case.name}.log", hosts=hosts, on_output=update)
+    name = case.name if watched else f"{case.name}{UNWATCHED}"
+    options = [f"folder={folder / name}", "to_end=1", "probe=0"] if watched else ["watch=off"]
+    words = [str(folder / f"{name}{HOOKS}"), *options, *case.words()]
+    launch(TIMED_WATCH, words, RANKS, folder / f"{name}.log", hosts=hosts, on_output=update)
 
 
 def outcome_of(case: Onset, path: Path) -> tuple[dict[str, object], list[dict[str, object]]]:
@@ -215,7 +224,7 @@ def outcome_of(case: Onset, path: Path) -> tuple[dict[str, object], list[dict[st
     changes = [change for change in changes if change.phase != BATCH]
     blocks = recorded_blocks(bundle)
     ends = [block.last for block in blocks], [block.unix_s for block in blocks]
-    began = np.inf if case.cause == QUIET else BEFORE
+    began = np.inf if case.cause in WITHOUT_FAULT else BEFORE
     first = next((change for change in changes if change.noticed >= began), None)
     row = {
         "case": case.name,
@@ -224,7 +233,9 @@ def outcome_of(case: Onset, path: Path) -> tuple[dict[str, object], list[dict[st
         "strength": case.fault.partition("=")[2],
         "minutes": (ends[1][-1] - ends[1][0]) / 60,
         "step_ms": median(of[STEP] for block in blocks for of in block.ranks.values()),
-        "hooks_share": hooks_share(path),
+        "hooks_share": max(of["hooks_s"] / of["passed_s"] for of in times_of(path)),
+        "watched_ms": None,
+        "unwatched_ms": None,
         "alarms_before": sum(change.noticed < began for change in changes),
         "delay_steps": None,
         "delay_s": None,
@@ -239,6 +250,9 @@ def outcome_of(case: Onset, path: Path) -> tuple[dict[str, object], list[dict[st
         row |= {"delay_steps": first.noticed - BEFORE, "delay_s": at_s - began_s}
         row |= {"rank": whose, "phase": first.phase, "is_named": case.is_named_by(first)}
         row["said"] = first.said()
+    if case.cause == PAIRED:
+        for column, name in (("watched_ms", path.name), ("unwatched_ms", path.name + UNWATCHED)):
+            row[column] = max(of["step_s"] for of in times_of(path.with_name(name))) * 1e3
     if case.cause != QUIET:
         return row, []
     longest = max(map(steps_in, blocks))  # some are as long but for a few steps
@@ -253,10 +267,9 @@ def outcome_of(case: Onset, path: Path) -> tuple[dict[str, object], list[dict[st
     ]
 
 
-def hooks_share(path: Path) -> float:
-    """Returns the share of its time that the slower rank waited for the watch's hooks."""
-    times = [json.loads(file.read_text()) for file in path.parent.glob(f"{path.name}{HOOKS}.*")]
-    return max(of["hooks_s"] / of["passed_s"] for of in times)
+def times_of(path: Path) -> list[dict[str, float]]:
+    """Returns what ``timed_watch`` has left of each rank of a run."""
+    return [json.loads(file.read_text()) for file in path.parent.glob(f"{path.name}{HOOKS}.*")]
 
 
 def drawn_alarms(table: pd.DataFrame) -> pd.DataFrame:
@@ -310,10 +323,10 @@ def judge(cases: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
 
     Of what was not run nothing is said.
     """
-    onsets = cases[cases["planted"] != QUIET]
+    onsets = cases[~cases["planted"].isin(WITHOUT_FAULT)]
     in_time = (onsets["delay_steps"] <= IN_STEPS) | (onsets["delay_s"] <= IN_S)
     named = in_time & onsets["is_named"].astype(bool)
-    quiet = cases[cases["planted"] == QUIET]
+    quiet, pairs = (cases[cases["planted"] == cause] for cause in WITHOUT_FAULT)
     promises = [
         ("median share of time in hooks", None, MOST_OVERHEAD, cases["hooks_share"].median())
     ]
@@ -329,4 +342,8 @@ def judge(cases: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
     if len(drawn):
         mean = drawn["alarms"].mean()
         promises.append(("alarms in ten hours of drawn blocks", None, 1.0, mean))
+    if len(pairs) > 1:
+        added = paired_ratio(pairs["watched_ms"], pairs["unwatched_ms"])
+        for what, ratio in (("estimate", added.estimate), ("low", added.low), ("high", added.high)):
+            promises.append((f"share that a watch adds to a step, {what}", None, None, ratio - 1))
     return with_verdicts(promises)
