@@ -14,6 +14,7 @@ import pandas as pd
 from ddplab_watch.change_points import BATCH, Change, ChangePoints
 from ddplab_watch.step_blocks import (
     BACKWARD,
+    COPY,
     ELEMENTS,
     MEMORY,
     SINGLE,
@@ -103,7 +104,8 @@ def recorded_blocks(bundle: Bundle) -> list[Block]:
     blocks = []
     for (first, last), rows in table.groupby(["first", "last"]):
         if len(rows) == ranks:
-            by_rank = {int(row["rank"]): row for row in rows.to_dict("records")}
+            # Blocks of an older watch have the copy of a batch in its data.
+            by_rank = {int(row["rank"]): {COPY: 0.0} | row for row in rows.to_dict("records")}
             blocks.append(Block(int(first), int(last), float(rows["unix_s"].max()), by_rank))
     return blocks
 
@@ -119,6 +121,9 @@ def _blocks_of_steps(steps: pd.DataFrame) -> list[Block]:
     for name, columns in TIMES.items():
         held = complete.reindex(columns=columns).apply(pd.to_numeric, errors="coerce")
         table[name] = held.fillna(0.0).sum(axis=1)
+    fetched_ms = pd.to_numeric(complete.get("fetch_time_ms", table["data"]), errors="coerce")
+    table[COPY] = (table["data"] - fetched_ms.fillna(table["data"])).clip(lower=0)
+    table["data"] -= table[COPY]
     table["alone_ms"] = table[[*SINGLE]].sum(axis=1)
     ended_s = complete["ended_s"] if "ended_s" in complete else table["number"]
     table["ended_s"] = pd.to_numeric(ended_s)
@@ -129,7 +134,7 @@ def _blocks_of_steps(steps: pd.DataFrame) -> list[Block]:
         within = numbers[schedule.first : schedule.last + 1]
         rows = table[table["number"].between(within[0], within[-1])]
         by_rank = {
-            int(rank): group[[*TIMES]].median().to_dict() | {"alone_ms": [*group["alone_ms"]]}
+            int(rank): group[[*TIMES, COPY]].median().to_dict() | {"alone_ms": [*group["alone_ms"]]}
             for rank, group in rows.groupby("rank")
         }
         ended_s = float(rows["ended_s"].max())

@@ -21,7 +21,17 @@ from statistics import median
 import numpy as np
 import pandas as pd
 from ddplab_watch.change_points import BATCH, LONGER, Change
-from ddplab_watch.step_blocks import BACKWARD, BLOCK_S, MEMORY, SINGLE, STEP, Block, steps_in
+from ddplab_watch.step_blocks import (
+    BACKWARD,
+    BLOCK_S,
+    COPY,
+    MEASURED,
+    MEMORY,
+    SINGLE,
+    STEP,
+    Block,
+    steps_in,
+)
 
 from common.cluster.emulated import EmulatedCluster, why_no_hosts
 from common.cluster.launch import launch
@@ -260,7 +270,7 @@ def outcome_of(case: Onset, path: Path) -> tuple[dict[str, object], list[dict[st
     return row, [
         {"case": case.name, "first": block.first, "last": block.last, "unix_s": block.unix_s}
         | {"rank": rank}
-        | {name: of[name] for name in (*SINGLE, BACKWARD, STEP, MEMORY, "elements")}
+        | {name: of[name] for name in MEASURED}
         | {"alone_ms": json.dumps(of["alone_ms"])}
         for block, rank, of in about
         if LONGER * steps_in(block) > longest
@@ -283,7 +293,7 @@ def drawn_alarms(table: pd.DataFrame) -> pd.DataFrame:
     """
     by_block: dict[tuple, dict[int, dict]] = {}
     for row in table.to_dict("records"):
-        row["alone_ms"] = json.loads(row["alone_ms"])
+        row = {COPY: 0.0} | row | {"alone_ms": json.loads(row["alone_ms"])}
         by_block.setdefault((row["case"], row["first"], row["last"]), {})[row["rank"]] = row
     runs: dict[str, list[Block]] = {}
     for (case, first, last), ranks in by_block.items():

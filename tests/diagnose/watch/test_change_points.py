@@ -47,6 +47,7 @@ def block(number: int, draw: random.Random, fault: Fault) -> Block:
     for rank in (0, 1):
         row = {name: ms * together * draw.gauss(1, 0.03) for name, ms in USUAL_MS.items()}
         row |= {"backward": 60 * together * draw.gauss(1, 0.03), "elements": 100, "memory": 1e9}
+        row["copy"] = 0.1
         fault(rank, row)
         ranks[rank] = row
     alone = {rank: sum(row[name] for name in USUAL_MS) for rank, row in ranks.items()}
@@ -138,15 +139,31 @@ def test_steps_that_go_with_lengths_are_told_from_a_slow_rank(fault: Fault, said
 
 
 def test_a_rank_that_may_wait_for_another_outside_of_the_exchange_is_said_to() -> None:
-    """Rank 1's fetch waits for rank 0's update, as under a Trainer that counts tokens there."""
+    """Rank 1 waits after its update for rank 0's, as at a barrier."""
 
-    def meeting_in_fetches(rank: int, row: dict) -> None:
-        row["update" if rank == 0 else "data"] += 8
+    def meeting_after_updates(rank: int, row: dict) -> None:
+        row["update" if rank == 0 else "between"] += 8
 
-    said = first_change(meeting_in_fetches, seed=1).said()
+    said = first_change(meeting_after_updates, seed=1).said()
     assert "or it waits for rank" in said
     assert "update" in said
-    assert "data" in said
+    assert "between" in said
+
+
+@pytest.mark.parametrize("phase", ["data", "update"])
+def test_a_rank_that_waits_before_its_forward_pass_is_not_named_but_the_one_it_waits_for(
+    phase: str,
+) -> None:
+    """Ranks meet there under a Trainer that counts tokens."""
+
+    def meeting_in_copies(rank: int, row: dict) -> None:
+        row[phase if rank == 0 else "copy"] += 8
+
+    change = first_change(meeting_in_copies, seed=1)
+    assert (change.rank, change.phase) == (0, phase)
+    assert "waits" not in change.said()
+    alone = first_change(lambda rank, row: row.update(copy=8.0 * (rank == 1)), seed=1)
+    assert (alone.rank, alone.phase) == (1, "copy")
 
 
 def test_a_slow_rank_is_said_to_be_the_slowest() -> None:
@@ -266,7 +283,8 @@ def step_of(rank: int, is_slow: bool, draw: random.Random) -> dict:
     row = {name: ms * draw.gauss(1, 0.03) for name, ms in USUAL_MS.items()}
     row["forward"] += 30 if is_slow and rank == 1 else 0
     waits = 30 if is_slow and rank == 0 else 0
-    return row | {"backward": 60 * draw.gauss(1, 0.03) + waits, "step": 400.0, "elements": 64}
+    row |= {"copy": 0.1, "backward": 60 * draw.gauss(1, 0.03) + waits}
+    return row | {"step": 400.0, "elements": 64}
 
 
 def followed(folder: Path, spoil: Callable[[int, Path], None] = lambda step, path: None) -> list:

@@ -20,6 +20,7 @@ from ddplab_watch.cusum import HISTORY, Levels, Series, limit
 from ddplab_watch.step_blocks import (
     BACKWARD,
     BLOCK_S,
+    COPY,
     ELEMENTS,
     MEASURED,
     MEMORY,
@@ -61,8 +62,8 @@ class Change:
         step, unix_s: first step of the first block that shows it, and when that block ended.
         noticed: last step before it was noticed.
         rank: rank that is slower; None for what all ranks share.
-        phase: ``SINGLE``, ``BACKWARD``, ``STEP`` or ``MEMORY``; ``BATCH`` is no alarm: times are
-            compared anew from there.
+        phase: ``SINGLE``, ``COPY``, ``BACKWARD``, ``STEP`` or ``MEMORY``; ``BATCH`` is no alarm:
+            times are compared anew from there.
         before, after: medians in ms; of memory in bytes, of a batch in elements.
         step_ms: step before the change.
         why: sentence on what the correlation between steps tells; empty for nothing.
@@ -96,7 +97,12 @@ class Change:
                 f"{self.before / 2**20:.0f} by step {self.noticed} ({grown:+.0%})"
             )
         share = (self.after - self.before) / self.step_ms if self.step_ms else 0.0
-        what = {BACKWARD: "backward pass and exchange", STEP: "steps", "forward": "forward pass"}
+        what = {
+            BACKWARD: "backward pass and exchange",
+            COPY: "time between a fetch and the forward pass",
+            STEP: "steps",
+            "forward": "forward pass",
+        }
         verb = "take" if self.phase == STEP else "takes"
         by = f"{grown:+.0%}, " if math.isfinite(grown) else ""
         return (
@@ -192,7 +198,7 @@ class ChangePoints:
     def _values(self, block: Block) -> dict[Key, float]:
         """Returns a block's value of each series."""
         values: dict[Key, float] = {}
-        for name in (*SINGLE, BACKWARD):
+        for name in (*SINGLE, COPY, BACKWARD):
             by_rank = [float(block.ranks[rank][name]) for rank in self.ranks]
             values[None, name] = min(by_rank)
             if len(by_rank) > 1 and name != BACKWARD:
@@ -236,12 +242,15 @@ class ChangePoints:
     def _main(self, alarms: Sequence[Key], newest: int) -> Key:
         """Returns the phase that has grown most; the step where it has grown twice as much.
 
-        Memory comes last, as time is what it may cost.
+        Of a rank that takes longer before its forward pass while another one's phase grows, the
+        other is named: it waits for that one there. Memory comes last, as time is what it may cost.
         """
         if all(phase == MEMORY for _, phase in alarms):
             return alarms[0]
         times = [key for key in self._series if key[1] not in (MEMORY, STEP)]
         main = max(times, key=lambda key: self._grown(key, newest))
+        if main[1] == COPY:
+            main = self._awaited(main, newest) or main
         step: Key = (None, STEP)
         return main if self._grown(main, newest) > self._grown(step, newest) / 2 else step
 
@@ -266,12 +275,18 @@ class ChangePoints:
     def _waiting(self, key: Key, newest: int) -> str:
         """Tells of another rank that takes as much longer in another phase.
 
-        Where ranks meet outside of the exchange, as in the fetches of transformers' Trainer, one of
-        the two waits for the other there, and the blocks do not tell which.
+        Where ranks meet outside of the exchange, as after an evaluation, one of the two waits for
+        the other there, and the blocks do not tell which.
         """
-        rank, phase = key
-        if rank is None or phase == MEMORY:
+        if key[1] == MEMORY or not (awaited := self._awaited(key, newest)):
             return ""
+        return f", or it waits for rank {awaited[0]}, whose {awaited[1]} takes as much longer"
+
+    def _awaited(self, key: Key, newest: int) -> Key | None:
+        """Returns another rank's phase that has grown as much as a rank's; None without one."""
+        rank, phase = key
+        if rank is None:
+            return None
         grown = self._grown(key, newest)
         reasons = [
             (other, name)
@@ -279,10 +294,7 @@ class ChangePoints:
             if other not in (None, rank) and name in SINGLE and name != phase
             if self._grown((other, name), newest) > AS_MUCH * grown
         ]
-        if not reasons:
-            return ""
-        other, name = max(reasons, key=lambda series: self._grown(series, newest))
-        return f", or it waits for rank {other}, whose {name} takes as much longer"
+        return max(reasons, key=lambda series: self._grown(series, newest), default=None)
 
     def _why(self, key: tuple[int | None, str], blocks: list[Block], newest: int) -> str:
         """Tells a slow rank from unequal lengths by how steps go together."""

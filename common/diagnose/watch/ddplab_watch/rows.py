@@ -25,6 +25,7 @@ from ddplab_watch.long_watch import LongWatch
 from ddplab_watch.marks import Clock, Mark
 from ddplab_watch.options import Options
 from ddplab_watch.record import FORMAT, Record
+from ddplab_watch.step_blocks import COPY
 from ddplab_watch.steps import Loop, Step
 from ddplab_watch.surroundings import process_group_backend
 
@@ -207,7 +208,12 @@ def phases(step: Step, clock: Clock, before: Mark | None) -> dict[str, float]:
     since = step.began if before is None else before
     parts_ms = _parts_ms(step, clock)
     parts_ms["backward"] += parts_ms.pop("buffers")
+    # A fetch's time is the host's: what a GPU does not wait for is left out.
+    fetched_ms = sum(fetch.ended_s - fetch.began_s for fetch in step.fetches) * 1e3
+    copy_ms = max(0.0, parts_ms["data"] - fetched_ms)
+    parts_ms["data"] -= copy_ms
     return parts_ms | {
+        COPY: copy_ms,
         "between": clock.elapsed_s(since, step.began) * 1e3,
         "step": clock.elapsed_s(since, step.ended) * 1e3,
         "elements": sum(part.elements for part in step.passes),

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SINGLE = ("data", "forward", "update", "between")
-"""Phases in which a rank waits for no other."""
-BACKWARD, STEP, MEMORY, ELEMENTS = "backward", "step", "memory", "elements"
-"""The backward pass holds the exchange, and waits for other ranks. A step is from the end of the
-one before to its own. Memory is the process's, elements are those of a batch."""
-MEASURED = (*SINGLE, BACKWARD, STEP, MEMORY, ELEMENTS)
+"""Phases in which a rank waits for no other; ``data`` are its fetches."""
+COPY, BACKWARD, STEP, MEMORY, ELEMENTS = "copy", "backward", "step", "memory", "elements"
+"""From a fetch to the model's call a batch is copied, and ranks may meet: transformers' Trainer
+counts the tokens of all ranks there. The backward pass holds the exchange, and waits for other
+ranks. A step is from the end of the one before to its own. Memory is the process's, elements are
+those of a batch."""
+MEASURED = (*SINGLE, COPY, BACKWARD, STEP, MEMORY, ELEMENTS)
 """Numbers that a block has of each rank."""
 MOST_ALONE = 10
 """Steps of a block of which it says how long a rank took by itself."""
@@ -35,10 +37,10 @@ class Block:
     Attributes:
         first, last: numbers of its first and last step.
         unix_s: when it ended.
-        ranks: of each rank the median ms of ``SINGLE``, ``BACKWARD`` and ``STEP``, over the steps
-            that are timed; ``memory`` in bytes, ``elements`` of its batch; 0 where unknown.
-            ``alone_ms`` lists, for the first of these steps, the ms of the phases in which the rank
-            waits for no other.
+        ranks: of each rank the median ms of ``SINGLE``, ``COPY``, ``BACKWARD`` and ``STEP``, over
+            the steps that are timed; ``memory`` in bytes, ``elements`` of its batch; 0 where
+            unknown. ``alone_ms`` lists, for the first of these steps, the ms of the phases in which
+            the rank waits for no other.
     """
 
     first: int
