@@ -24,7 +24,7 @@ LONGEST_OVER_FIRST = 8
 """The longest blocks are so many times as long as the first."""
 DOUBLED_AFTER = 80
 """Blocks after which the next are longer."""
-MOST_TIMED = 16
+MOST_TIMED = 10
 """Steps of a long block that are timed; in the others hooks return at once."""
 JUDGED_S, MOST_OVERHEAD = 1e-4, 0.001
 """Seconds that a rank's part of a block takes to judge, and the share of the time that it may."""
