@@ -166,6 +166,24 @@ def test_a_rank_that_waits_before_its_forward_pass_is_not_named_but_the_one_it_w
     assert (alone.rank, alone.phase) == (1, "copy")
 
 
+def test_what_others_did_shortly_before_does_not_hide_a_faults_phase() -> None:
+    """For four blocks all steps take longer; for more after that rank 0's update does."""
+    points, draw = ChangePoints([0, 1]), random.Random(7)
+
+    def busy(rank: int, row: dict) -> None:
+        row["backward"] += 25
+
+    def slow_update(rank: int, row: dict) -> None:
+        row["update" if rank == 0 else "copy"] += 30
+
+    for number in range(CHANGED + 20):
+        fault = none if number < CHANGED else busy if number < CHANGED + 4 else slow_update
+        if change := points.add(block(number, draw, fault)):
+            break
+    assert (change.rank, change.phase) == (0, "update")
+    assert change.step == pytest.approx((CHANGED + 4) * STEPS, abs=STEPS)
+
+
 def test_a_slow_rank_is_said_to_be_the_slowest() -> None:
     assert "rank 0 is the slowest in 100%" in first_change(slow_loader, seed=1).said()
 

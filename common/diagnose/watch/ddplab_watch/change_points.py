@@ -135,6 +135,8 @@ class ChangePoints:
         self._sizes: deque[float] = deque(maxlen=HISTORY)
         """Elements of the blocks' batches, of all ranks."""
         self._series: dict[Key, Series] = {}
+        self._newest: dict[Key, int] = {}
+        """Blocks since the growth of each series began, once there is an alarm."""
 
     def add(self, block: Block) -> Change | None:
         """Judges a block; returns a change of times or memory, or of the batch, or None.
@@ -168,8 +170,8 @@ class ChangePoints:
         ]
         if not alarms:
             return None
-        newest = min(len(self._series[key].suspects) for key in alarms)
-        change = self._change(self._main(alarms, newest), newest)
+        self._newest = self._began(min(len(self._series[key].suspects) for key in alarms))
+        change = self._change(self._main(alarms))
         for key, series in self._series.items():
             self._levels_before[key] = series.all_levels()
         self._begin()
@@ -221,12 +223,31 @@ class ChangePoints:
             least = LEAST_MEMORY * self._levels(key, newest)[1]
             if not (least > 0 and series.is_rising()):
                 return False
-        return self._grown(key, newest) > least and series.is_above(least)
+        return self._growth(key, newest) > least and series.is_above(least)
 
-    def _grown(self, key: Key, newest: int) -> float:
+    def _growth(self, key: Key, newest: int) -> float:
         """Returns by how much a series' newest values are above those before."""
         values = [*self._series[key].history, *self._series[key].suspects]
         return statistics.median(values[-newest:]) - statistics.median(values[:-newest])
+
+    def _grown(self, key: Key) -> float:
+        """Returns by how much a series is above what it was, after an alarm."""
+        return self._growth(key, self._newest[key])
+
+    def _began(self, newest: int) -> dict[Key, int]:
+        """Returns the blocks since each series' growth began, of which an alarm has ``newest``.
+
+        What others did with the machine may have come just before. So a series' own count is taken
+        where it is long enough to tell.
+        """
+        step_ms = self._levels((None, STEP), newest)[0]
+        counts = {key: len(series.suspects) for key, series in self._series.items()}
+        return {
+            key: count
+            if count * self._series[key].steps * step_ms / 1e3 >= LASTING_S / 2
+            else newest
+            for key, count in counts.items()
+        }
 
     def _levels(self, key: Key, newest: int) -> tuple[float, float]:
         """Returns medians of the newest blocks, and of those before, of a rank or of all."""
@@ -239,7 +260,7 @@ class ChangePoints:
         ]
         return statistics.median(values[-newest:]), statistics.median(values[:-newest])
 
-    def _main(self, alarms: Sequence[Key], newest: int) -> Key:
+    def _main(self, alarms: Sequence[Key]) -> Key:
         """Returns the phase that has grown most; the step where it has grown twice as much.
 
         Of a rank that takes longer before its forward pass while another one's phase grows, the
@@ -248,13 +269,14 @@ class ChangePoints:
         if all(phase == MEMORY for _, phase in alarms):
             return alarms[0]
         times = [key for key in self._series if key[1] not in (MEMORY, STEP)]
-        main = max(times, key=lambda key: self._grown(key, newest))
+        main = max(times, key=self._grown)
         if main[1] == COPY:
-            main = self._awaited(main, newest) or main
+            main = self._awaited(main) or main
         step: Key = (None, STEP)
-        return main if self._grown(main, newest) > self._grown(step, newest) / 2 else step
+        return main if self._grown(main) > self._grown(step) / 2 else step
 
-    def _change(self, key: Key, newest: int) -> Change:
+    def _change(self, key: Key) -> Change:
+        newest = self._newest[key]
         after, before = self._levels(key, newest)
         blocks = [*self._blocks]
         first = blocks[-newest]
@@ -267,34 +289,32 @@ class ChangePoints:
             before=before,
             after=after,
             step_ms=self._levels((None, STEP), newest)[1],
-            why=self._why(key, blocks, newest) + self._waiting(key, newest)
-            if len(self.ranks) > 1
-            else "",
+            why=self._why(key, blocks, newest) + self._waiting(key) if len(self.ranks) > 1 else "",
         )
 
-    def _waiting(self, key: Key, newest: int) -> str:
+    def _waiting(self, key: Key) -> str:
         """Tells of another rank that takes as much longer in another phase.
 
         Where ranks meet outside of the exchange, as after an evaluation, one of the two waits for
         the other there, and the blocks do not tell which.
         """
-        if key[1] == MEMORY or not (awaited := self._awaited(key, newest)):
+        if key[1] == MEMORY or not (awaited := self._awaited(key)):
             return ""
         return f", or it waits for rank {awaited[0]}, whose {awaited[1]} takes as much longer"
 
-    def _awaited(self, key: Key, newest: int) -> Key | None:
+    def _awaited(self, key: Key) -> Key | None:
         """Returns another rank's phase that has grown as much as a rank's; None without one."""
         rank, phase = key
         if rank is None:
             return None
-        grown = self._grown(key, newest)
+        grown = self._grown(key)
         reasons = [
             (other, name)
             for other, name in self._series
             if other not in (None, rank) and name in SINGLE and name != phase
-            if self._grown((other, name), newest) > AS_MUCH * grown
+            if self._grown((other, name)) > AS_MUCH * grown
         ]
-        return max(reasons, key=lambda series: self._grown(series, newest), default=None)
+        return max(reasons, key=self._grown, default=None)
 
     def _why(self, key: tuple[int | None, str], blocks: list[Block], newest: int) -> str:
         """Tells a slow rank from unequal lengths by how steps go together."""
@@ -313,7 +333,7 @@ class ChangePoints:
         most = statistics.mode(slowest)
         often = slowest.count(most) / len(slowest)
         waits_ms = statistics.median(max(times) - min(times) for times in steps)
-        if rank is None and waits_ms < self._grown(key, newest) / 2:
+        if rank is None and waits_ms < self._grown(key) / 2:
             return ""  # no rank waits long enough for another
         if often >= SLOWEST_OFTEN:
             return f", and rank {most} is the slowest in {often:.0%} of the steps"
