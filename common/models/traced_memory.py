@@ -25,7 +25,8 @@ from common.perfmodel.architectures.architecture import Architecture, Layer
 from common.perfmodel.one_device.moments import STATE
 from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
 
-PART = "activations"
+PART, COPIES = "activations", "autocast copies"
+NOTHING = (0.0, 0.0)
 PRODUCTS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -57,8 +58,9 @@ class _Unit:
     entering: _Bytes = field(default_factory=_Bytes)
     selected: _Bytes = field(default_factory=_Bytes)
     borrowed: _Bytes = field(default_factory=_Bytes)
-    forward_peak: float = 0
-    backward_peak: float = 0
+    forward_peak: tuple[float, float] = NOTHING
+    backward_peak: tuple[float, float] = NOTHING
+    """Bytes, and how many of them are copies of parameters."""
     entered: set[int] = field(default_factory=set)
     has_frozen: bool = False
     is_block: bool = False
@@ -95,11 +97,13 @@ def with_activations(
     extras = {casts: _extras(sized, watched[casts], casts, samples) for casts in CASTS}
     layers = []
     for index, layer in enumerate(sized.layers):
-        forward, backward = (
-            Piece("temporary buffers", tuple(extras[casts][index][way] for casts in CASTS))
-            for way in (0, 1)
+        parts = ("temporary buffers", "temporary buffers", COPIES, COPIES)
+        forward, backward, *fixed = (
+            Piece(part, tuple(extras[casts][index][number] for casts in CASTS))
+            for number, part in enumerate(parts)
         )
-        activations = replace(layer.activations, forward=(forward,), backward=((backward,),))
+        beside = {"forward": (forward,), "backward": ((backward,),), "fixed": tuple(fixed)}
+        activations = replace(layer.activations, **beside)
         layers.append(replace(layer, activations=activations))
     return replace(sized, layers=tuple(layers))
 
@@ -124,8 +128,8 @@ def _halved(units: Mapping[str, _Unit]) -> dict[str, _Unit]:
             entering=half(unit.entering),
             selected=half(unit.selected),
             borrowed=half(unit.borrowed),
-            forward_peak=unit.forward_peak / 2,
-            backward_peak=unit.backward_peak / 2,
+            forward_peak=(unit.forward_peak[0] / 2, 0.0),
+            backward_peak=(unit.backward_peak[0] / 2, 0.0),
         )
         for path, unit in units.items()
     }
@@ -145,17 +149,21 @@ def _with_kept(layer: Layer, watched: Mapping[str, Mapping[str, _Unit]], samples
 
 def _extras(
     architecture: Architecture, watched: Mapping[str, _Unit], casts: str, samples: int
-) -> list[tuple[float, float]]:
-    """Returns what was alive in each layer's passes beyond what its moments add up to, a sample."""
+) -> list[list[float]]:
+    """Returns what was alive in each layer's passes beyond what its moments add up to.
+
+    Bytes of a sample in the forward and the backward pass, then, of autocast's copies, of all.
+    """
     moments = predict_training_memory(Passes(architecture, samples, Numerics(casts))).moments
     before = {"batch", *STATE} - {"gradients"}
     # A weight in 16 bits has such a gradient; FSDP makes float32 of it only to reduce it.
     share = {"gradients": 0.5} if casts == "half" else {}
+    is_copied = casts == "autocast"
     sizes = [
         sum(
             share.get(part, 1) * size
             for part, size in moment.components.items()
-            if part not in before
+            if part not in {*before, COPIES}
         )
         for moment in moments
     ]
@@ -163,12 +171,16 @@ def _extras(
     extras = []
     for index, layer in enumerate(architecture.layers):
         unit = watched.get(layer.name, _Unit())
-        beside = (
-            unit.forward_peak - sizes[index],
-            unit.backward_peak - sizes[2 * count - 1 - index],
-        )
-        peaks = (unit.forward_peak, unit.backward_peak)
-        extras.append(tuple(b / samples if p else 0.0 for b, p in zip(beside, peaks, strict=True)))
+        growing, fixed = [], []
+        for (peak, copies), at in (
+            (unit.forward_peak, index),
+            (unit.backward_peak, 2 * count - 1 - index),
+        ):
+            copies = copies if is_copied else 0.0
+            expected = moments[at].components.get(COPIES, 0.0)
+            growing.append((peak - copies - sizes[at]) / samples if peak else 0.0)
+            fixed.append(copies - expected if peak else 0.0)
+        extras.append(growing + fixed)
     return extras
 
 
@@ -193,8 +205,8 @@ def _step(
             watch.close_forward()
             value.backward()
     *_, before, last = [_Unit(), *units.values()]
-    if not last.backward_peak:  # a tied head, whose own passes end with the first other gradient
-        last.backward_peak, before.backward_peak = before.backward_peak, 0
+    if last.backward_peak == NOTHING:  # a tied head, whose own passes end with another's gradient
+        last.backward_peak, before.backward_peak = before.backward_peak, NOTHING
     return units
 
 
@@ -251,7 +263,8 @@ class _Watch(TorchDispatchMode):
         self.counted = {b.untyped_storage()._cdata for b in module.buffers()} | self.parameters
         self.kept: dict[int, _Unit] = {}
         """Unit that first keeps a storage, by the storage's number."""
-        self.live = self.peak = 0.0
+        self.live = self.copies = 0.0
+        self.peak = NOTHING
         self.products = 0
         self.unit = next(iter(units.values()))
 
@@ -279,15 +292,17 @@ class _Watch(TorchDispatchMode):
         if key in self.counted or key in inputs:
             return
         self.counted.add(key)
+        size = storage.nbytes()
         if is_copy:
             self.parameters.add(key)
-        size = storage.nbytes()
+            self.copies += size
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self.peak = max(self.peak, (self.live, self.copies))
         weakref.finalize(storage, self._free, key, size)
 
     def _free(self, key: int, size: int) -> None:
         self.live -= size
+        self.copies -= size if key in self.parameters else 0.0
         self.kept.pop(key, None)
         for keys in (self.counted, self.parameters):
             keys.discard(key)
@@ -339,11 +354,11 @@ class _Watch(TorchDispatchMode):
     def _ready(self, unit: _Unit) -> Callable:
         def ready(_parameter: Tensor) -> None:
             unit.backward_peak = max(unit.backward_peak, self.peak)
-            self.peak = self.live
+            self.peak = (self.live, self.copies)
 
         return ready
 
     def close_forward(self) -> None:
         """Ends the forward pass of the unit that runs."""
         self.unit.forward_peak = max(self.unit.forward_peak, self.peak)
-        self.peak = self.live
+        self.peak = (self.live, self.copies)

@@ -124,8 +124,8 @@ def test_the_peak_is_the_allocators(make, samples: int, half: bool) -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     predicted = predict_training_memory(passes).peak_bytes
-    # Of 16-bit copies of frozen weights, which do not grow with the samples, not all are held.
-    within = 0.05 if half and make in (probed, adapted) else 0.0003
+    # A copy of a frozen weight that is gone at once may be there at the peak of other samples.
+    within = {probed: 0.03, adapted: 0.002}.get(make, 0.0003) if half else 0.0003
     assert predicted == pytest.approx(watch.finish(), rel=within)
 
 

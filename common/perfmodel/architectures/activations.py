@@ -101,6 +101,9 @@ class Activations:
             peak; negative where kept pieces are gone by then.
         moved: pieces that it would keep if all were trained, which its operators move through
             memory; empty where these are ``kept``.
+        fixed: bytes at the moments of ``forward`` and ``backward``, which do not grow with the
+            samples: autocast's copies of weights, beyond those of all that is trained. They hold
+            without sharding and checkpointing.
     """
 
     kept: tuple[Piece, ...] = ()
@@ -110,6 +113,7 @@ class Activations:
     forward: tuple[Piece, ...] = ()
     backward: tuple[tuple[Piece, ...], ...] = field(default=((),))
     moved: tuple[Piece, ...] = ()
+    fixed: tuple[Piece, ...] = ()
 
 
 NO_ACTIVATIONS = Activations()

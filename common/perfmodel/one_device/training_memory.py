@@ -218,6 +218,7 @@ class _Step:
     def _forward(self, name: str, position: _Position, phase: str) -> Moment:
         parts = self._kept(position, inside=False)
         parts.update(self._in_parts(position.layer.activations.forward))
+        parts.update(self._fixed(position.layer.activations.fixed[:1]))
         if self.casts:
             layers = self.layers if not self.sharding.shards else ()  # units are gathered as cast
             copies = sum(self._cast(layer) for layer in layers)
@@ -259,6 +260,7 @@ class _Step:
         for number, extra in enumerate(layer.activations.backward):
             parts = self._kept(position, inside=True)
             parts.update(self._in_parts(extra))
+            parts.update(self._fixed(layer.activations.fixed[1:]))
             weights = self._own_gradients(position, number)
             waiting = 0 if is_last or is_embedding else self._waiting()
             parts["temporary buffers"] += weights + waiting
@@ -373,6 +375,10 @@ class _Step:
                 2 * FLOAT32 * max(self.architecture.parameter_sizes())
             ),
         }[self.passes.optimizer_implementation]
+
+    def _fixed(self, pieces: tuple[Piece, ...]) -> dict[str, float]:
+        is_seen = not self.sharding.shards and self.passes.checkpointing == "none"
+        return in_parts(pieces, self.numerics) if is_seen else {}
 
     def _in_parts(self, pieces: tuple[Piece, ...]) -> dict[str, float]:
         return in_parts(pieces, self.numerics, self.passes.batch_size)
