@@ -320,7 +320,5 @@ def _joined_activations(layers: Sequence[Layer]) -> Activations:
         forward=(most([held.forward[0] for held in every]),),
         backward=((most([held.backward[0][0] for held in every]),),),
         moved=mean([held.moved for held in every]),
-        fixed=tuple(
-            most([*pieces]) for pieces in zip(*(held.fixed for held in every), strict=True)
-        ),
+        fixed=every[-1].fixed,  # whose moments are the peaks of all
     )

@@ -152,7 +152,8 @@ def _extras(
 ) -> list[list[float]]:
     """Returns what was alive in each layer's passes beyond what its moments add up to.
 
-    Bytes of a sample in the forward and the backward pass, then, of autocast's copies, of all.
+    Two are bytes of a sample, in the forward and in the backward pass. Two are bytes of autocast's
+    copies in these passes, whatever the samples.
     """
     moments = predict_training_memory(Passes(architecture, samples, Numerics(casts))).moments
     before = {"batch", *STATE} - {"gradients"}

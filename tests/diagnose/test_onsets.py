@@ -121,6 +121,8 @@ def test_a_fault_that_begins_in_a_run_is_noticed_and_what_is_there_is_not_run_ag
     path = onsets.run_study(OnsetStudy(), str(tmp_path), StageProgress())
     row, pair = pd.read_csv(path / "cases.csv").to_dict("records")
     assert pair["watched_ms"] > 0 < pair["unwatched_ms"]
+    assert (path / "runs" / "plain-paired").is_dir()
+    assert not (path / "runs" / "plain-paired-unwatched").exists()
     assert (row["rank"], row["phase"], row["is_named"]) == (1, "forward", True)
     assert 0 < row["delay_s"] <= 60
     assert 0 < row["hooks_share"] < 0.5

@@ -11,7 +11,7 @@ import pytest
 from bundle_support import with_values, write_bundle
 
 from common.diagnose.opened import open_diagnosis
-from common.diagnose.studies.script_cases import CASES, EIGHTH, HEALTHY, NINTH
+from common.diagnose.studies.script_cases import CASES, EIGHTH, HEALTHY, NINTH, TENTH
 from common.diagnose.studies.watched_scripts import (
     ScriptsStudy,
     copy_case,
@@ -91,7 +91,7 @@ def test_the_recorded_sets_are_judged_as_published() -> None:
     assert sure["healthy runs with a verdict of more than low confidence"] == is_first.sum() > 0
 
 
-@pytest.mark.parametrize("which", [EIGHTH, NINTH])
+@pytest.mark.parametrize("which", [EIGHTH, NINTH, TENTH])
 def test_a_script_has_the_faults_of_its_cases(which: str) -> None:
     cases = ScriptsStudy(only=(which,)).cases()
     assert len({case.name for case in CASES}) == len(CASES)

@@ -35,6 +35,7 @@ from common.training.recording.memory_watch import AllocationWatch
 
 HERE = Path(__file__).parent
 SAMPLES, TOKENS = 4, 64
+AUTOCAST = Numerics("autocast", device=CPU)
 CASES = [(adapted, Plan(name, 2)) for name in ("FULL_SHARD", "SHARD_GRAD_OP", "DDP")]
 CASES += [(last_block, Plan("FULL_SHARD", 2, 2))]
 CASES += [(last_block, Plan(name, 2)) for name in ("FULL_SHARD", "SHARD_GRAD_OP")]
@@ -95,14 +96,15 @@ def test_operations_are_those_that_torch_counts(make) -> None:
     assert SAMPLES * architecture.backward_flops == pytest.approx(backward.get_total_flops())
 
 
-@partly_frozen
 @pytest.mark.parametrize(
-    ("samples", "half"),
+    ("make", "samples", "half"),
     [
-        (4, True),
+        (adapted, 16, True),  # followed with four
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((4, False), (16, True), (16, False))
+            pytest.param(make, *case, marks=pytest.mark.slow)
+            for make in PARTLY_FROZEN
+            for case in ((4, True), (4, False), (16, True), (16, False))
+            if (make, case) != (adapted, (16, True))
         ),
     ],
 )
@@ -127,6 +129,27 @@ def test_the_peak_is_the_allocators(make, samples: int, half: bool) -> None:
     # A copy of a frozen weight that is gone at once may be there at the peak of other samples.
     within = {probed: 0.03, adapted: 0.002}.get(make, 0.0003) if half else 0.0003
     assert predicted == pytest.approx(watch.finish(), rel=within)
+
+
+def test_copies_that_a_module_held_are_not_taken_for_those_of_other_settings() -> None:
+    """They were seen without sharding and checkpointing."""
+    seen = followed(adapted)
+    layers = [
+        replace(layer, activations=replace(layer.activations, fixed=())) for layer in seen.layers
+    ]
+    without = replace(seen, layers=tuple(layers))
+    peaks = [
+        [
+            predict_training_memory(Passes(architecture, 64, AUTOCAST, checkpointing), sharding)
+            for checkpointing, sharding in (
+                ("none", Sharding("none", 1)),
+                ("block", Sharding("none", 1)),
+                ("none", Sharding("FULL_SHARD", 2)),
+            )
+        ]
+        for architecture in (seen, without)
+    ]
+    assert [one == other for one, other in zip(*peaks, strict=True)] == [False, True, True]
 
 
 def test_layers_below_the_first_trained_parameter_have_no_backward_pass() -> None:

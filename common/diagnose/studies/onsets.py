@@ -58,7 +58,7 @@ BEFORE, AFTER = 800, 900
 QUIET, QUIET_STEPS, QUIET_RUNS = "quiet", 78_000, 4
 """Cause and fault of quiet runs, their steps, and how many there are."""
 PAIRED, PAIRED_STEPS, PAIRS = "paired", 3_000, 8
-"""The same of pairs of quiet runs, one of which is not watched."""
+"""The same of pairs of quiet runs; one of each pair is not watched."""
 WITHOUT_FAULT = (QUIET, PAIRED)
 IN_STEPS, IN_S = 30, 60.0
 """A change is to be noticed within so many steps or seconds, whichever are more."""
@@ -291,9 +291,10 @@ def drawn_alarms(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row per draw: draw, hours, alarms. None where there are no quiet runs.
     """
+    table = table.assign(**{COPY: table[COPY].fillna(0.0) if COPY in table else 0.0})
     by_block: dict[tuple, dict[int, dict]] = {}
     for row in table.to_dict("records"):
-        row = {COPY: 0.0} | row | {"alone_ms": json.loads(row["alone_ms"])}
+        row["alone_ms"] = json.loads(row["alone_ms"])
         by_block.setdefault((row["case"], row["first"], row["last"]), {})[row["rank"]] = row
     runs: dict[str, list[Block]] = {}
     for (case, first, last), ranks in by_block.items():
@@ -337,9 +338,8 @@ def judge(cases: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
     in_time = (onsets["delay_steps"] <= IN_STEPS) | (onsets["delay_s"] <= IN_S)
     named = in_time & onsets["is_named"].astype(bool)
     quiet, pairs = (cases[cases["planted"] == cause] for cause in WITHOUT_FAULT)
-    promises = [
-        ("median share of time in hooks", None, MOST_OVERHEAD, cases["hooks_share"].median())
-    ]
+    hooks = cases.loc[cases["planted"].ne(PAIRED), "hooks_share"].median()
+    promises = [("median share of time in hooks", None, MOST_OVERHEAD, hooks)]
     if len(onsets):
         promises += [
             ("share of onsets noticed in time", FOUND_SHARE, None, in_time.mean()),
@@ -352,8 +352,7 @@ def judge(cases: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
     if len(drawn):
         mean = drawn["alarms"].mean()
         promises.append(("alarms in ten hours of drawn blocks", None, 1.0, mean))
-    if len(pairs) > 1:
-        added = paired_ratio(pairs["watched_ms"], pairs["unwatched_ms"])
+    if len(pairs) and (added := paired_ratio(pairs["watched_ms"], pairs["unwatched_ms"])).is_told:
         for what, ratio in (("estimate", added.estimate), ("low", added.low), ("high", added.high)):
             promises.append((f"share that a watch adds to a step, {what}", None, None, ratio - 1))
     return with_verdicts(promises)

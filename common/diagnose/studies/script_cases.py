@@ -1,4 +1,4 @@
-"""The cases of ``ddplab study scripts``: two sets of scripts, each with faults of its own.
+"""The cases of ``ddplab study scripts``: three sets of scripts, each with faults of its own.
 
 The scripts are in ``tests/diagnose/styles``. A fault is part of a script's code, as a user would
 write it. Most were reported in public: a script's docstring says where. All scripts of a set were
@@ -14,7 +14,7 @@ from common.runtime.paths import project_root
 
 RANKS = 2
 HEALTHY, NO_FAULT = "healthy", "none"
-EIGHTH, NINTH = "eighth", "ninth"
+EIGHTH, NINTH, TENTH = "eighth", "ninth", "tenth"
 STYLES = project_root() / "tests" / "diagnose" / "styles"
 CAUSES = {
     EIGHTH: {
@@ -112,6 +112,50 @@ CAUSES = {
             "shards": "slow-rank",
             "browse": "evaluation-or-logging",
             "rebalance": "epoch-start",
+        },
+    },
+    TENTH: {
+        "captions": {
+            "spectra": "heavy-update",
+            "sync_bn": "synchronised-norms",
+            "hooks": "growing-memory",
+        },
+        "codec": {
+            "ear": "unused-gradients",
+            "restarts": "epoch-start",
+            "recent": "growing-memory",
+        },
+        "episodes": {
+            "sync": "synchronised-norms",
+            "ways": "unequal-lengths",
+            "svd": "heavy-update",
+        },
+        "physics": {
+            "late": "needless-synchronisation",
+            "roots": "heavy-update",
+            "search": "epoch-start",
+        },
+        "points": {"fps": "data-loading", "balance": "wrong-sampler", "guards": "left-on"},
+        "preference": {
+            "unfrozen": "unused-gradients",
+            "online": "beside-the-model",
+            "watch": "left-on",
+        },
+        "tabular": {"audit": "own-exchange", "penalty": "sparse-embedding", "guard": "left-on"},
+        "two_tower": {
+            "cached": "needless-recomputation",
+            "frozen": "unused-gradients",
+            "counts": "sent-buffers",
+        },
+        "vit_sharded": {
+            "scales": "unequal-lengths",
+            "frozen": "unused-gradients",
+            "probe": "left-on",
+        },
+        "weather": {
+            "leads": "unequal-lengths",
+            "scores": "evaluation-or-logging",
+            "archive": "growing-memory",
         },
     },
 }

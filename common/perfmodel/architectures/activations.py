@@ -101,9 +101,9 @@ class Activations:
             peak; negative where kept pieces are gone by then.
         moved: pieces that it would keep if all were trained, which its operators move through
             memory; empty where these are ``kept``.
-        fixed: bytes at the moments of ``forward`` and ``backward``, which do not grow with the
-            samples: autocast's copies of weights, beyond those of all that is trained. They hold
-            without sharding and checkpointing.
+        fixed: autocast's copies of weights that a module was seen to hold, less those that its
+            weights let expect: bytes in each of ``CASTS`` whatever the samples, in the forward and
+            in the backward pass. They hold without sharding and checkpointing.
     """
 
     kept: tuple[Piece, ...] = ()

@@ -4,6 +4,10 @@ The step is followed through the moments that can be its peak: each group of equ
 forward pass, the loss, the last and the first of each group in the backward pass, and the update.
 What layers hold comes from their ``Activations``; states, buckets and gathered units come from
 ``Sharding``. Nothing is fitted. Figures are bytes of eager execution on one rank.
+
+On a CPU oneDNN's products of bfloat16 take room of their own, as the processor's instructions let
+them: nothing with AVX2 alone, up to 6 % of a small step with instructions for bfloat16, up to 40 %
+with AVX-512 alone. It is not predicted.
 """
 
 from __future__ import annotations

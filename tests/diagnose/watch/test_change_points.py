@@ -162,13 +162,50 @@ def test_a_rank_that_waits_before_its_forward_pass_is_not_named_but_the_one_it_w
     change = first_change(meeting_in_copies, seed=1)
     assert (change.rank, change.phase) == (0, phase)
     assert "waits" not in change.said()
-    alone = first_change(lambda rank, row: row.update(copy=8.0 * (rank == 1)), seed=1)
-    assert (alone.rank, alone.phase) == (1, "copy")
+
+
+@pytest.mark.parametrize("forward_ms", [0, 8])
+def test_a_rank_that_is_late_for_its_forward_pass_is_named_though_others_wait_in_theirs(
+    forward_ms: int,
+) -> None:
+    """As where FSDP gathers in forward passes."""
+
+    def late(rank: int, row: dict) -> None:
+        row["copy" if rank == 1 else "forward"] += 8 if rank == 1 else forward_ms
+
+    change = first_change(late, seed=1)
+    assert (change.rank, change.phase) in {(1, "copy"), (0, "forward")}
+    assert change.rank == 1 or "or it waits for rank 1, whose copy takes" in change.said()
+    assert "slowest" not in change.said() or change.phase == "forward"
+
+
+def test_a_rank_is_waited_for_that_takes_longer_in_several_phases() -> None:
+    def busy(rank: int, row: dict) -> None:
+        for phase in ("data", "update", "between") if rank == 0 else ("copy",):
+            row[phase] += 5 if rank == 0 else 15
+
+    change = first_change(busy, seed=1)
+    assert change.rank == 0
+    assert change.phase in {"data", "update", "between"}
+
+
+def test_two_blocks_that_others_disturb_do_not_name_a_change_of_many() -> None:
+    points, draw, change = ChangePoints([0, 1]), random.Random(3), None
+    for number in range(CHANGED + 40):
+        made = block(number, draw, none)
+        for row in made.ranks.values():
+            row["update"] += 8 if number >= CHANGED else 0
+            # The alarm comes while the exchange has been slow for two blocks.
+            row["backward"] += 30 if number - CHANGED in (3, 4) else 0
+        if change := points.add(made):
+            break
+    assert change.noticed // STEPS - CHANGED in (3, 4)
+    assert (change.rank, change.phase) == (None, "update")
 
 
 def test_what_others_did_shortly_before_does_not_hide_a_faults_phase() -> None:
-    """For four blocks all steps take longer; for more after that rank 0's update does."""
-    points, draw = ChangePoints([0, 1]), random.Random(7)
+    """For three seconds all steps take longer; after that rank 0's update does."""
+    points, draw, steps = ChangePoints([0, 1]), random.Random(7), STEPS // 8
 
     def busy(rank: int, row: dict) -> None:
         row["backward"] += 25
@@ -176,12 +213,14 @@ def test_what_others_did_shortly_before_does_not_hide_a_faults_phase() -> None:
     def slow_update(rank: int, row: dict) -> None:
         row["update" if rank == 0 else "copy"] += 30
 
-    for number in range(CHANGED + 20):
-        fault = none if number < CHANGED else busy if number < CHANGED + 4 else slow_update
-        if change := points.add(block(number, draw, fault)):
+    for number in range(CHANGED + 40):
+        fault = none if number < CHANGED else busy if number < CHANGED + 6 else slow_update
+        first = number * steps
+        made = replace(block(number, draw, fault), first=first, last=first + steps - 1)
+        if change := points.add(made):
             break
     assert (change.rank, change.phase) == (0, "update")
-    assert change.step == pytest.approx((CHANGED + 4) * STEPS, abs=STEPS)
+    assert change.step == pytest.approx((CHANGED + 6) * steps, abs=steps)
 
 
 def test_a_slow_rank_is_said_to_be_the_slowest() -> None:

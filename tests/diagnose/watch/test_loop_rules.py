@@ -86,6 +86,23 @@ def test_micro_batches_belong_to_one_step(script: Script) -> None:
     assert steps[0].passes[1].forward - steps[0].passes[1].fetched == 1
 
 
+def test_a_fetch_is_told_from_what_comes_between_it_and_the_forward_pass(script: Script) -> None:
+    """Two seconds of copying follow a fetch; a loop that shows no fetch has data alone."""
+    for shows_fetches in (True, False):
+        for _ in range(2):
+            if shows_fetches:
+                script.fetch()
+                script.tick()
+                script.tick()
+            script.passes()
+            script.tick()
+            script.passes()  # a micro-batch a second after the first one's backward pass
+            script.update()
+    shown, _, hidden, _ = (rows.phases(step, script.clock, None) for step in script.steps())
+    assert (shown["data"], shown["copy"]) == (1000.0, 3000.0)
+    assert (hidden["data"], hidden["copy"]) == (1000.0, 0.0)
+
+
 def test_batches_fetched_ahead_of_several_passes(script: Script) -> None:
     for _ in range(2):
         script.fetch()

@@ -47,7 +47,12 @@ UNLIKELY = 2_000_000
 SLOWEST_OFTEN = 0.8
 """A rank that takes longest in so many steps is slow; else the ranks take turns."""
 AS_MUCH = 0.7
-"""Share of a rank's growth from which another rank's, in another phase, may be its reason."""
+"""Share of a rank's growth from which another rank's, in other phases, may be its reason."""
+MAY_WAIT_FOR = {COPY: ("data", "update", "between"), "forward": (*SINGLE, COPY)}
+"""Phases of other ranks that a rank may wait for; in all other phases it is ``SINGLE``. A forward
+pass may wait itself, as under FSDP, and then for what comes before another rank's."""
+LEAST_TOLD = 5
+"""Blocks, and half of ``LASTING_S``, from which a series tells by itself since when it grows."""
 WITH_SIZE = 0.8
 """Correlation of a phase's time with the elements of its batches from which these explain it."""
 LEAST_UNIX_S = 1e9
@@ -235,19 +240,17 @@ class ChangePoints:
         return self._growth(key, self._newest[key])
 
     def _began(self, newest: int) -> dict[Key, int]:
-        """Returns the blocks since each series' growth began, of which an alarm has ``newest``.
+        """Returns the blocks since each series' growth began: those of the alarm, or fewer.
 
-        What others did with the machine may have come just before. So a series' own count is taken
-        where it is long enough to tell.
+        What others did with the machine may have come just before a series began to grow.
         """
         step_ms = self._levels((None, STEP), newest)[0]
-        counts = {key: len(series.suspects) for key, series in self._series.items()}
-        return {
-            key: count
-            if count * self._series[key].steps * step_ms / 1e3 >= LASTING_S / 2
-            else newest
-            for key, count in counts.items()
-        }
+        began = {}
+        for key, series in self._series.items():
+            count = len(series.suspects)
+            lasts = count * series.steps * step_ms / 1e3 >= LASTING_S / 2
+            began[key] = count if lasts and LEAST_TOLD <= count < newest else newest
+        return began
 
     def _levels(self, key: Key, newest: int) -> tuple[float, float]:
         """Returns medians of the newest blocks, and of those before, of a rank or of all."""
@@ -269,11 +272,10 @@ class ChangePoints:
         if all(phase == MEMORY for _, phase in alarms):
             return alarms[0]
         times = [key for key in self._series if key[1] not in (MEMORY, STEP)]
-        main = max(times, key=self._grown)
-        if main[1] == COPY:
-            main = self._awaited(main) or main
-        step: Key = (None, STEP)
-        return main if self._grown(main) > self._grown(step) / 2 else step
+        main, step = max(times, key=self._grown), (None, STEP)
+        if self._grown(main) <= self._grown(step) / 2:
+            return step
+        return (self._awaited(main) if main[1] == COPY else None) or main
 
     def _change(self, key: Key) -> Change:
         newest = self._newest[key]
@@ -303,22 +305,30 @@ class ChangePoints:
         return f", or it waits for rank {awaited[0]}, whose {awaited[1]} takes as much longer"
 
     def _awaited(self, key: Key) -> Key | None:
-        """Returns another rank's phase that has grown as much as a rank's; None without one."""
+        """Returns the phase that has grown most on another rank that has grown as much in all.
+
+        None without such a rank.
+        """
         rank, phase = key
         if rank is None:
             return None
-        grown = self._grown(key)
-        reasons = [
-            (other, name)
-            for other, name in self._series
-            if other not in (None, rank) and name in SINGLE and name != phase
-            if self._grown((other, name)) > AS_MUCH * grown
-        ]
-        return max(reasons, key=self._grown, default=None)
+        names = [name for name in MAY_WAIT_FOR.get(phase, SINGLE) if name != phase]
+        grown = {
+            other: {(other, name): self._grown((other, name)) for name in names}
+            for other in self.ranks
+            if other != rank
+        }
+        in_all = {other: sum(max(0.0, ms) for ms in of.values()) for other, of in grown.items()}
+        if not in_all or max(in_all.values()) <= AS_MUCH * self._grown(key):
+            return None
+        slowest = grown[max(in_all, key=in_all.__getitem__)]
+        return max(slowest, key=slowest.__getitem__)
 
     def _why(self, key: tuple[int | None, str], blocks: list[Block], newest: int) -> str:
         """Tells a slow rank from unequal lengths by how steps go together."""
         rank, phase = key
+        if phase == COPY:
+            return ""  # in which ranks may wait: it is in none of their times alone
         if rank is not None and phase == "forward":
             values = [float(block.ranks[rank][phase]) for block in blocks]
             sizes = [float(block.ranks[rank][ELEMENTS]) for block in blocks]

@@ -208,9 +208,10 @@ def phases(step: Step, clock: Clock, before: Mark | None) -> dict[str, float]:
     since = step.began if before is None else before
     parts_ms = _parts_ms(step, clock)
     parts_ms["backward"] += parts_ms.pop("buffers")
-    # A fetch's time is the host's: what a GPU does not wait for is left out.
-    fetched_ms = sum(fetch.ended_s - fetch.began_s for fetch in step.fetches) * 1e3
-    copy_ms = max(0.0, parts_ms["data"] - fetched_ms)
+    copy_ms = 0.0
+    if step.fetches:  # else nobody knows what comes before the forward pass
+        fetched_ms = sum(clock.elapsed_s(f.began, f.ended) for f in step.fetches) * 1e3
+        copy_ms = max(0.0, parts_ms["data"] - fetched_ms)
     parts_ms["data"] -= copy_ms
     return parts_ms | {
         COPY: copy_ms,

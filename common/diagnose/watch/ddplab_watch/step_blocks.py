@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SINGLE = ("data", "forward", "update", "between")
-"""Phases in which a rank waits for no other; ``data`` are its fetches."""
+"""Phases in which a rank waits for no other, but for FSDP's forward pass; ``data`` are fetches."""
 COPY, BACKWARD, STEP, MEMORY, ELEMENTS = "copy", "backward", "step", "memory", "elements"
-"""From a fetch to the model's call a batch is copied, and ranks may meet: transformers' Trainer
-counts the tokens of all ranks there. The backward pass holds the exchange, and waits for other
-ranks. A step is from the end of the one before to its own. Memory is the process's, elements are
-those of a batch."""
+"""Between its fetch and the model's call a batch is copied, and ranks may meet: transformers'
+Trainer counts the tokens of all ranks there. The backward pass holds the exchange, and waits for
+other ranks. A step is from the end of the one before to its own. Memory is the process's, elements
+are those of a batch."""
 MEASURED = (*SINGLE, COPY, BACKWARD, STEP, MEMORY, ELEMENTS)
 """Numbers that a block has of each rank."""
 MOST_ALONE = 10

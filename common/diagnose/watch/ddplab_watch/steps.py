@@ -38,6 +38,7 @@ class Fetch:
     began: Mark | None
     began_s: float
     ended_s: float
+    ended: Mark | None = None
     epoch: int = 0
     identities: list[int] | None = None
     is_hashed: bool = False
@@ -168,7 +169,7 @@ class Loop:
     def fetch_ended(self, began: tuple[Mark, float], fetch: Fetch) -> None:
         """Notes a batch."""
         fetch.began, fetch.began_s = began
-        fetch.ended_s = self.host_s()
+        fetch.ended, fetch.ended_s = self.clock.mark(), self.host_s()
         self.segment.fetches.append(fetch)
         self.phase = "between"
 
