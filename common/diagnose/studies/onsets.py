@@ -338,8 +338,9 @@ def judge(cases: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
     in_time = (onsets["delay_steps"] <= IN_STEPS) | (onsets["delay_s"] <= IN_S)
     named = in_time & onsets["is_named"].astype(bool)
     quiet, pairs = (cases[cases["planted"] == cause] for cause in WITHOUT_FAULT)
-    hooks = cases.loc[cases["planted"].ne(PAIRED), "hooks_share"].median()
-    promises = [("median share of time in hooks", None, MOST_OVERHEAD, hooks)]
+    hooks, promises = cases.loc[cases["planted"].ne(PAIRED), "hooks_share"], []
+    if len(hooks):
+        promises.append(("median share of time in hooks", None, MOST_OVERHEAD, hooks.median()))
     if len(onsets):
         promises += [
             ("share of onsets noticed in time", FOUND_SHARE, None, in_time.mean()),
