@@ -30,6 +30,7 @@ SCRIPT_TEXTS = {
     "ends with a status": "import sys\nprint('so far')\nsys.exit(3)",
     "fails": "import json\nprint('so far')\njson.loads('{')",
     "reads its name": "import sys\nprint(sys.argv, __name__, __file__)",
+    "reads its annotations": "def f(x: int): ...\nprint(f.__annotations__)",
     "imports its neighbour": "import neighbour\nprint(neighbour.NAME)",
     "spawns": (
         "import multiprocessing\n\ndef child(queue):\n    queue.put(__name__)\n\n"

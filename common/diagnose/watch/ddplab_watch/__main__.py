@@ -76,7 +76,8 @@ def run_as_main(script: Path) -> None:
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
     with io.open_code(str(script)) as file:
-        code = compile(file.read(), str(script), "exec")
+        # Not as this file is compiled: its ``annotations`` would make strings of the script's.
+        code = compile(file.read(), str(script), "exec", dont_inherit=True)
     exec(code, module.__dict__)
 
 
