@@ -6,6 +6,8 @@ fault's rank and phase. One that is noticed before is a false alarm. Quiet runs 
 their longest blocks ten hours are drawn, in stretches of a minute, and judged as a run's: where two
 stretches meet the machine's speed jumps, so that they are harder than ten hours of a run.
 
+Pairs of quiet runs, one watched and one not, in rotated order, tell what a watch adds to a step.
+
 ``ddplab study onsets --continues RUN_DIR`` goes on with a study that was cut.
 """
 
