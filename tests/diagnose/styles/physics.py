@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-SENSORS, MODES, WAVES, BRANCH, TRUNK, LATENT = 128, 12, 32, 576, 160, 128
+SENSORS, MODES, WAVES, BRANCH, TRUNK, LATENT = 128, 12, 32, 576, 224, 128
 CHUNKS, SOURCES = 5, 2  # micro-batches a step, of SOURCES each: `late` exchanges CHUNKS - 1 times
-SIDE, REFRESH = 160, 20  # `roots` costs in proportion to the sides of matrices up to SIDE
-FRESH, HARD, CANDIDATES, PERIOD = 14, 6, 6000, 50  # `search` costs in proportion to CANDIDATES
+SIDE, REFRESH = 224, 20  # `roots` costs in proportion to the sides of matrices up to SIDE
+FRESH, HARD, CANDIDATES, PERIOD = 14, 6, 12000, 50  # `search` costs in proportion to CANDIDATES
 
 
 class DeepONet(nn.Module):

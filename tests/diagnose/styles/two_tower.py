@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-USERS, ITEMS, ROWS, WORDS, TOPICS = 3000, 1000, 8192, 800, 20  # `counts`: USERS * ITEMS * 8 bytes
+USERS, ITEMS, ROWS, WORDS, TOPICS = 6000, 1000, 8192, 800, 20  # `counts`: USERS * ITEMS * 8 bytes
 CHUNK, TITLE_WIDTH, KEPT = 64, 512, 160  # the first two are the sizes of `cached` and `frozen`
 
 

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-CLASSES, SIDE, PATCH, DIM, HEADS, DEPTH = 12, 96, 8, 128, 4, 4
-SIZES = (24, 48, 96)  # the further apart, the more one rank waits for the other with "scales"
+CLASSES, SIDE, PATCH, DIM, HEADS, DEPTH = 12, 128, 8, 128, 4, 4
+SIZES = (16, 32, 128)  # the further apart, the more one rank waits for the other with "scales"
 FROZEN = ("patches.", "position", "blocks.0.", "blocks.1.")  # the more, the more "frozen" costs
 PROBE_STRIDE = 1  # every n-th token enters the covariances: the cost of "probe"
 
