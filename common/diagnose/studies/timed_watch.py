@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddplab_watch.__main__ import main, run_as_main
+from ddplab_watch.__main__ import leave, main, run_as_main
 from ddplab_watch.watch import Watch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -92,5 +92,6 @@ if __name__ == "__main__":
         sys.argv = words[1:]
         sys.path[0] = str(Path(words[1]).parent)
         run_as_main(Path(words[1]))
+        leave()
     else:
         main(words)

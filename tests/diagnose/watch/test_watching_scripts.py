@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +58,20 @@ def test_output_and_status_are_the_scripts_own(tmp_path: Path, text: str) -> Non
     # A traceback's last lines are the same; above them are those of the runner.
     assert watched.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
     assert not (tmp_path / "ddplab-watch").exists()
+
+
+@pytest.mark.parametrize("ends", ["", "raise SystemExit", "import sys\nsys.exit(0)"])
+def test_a_rank_that_is_done_is_not_torn_down(tmp_path: Path, ends: str) -> None:
+    """What runs as the interpreter goes cannot abort a rank: pytorch#190489 does so, by chance."""
+    (tmp_path / "script.py").write_text(
+        "import atexit, os, threading\n\nclass Late:\n    def __del__(self):\n"
+        "        os.abort()\n\nlate = Late()\n"
+        "threading.Timer(0.2, lambda: print('thread')).start()\n"
+        f"atexit.register(print, 'handler', end='')\nprint('end')\n{ends}\n"
+    )
+    done = run("script.py", cwd=tmp_path, RANK="0")
+    assert (done.returncode, done.stdout) == (0, "end\nthread\nhandler")
+    assert run("script.py", cwd=tmp_path, watched=False).returncode == -signal.SIGABRT
 
 
 def test_a_module_is_run_with_its_package() -> None:

@@ -2,15 +2,21 @@
 
 Also ``-m package.train``. The script sees its own ``sys.argv``, ``__file__`` and ``__name__``; its
 exit status and its traceback are its own.
+
+A rank that is done leaves before Python tears the interpreter down: DDP's process group outlives
+``destroy_process_group``, and a thread of gloo that still releases its last tensors would abort the
+process ("terminate called without an active exception", pytorch#190489).
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import io
 import os
 import runpy
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +52,17 @@ def main(words: list[str]) -> None:
     options = replace(options, folder=chosen, named=bool(folder) or options.named)
     os.environ.update(options.to_environment())  # of processes that the script starts
     auto.install()
+    try:
+        run(words)
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    if "RANK" in os.environ:
+        leave()
+
+
+def run(words: list[str]) -> None:
+    """Runs the script or the module that the words name, with the words that follow it."""
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path[0] = str(Path.cwd())
@@ -57,6 +74,15 @@ def main(words: list[str]) -> None:
     sys.argv = words
     sys.path[0] = str(script.absolute().parent)
     run_as_main(script.absolute())
+
+
+def leave() -> NoReturn:
+    """Ends the process as Python does, up to where it would take the interpreter apart."""
+    threading._shutdown()  # threads that are no daemons end first, then exit handlers run
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def refuse(text: str) -> NoReturn:
