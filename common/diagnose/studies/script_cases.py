@@ -1,4 +1,4 @@
-"""The cases of ``ddplab study scripts``: three sets of scripts, each with faults of its own.
+"""The cases of ``ddplab study scripts``: two sets of scripts, each with faults of its own.
 
 The scripts are in ``tests/diagnose/styles``. A fault is part of a script's code, as a user would
 write it. Most were reported in public: a script's docstring says where. All scripts of a set were
@@ -14,57 +14,9 @@ from common.runtime.paths import project_root
 
 RANKS = 2
 HEALTHY, NO_FAULT = "healthy", "none"
-EIGHTH, NINTH, TENTH = "eighth", "ninth", "tenth"
+NINTH, TENTH = "ninth", "tenth"
 STYLES = project_root() / "tests" / "diagnose" / "styles"
 CAUSES = {
-    EIGHTH: {
-        "denoising": {
-            "samples": "evaluation-or-logging",
-            "average": "evaluation-or-logging",
-            "warps": "data-loading",
-        },
-        "speech": {"padding": "padding", "reverb": "data-loading", "anomaly": "left-on"},
-        "actor_critic": {
-            "each": "own-exchange",
-            "metrics": "own-exchange",
-            "memory": "garbage-collection",
-        },
-        "distillation": {
-            "teacher": "beside-the-model",
-            "saves": "evaluation-or-logging",
-            "recompute": "needless-recomputation",
-        },
-        "detector": {
-            "workers": "epoch-start",
-            "crowd": "slow-rank",
-            "threads": "oversubscribed-cores",
-        },
-        "molecules": {
-            "alike": "unequal-lengths",
-            "unsharded": "wrong-sampler",
-            "buckets": "bucket-cap",
-        },
-        "shard_lm": {
-            "norms": "own-exchange",
-            "accum": "needless-synchronisation",
-            "dispatch": "data-loading",
-        },
-        "sft_trainer": {
-            "max_length": "padding",
-            "histograms": "evaluation-or-logging",
-            "lazy": "data-loading",
-        },
-        "forecasting": {
-            "snapshots": "evaluation-or-logging",
-            "buffers": "sent-buffers",
-            "raw_ids": "sparse-embedding",
-        },
-        "masked": {
-            "meters": "own-exchange",
-            "accumulate": "needless-synchronisation",
-            "loops": "slow-rank",
-        },
-    },
     NINTH: {
         "glue": {
             "double": "own-exchange",
