@@ -6,6 +6,7 @@ import gzip
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from bundle_support import (
@@ -20,7 +21,7 @@ from bundle_support import (
 
 from common.diagnose.all_causes import CAUSES
 from common.diagnose.causes.ranks import slow_rank, unequal_lengths
-from common.diagnose.causes.validity import mixed_configurations
+from common.diagnose.causes.validity import mixed_configurations, wrong_sampler
 from common.diagnose.diagnosis import examine_case
 from common.diagnose.evidence.bundle import Bundle, is_bundle, read_bundle
 from common.diagnose.evidence.bundle_tables import tables_of
@@ -366,3 +367,20 @@ def test_a_folder_of_two_jobs_is_refused(tmp_path: Path) -> None:
         (tmp_path / "more" / f"rank{rank}.jsonl").rename(folder / f"rank{rank + 2}.jsonl")
     with pytest.raises(UserError, match="of jobs of 2 and 4 ranks; give each job a folder"):
         read_bundle(folder)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("divided", [True, False])
+def test_a_stream_that_goes_through_its_data_again_is_judged_by_its_first_pass(
+    tmp_path: Path, divided: bool, passes: int
+) -> None:
+    """Ranks that divide each pass anew meet each other's samples in later passes."""
+    bundle = write_bundle(tmp_path / "bundle")
+    with_values(bundle, "facts", data_samples=None)
+    for rank in (0, 1):
+        orders = [np.random.default_rng(number).permutation(600) for number in range(passes)]
+        samples = [order[rank::2] if divided else order for order in orders]
+        row = {"table": "identities", "epoch": 0, "is_hashed": True, "by_weight": False}
+        add_rows(bundle, row | {"samples": np.concatenate(samples).tolist()}, ranks=(rank,))
+    verdict = wrong_sampler(opened(bundle))
+    assert (verdict is None) == divided

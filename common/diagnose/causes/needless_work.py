@@ -149,6 +149,7 @@ def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | Non
     if not max(0.0, gain.low) * passes + left_out > LEAST_SHARE:
         return None
     noted["ratio"] = with_ms / without_ms
+    level = "high" if (gain.rounds or 0) >= LEAST_ROUNDS else "medium"
     return case.verdict(
         cause=kind.cause,
         title=kind.title.format(**noted),
@@ -160,7 +161,7 @@ def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | Non
         ),
         lost=gain.estimate * passes + left_out,
         sure=(
-            "high" if (gain.rounds or 0) >= LEAST_ROUNDS else "medium",
+            level if gain.low > 0 else "low",  # what is then left is an exchange that may be hidden
             f"timed both ways in {gain.rounds} rounds: without it passes take "
             f"{percent(gain.low)} to {percent(gain.high)} less",
         ),

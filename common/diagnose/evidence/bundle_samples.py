@@ -33,17 +33,36 @@ def samples_of(bundle: Bundle) -> pd.DataFrame:
                 by_rank[rank] * ranks + number if are_apart else by_rank[rank]
                 for number, rank in enumerate(sorted(by_rank))
             ]
+    noted = {  # an earlier watch noted neither
+        name: name in identities and bool(identities[name].eq(True).any())
+        for name in ("is_hashed", "by_weight")
+    }
+    if size is None and noted["is_hashed"]:
+        by_epoch = {epoch: first_passes(everyone) for epoch, everyone in by_epoch.items()}
     orders = _orders(by_epoch)
     rows = [
         row | {"order": orders.get((epoch, row["rank"]))}
         for epoch, everyone in by_epoch.items()
         for row in sample_rows(everyone, arm=0, epoch=epoch, data_samples=size)
     ]
-    noted = {  # an earlier watch noted neither
-        name: name in identities and bool(identities[name].eq(True).any())
-        for name in ("is_hashed", "by_weight")
-    }
     return pd.DataFrame(rows).assign(**noted)
+
+
+def first_passes(everyone: list[NDArray]) -> list[NDArray]:
+    """Cuts each rank's samples of a stream where one of the ranks first meets a sample again.
+
+    A stream may go through its data several times and be one epoch for the loader. In a later pass
+    a rank may well have what was another one's before.
+
+    Args:
+        everyone: identities of each rank's samples in their order.
+    """
+    ends = []
+    for identities in everyone:
+        _, first = np.unique(identities, return_index=True)
+        again = np.setdiff1d(np.arange(len(identities)), first)
+        ends.append(again[0] if len(again) else len(identities))
+    return [identities[: min(ends)] for identities in everyone]
 
 
 def have_own_data(identities: pd.DataFrame) -> bool:
