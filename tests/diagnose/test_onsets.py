@@ -109,6 +109,7 @@ def test_there_are_thirty_onsets_of_ten_kinds_and_others_are_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_fault_that_begins_in_a_run_is_noticed_and_what_is_there_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
