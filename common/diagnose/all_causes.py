@@ -60,7 +60,7 @@ CAUSES: dict[str, Judge] = {
         judge_of("oversubscribed-cores"), sharing.oversubscribed_cores
     ),
     "slow-rank": first_of(ranks.larger_batch, ranks.slow_rank),
-    "unequal-lengths": ranks.unequal_lengths,
+    "unequal-lengths": over_steps.unequal_lengths,
     "data-loading": between_steps.data_loading,
     "evaluation-or-logging": between_steps.evaluation_or_logging,
     NEEDLESS: communication.needless_synchronisation,

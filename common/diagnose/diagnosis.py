@@ -91,7 +91,7 @@ class Diagnosis:
         return {
             "summary": self.summary,
             "healthy": self.healthy,
-            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "verdicts": [verdict.as_json() for verdict in self.verdicts],
             "tried": [asdict(trial) for trial in self.tried],
             "unexplained": None if self.unexplained is None else asdict(self.unexplained),
             "not_judged": [{"cause": cause, "why": why} for cause, why in self.not_judged],
@@ -316,13 +316,16 @@ def lines_of_causes(verdicts: Sequence[Verdict], trials: Sequence[Tried] = ()) -
         lines += wrapped(f"Confidence: {verdict.confidence} ({verdict.reason}).", "   ")
         lines += wrapped(f"Change: {verdict.change}", "   ")
         if (gain := verdict.gain) is not None:
-            lines += wrapped(
-                f"Speedup now {verdict.speedup_now:.2f}, predicted after the change "
-                f"{verdict.predicted_speedup:.2f} ({verdict.speedup_low:.2f} to "
-                f"{verdict.speedup_high:.2f}), both over one rank as it is: {gain:.2f} times as "
-                "fast as now.",
-                "   ",
-            )
+            ends = f"{verdict.gain_low:.2f} to {verdict.gain_high:.2f}"
+            sentence = f"Predicted after the change: {gain:.2f} times as fast as now ({ends})."
+            if verdict.speedup_now is not None:
+                sentence = (
+                    f"Speedup now {verdict.speedup_now:.2f}, predicted after the change "
+                    f"{verdict.predicted_speedup:.2f} ({verdict.speedup_low:.2f} to "
+                    f"{verdict.speedup_high:.2f}), both over one rank as it is: {gain:.2f} times "
+                    "as fast as now."
+                )
+            lines += wrapped(sentence, "   ")
         if tried := tried_against(verdict, trials):
             lines += wrapped(f"Tried: {tried.said()}.", "   ")
     return lines

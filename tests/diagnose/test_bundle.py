@@ -20,7 +20,8 @@ from bundle_support import (
 )
 
 from common.diagnose.all_causes import CAUSES
-from common.diagnose.causes.ranks import slow_rank, unequal_lengths
+from common.diagnose.causes.over_steps import unequal_lengths
+from common.diagnose.causes.ranks import slow_rank
 from common.diagnose.causes.validity import mixed_configurations, wrong_sampler
 from common.diagnose.diagnosis import examine_case
 from common.diagnose.evidence.bundle import Bundle, is_bundle, read_bundle

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table, verdict_on, verdicts_on
@@ -141,6 +142,17 @@ def test_loading_is_what_prepares_a_batch(tmp_path: Path, call: str, causes: dic
     assert shares == pytest.approx(causes, rel=0.01)
 
 
+def test_what_another_model_takes_before_the_pass_is_a_hint(tmp_path: Path) -> None:
+    """As a reference that scores each batch: 12 ms of 45.2, nine tenths of them in it."""
+    call = "torch.nn.modules.module._wrapped_call_impl"
+    looks = (("copy", "/my/a.py:31 main", call, 90), ("copy", "/my/a.py:32 main", "", 10))
+    times = {"data_time_ms": 12.0, "fetch_time_ms": 0.0, "step_time_ms": 45.0}
+    verdict = verdict_on(watched(tmp_path / "run", looks=looks, **times), "beside-the-model")
+    assert verdict.title == "other modules run for 10.8 ms before the model's own pass (a.py:31)"
+    assert verdict.confidence == "low"
+    assert verdict.lost_share == pytest.approx(10.8 / 45.3, rel=0.01)
+
+
 @pytest.mark.parametrize(("call", "is_handed"), [("scatter", True), ("broadcast", False)])
 def test_samples_that_one_rank_hands_on_are_not_those_of_every_loader(
     tmp_path: Path, call: str, is_handed: bool
@@ -167,6 +179,38 @@ def test_barriers_of_accelerate_between_steps_are_no_other_work(tmp_path: Path) 
 def test_a_loader_that_starts_between_steps_is_no_other_work(tmp_path) -> None:
     looks = (("between", "/my/train.py:31 main", "torch.utils.data.dataloader.__iter__", 100),)
     assert not verdicts_on(watched(tmp_path / "run", looks=looks, between_time_ms=10.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("main", "needless-recomputation"), ("evaluate", "evaluation-or-logging")],
+)
+def test_a_pass_without_gradients_in_each_step_is_a_second_one(tmp_path, name, cause) -> None:
+    """Unless the function that makes it is there to judge the model."""
+    looks = (("evaluation", f"/my/train.py:31 {name}", "", 80),)
+    times = {"between_time_ms": 16.5, "evaluation_time_ms": 15.0}
+    causes = verdicts_on(watched(tmp_path / "run", looks=looks, **times))
+    assert [*causes] == [cause]
+    assert "train.py:31" in causes[cause].title
+    assert causes[cause].lost_share == pytest.approx(16.5 / 49.7, rel=0.02)
+
+
+@pytest.mark.parametrize("epoch_of", [10, 1000])
+def test_work_between_steps_that_comes_with_epochs_is_their_beginning(tmp_path, epoch_of) -> None:
+    """100 ms before each tenth step of 33.2 ms."""
+    case = watched(
+        tmp_path / "run",
+        looks=(("between", "/my/train.py:31 search", "torch.functional.cdist", 80),),
+        epoch=lambda steps: steps["step"] // epoch_of,
+        between_time_ms=lambda steps: 0.3 + 100.0 * steps["step"].isin([10, 20]),
+    )
+    cause = "epoch-start" if epoch_of == 10 else "evaluation-or-logging"
+    [(found, verdict)] = verdicts_on(case).items()
+    assert found == cause
+    assert "train.py:31" in verdict.title
+    if cause == "epoch-start":
+        assert "every 10 steps an epoch begins, with 100 ms of other work" in verdict.title
+        assert verdict.lost_share == pytest.approx(100 / (332 + 100), rel=0.02)
 
 
 @pytest.mark.parametrize(("optimizer_ms", "is_named"), [(3.0, True), (1.5, False)])
@@ -283,6 +327,22 @@ def test_other_modules_before_the_backward_pass_may_be_needed(
     assert verdict.confidence == level
 
 
+def test_derivatives_of_the_models_outputs_may_be_the_method(tmp_path: Path) -> None:
+    """The loss takes 15 ms for them, and the backward pass, which goes through them, 20 more."""
+    looks = [("loss", "/my/train.py:31 main", "torch.autograd.__init__.grad", 60)]
+    looks += [("forward", "/my/train.py:30 main", "torch.nn.modules.module._call_impl", 40)]
+    case = watched(
+        tmp_path / "run",
+        looks=tuple(looks),
+        forward_time_ms=lambda steps: steps["forward_time_ms"] + 15,
+        whole_backward_time_ms=lambda steps: steps["backward_time_ms"] + 22,
+        step_time_ms=68.2,
+    )
+    verdict = verdict_on(case, "beside-the-model")
+    assert verdict.title.startswith("derivatives of its outputs make")
+    assert verdict.confidence == "low"
+
+
 @pytest.mark.parametrize(("alone", "in_step"), [(24, 32), (32, 30)])
 def test_without_passes_of_the_same_batch_nothing_is_compared(tmp_path, alone, in_step) -> None:
     folder = watched(tmp_path / "run").run.folder
@@ -313,6 +373,61 @@ def test_what_comes_once_an_epoch_is_named_with_its_period(tmp_path, late_ms, wo
         assert ("workers start anew" in verdict.title) == (workers > 0)
         assert verdict.lost_share == pytest.approx(300 / (332 + 300), rel=0.02)
         assert verdict.predicted_speedup == pytest.approx(case.speedup_now, rel=0.02)
+
+
+@pytest.mark.parametrize(("slower", "is_named"), [(("forward",), True), (("all",), False)])
+def test_a_phase_that_takes_longer_with_each_step_is_named(tmp_path, slower, is_named) -> None:
+    """Forward passes of 10 ms take 0.3 ms longer with each of 30 steps; or the machine slows."""
+    longer = {"forward_time_ms": lambda steps: steps["forward_time_ms"] + 0.3 * steps["step"]}
+    if not is_named:
+        names = ("data", "forward", "backward", "optimizer")
+        longer = {
+            f"{name}_time_ms": lambda steps, n=name: (
+                steps[f"{n}_time_ms"] * (1 + 0.02 * steps["step"])
+            )
+            for name in names
+        }
+    parts = ["data_time_ms", "forward_time_ms", "backward_time_ms", "optimizer_time_ms"]
+    looks = (("forward", "/my/train.py:31 forward", "", 80),)
+    folder = watched(tmp_path / "run", looks=looks, **longer).run.folder
+    change_table(folder, step_time_ms=lambda steps: steps[parts].sum(axis=1) + 2)
+    case = case_of(folder)
+    verdict = verdict_on(case, "growing-memory")
+    assert (verdict is not None) == is_named
+    if verdict:
+        assert "forward phase takes 0.3 ms longer with each step (train.py:31)" in verdict.title
+        assert verdict.lost_share == pytest.approx(0.3 * 14.5 / (33.2 + 0.3 * 14.5), rel=0.05)
+
+
+@pytest.mark.parametrize("sharded", [0, 4])
+def test_images_of_unequal_sizes_are_told_by_their_elements(tmp_path: Path, sharded: int) -> None:
+    """Ranks draw one of three sizes each; under FSDP all passes last as long as the largest."""
+    random = np.random.default_rng(0)
+    drawn = random.choice([1.0, 4.0, 7.0], (30, 2))
+
+    def size(steps: pd.DataFrame) -> pd.Series:
+        return pd.Series(drawn[steps["step"], steps["rank"]], steps.index)
+
+    def forward(steps: pd.DataFrame) -> pd.Series:
+        own = 8 * size(steps)
+        return own.groupby(steps["step"]).transform("max") if sharded else own
+
+    facts = with_facts(sharded_modules=sharded)
+    case = watched(
+        tmp_path / "run",
+        MadeUp(noise=0.001, facts=facts),
+        padded_tokens=32,
+        elements=lambda steps: 1000 * size(steps),
+        forward_time_ms=forward,
+        backward_time_ms=0.0,
+        whole_backward_time_ms=2.0,
+        step_time_ms=lambda steps: 5.2 + (8 * size(steps)).groupby(steps["step"]).transform("max"),
+    )
+    verdict = verdict_on(case, "unequal-lengths")
+    assert "batches of unequal size: ranks wait for the largest" in verdict.title
+    saved_ms = 8 * (drawn.max(axis=1) - drawn.mean(axis=1))
+    steps_ms = 5.2 + 8 * drawn.max(axis=1)
+    assert verdict.lost_share == pytest.approx(saved_ms.sum() / steps_ms.sum(), rel=0.25)
 
 
 @pytest.mark.parametrize(

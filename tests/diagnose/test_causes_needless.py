@@ -97,6 +97,21 @@ def test_needless_work_costs_what_passes_take_longer(
     assert verdict.lost_share == pytest.approx(saved_ms / 14.5, rel=0.05)
 
 
+def test_passes_of_a_sharded_model_hold_their_exchange(tmp_path: Path) -> None:
+    """Nothing tells buckets under FSDP: forward pass and all that follows it, 12.5 of 14.5 ms."""
+    folder = bundle_with(tmp_path, "unused gradients", 6.0, unused_bytes=3000)
+    with_values(folder, "facts", wrapper="FSDP", sharded_modules=3)
+    with_values(folder, "steps", kind="plain", exchange_time_ms=None)
+    case = opened(folder)
+    verdict = verdict_on(case, "unused-gradients")
+    passes_ms = case.run.by_step("forward_time_ms") + case.run.by_step("whole_backward_time_ms")
+    share = float((passes_ms.mean(axis=1) / case.run.slowest_ms).median())
+    assert "pass with their exchange take" in verdict.evidence[0]
+    assert verdict.lost_share == pytest.approx(share * 0.25, rel=0.05)
+    assert verdict.predicted_speedup is None  # of one rank nothing is known
+    assert verdict.gain == pytest.approx(1 / (1 - verdict.lost_share))
+
+
 def test_what_costs_nothing_is_no_needless_work(tmp_path: Path) -> None:
     case = opened(bundle_with(tmp_path, "a profiler", 8.0))
     assert verdict_on(case, "left-on") is None

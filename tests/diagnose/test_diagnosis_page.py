@@ -359,8 +359,9 @@ def test_gains_are_drawn_to_scale_with_the_ideal(several):
 
 def test_an_interval_is_drawn_where_a_verdict_has_one(several):
     found, case = several
-    first = replace(found.verdicts[0], speedup_low=1.0, speedup_high=2.5)
-    others = [replace(v, speedup_low=None, speedup_high=None) for v in found.verdicts[1:]]
+    now = found.verdicts[0].speedup_now
+    first = replace(found.verdicts[0], gain_low=1.0 / now, gain_high=2.5 / now)
+    others = [replace(v, gain_low=None, gain_high=None) for v in found.verdicts[1:]]
     found = replace(found, verdicts=(first, *others))
     tree = parsed(diagnosis_page(found, case, "t"))
     gains = section(tree, "gain")

@@ -17,9 +17,11 @@ from common.diagnose.evidence.case import (
     Case,
     Verdict,
     confidence,
+    gain_without,
     in_modules,
     line_of,
     looks,
+    most_costly,
     percent,
 )
 from common.diagnose.evidence.evidence import (
@@ -72,6 +74,9 @@ OTHER_MODULES = (
     "Leave them where the method trains on what they give, as on that of a teacher; what stays the "
     "same can be kept with the data."
 )
+DERIVATIVES = ("torch.autograd.__init__.grad", "torch.autograd.functional.", "torch._functorch.")
+"""Beginnings of the calls that take derivatives of what the model gives, as part of a loss."""
+NOT_SEEN = "low", "whether the method needs them is not seen"
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers that PyTorch can run as one kernel."""
 
@@ -249,27 +254,58 @@ def _updating(
             f"{reason}; what would be left of it was not tried",
         ),
         change=change,
-        speedup_low=case.speedup_now,  # an upper bound may bring nothing
-        speedup_high=case.speedup_without(saved),
+        gain_low=1.0,  # an upper bound may bring nothing
+        gain_high=gain_without(saved),
     )
 
 
 def beside_the_model(case: Case) -> Verdict | None:
     """Judges whether a pass takes longer in the training than the model's own, on every rank.
 
-    Other modules that run before backward(), such as a teacher or a loss, may be part of the
-    method: what they take is a hint.
+    Other modules that run before the pass or before backward(), such as a teacher or a loss, and
+    derivatives of what the model gives may be part of the method: what they take is a hint.
     """
+    before = _before_the_pass(case)
     if together_times(case) is None or case.run.mixed or BACKWARD not in case.run.measured:
-        raise NotJudged(f"no {PROBES} of the script's own batches in {case.run.name}")
+        if before is None:
+            raise NotJudged(f"no {PROBES} of the script's own batches in {case.run.name}")
+        return before
     ratios, alone_ms = _over_alone(case)
     rows = looks(case, ("forward",))
-    modules = None if rows.empty else _taken(case, rows, rows[rows["in_loss"] & in_modules(rows)])
+    rows = rows.assign(derives=rows["call"].str.startswith(DERIVATIVES))
+    chosen = rows[rows["in_loss"] & (in_modules(rows) | rows["derives"])]
+    modules = None if rows.empty else _taken(case, rows, chosen)
     if modules is None:
-        return _longer(case, ratios, alone_ms)
+        return most_costly(before, _longer(case, ratios, alone_ms))
     modules_ms = modules.time_ms / case.run.accumulation
     without = ratios | {"forward": ratios["forward"] - modules_ms / alone_ms["forward"]}
-    return _longer(case, without, alone_ms) or _longer(case, ratios, alone_ms, modules)
+    # A backward pass goes through the derivatives, too.
+    longer = None if chosen["derives"].any() else _longer(case, without, alone_ms)
+    return most_costly(before, longer or _longer(case, ratios, alone_ms, modules))
+
+
+def _before_the_pass(case: Case) -> Verdict | None:
+    """Judges what other modules take between a batch and the model's pass, on every rank."""
+    if STACKS not in case.run.tables:
+        return None
+    rows = looks(case, ("copy",))
+    modules = _taken(case, rows, rows[in_modules(rows)])
+    if modules is None or modules.share < LONGER_SHARE:
+        return None
+    return case.verdict(
+        cause="beside-the-model",
+        title=(
+            f"other modules run for {modules.time_ms:.3g} ms before the model's own pass"
+            f"{line_of(modules.looks)}"
+        ),
+        evidence=(
+            f"That is {percent(modules.share)} of a step, on the rank that takes least: "
+            f"{modules.looks['samples'].sum()} stack samples [{STACKS}] [{STEPS}].",
+        ),
+        lost=modules.share,
+        sure=NOT_SEEN,
+        change=OTHER_MODULES,
+    )
 
 
 def _over_alone(case: Case) -> tuple[dict[str, float], dict[str, float]]:
@@ -317,7 +353,9 @@ def _longer(
     longer = f"{name} passes take {over_ms:.3g} ms longer in the training than the model alone"
     if modules:
         longer = f"other modules run for {over_ms:.3g} ms between the model's pass and backward()"
-        level, reason = "low", "whether the method needs them is not seen"
+        if modules.looks["derives"].any():
+            longer = f"derivatives of its outputs make {name} passes {over_ms:.3g} ms longer"
+        level, reason = NOT_SEEN
     return case.verdict(
         cause="beside-the-model",
         title=longer + line,

@@ -38,6 +38,7 @@ ONE_RANK_RATIO = 2.0
 """An evaluation that all ranks share takes all of them equally long."""
 EVALUATING, WRITING, LOGGING = "evaluates", "writes a checkpoint", "logs"
 CALLING = "calls a model without training it"
+AGAIN = "computes its model without gradients in each step"
 OTHER_WORK, EXCHANGING = "does other work", "exchanges something"
 STARTING = "starts its loader"
 LOADING = ("torch.utils.data.", "accelerate.data_loader.")
@@ -51,6 +52,12 @@ CALLS = {
     STARTING: LOADING,
 }
 """Libraries' functions by what a rank does that calls them; the last that fits counts."""
+OF_EPOCHS = (OTHER_WORK, STARTING, CALLING)
+"""What a rank may do as an epoch begins; ``epoch_start`` is of it."""
+AT_EPOCHS = 0.8
+"""Share of the time between steps that is before an epoch's first, where it comes with epochs."""
+JUDGES = re.compile("eval|valid|test|metric", re.IGNORECASE)
+"""What is in the names of functions that evaluate."""
 ELSEWHERE = (EXCHANGING, STARTING)
 """What other causes are of: ``own_exchange`` and ``epoch_start``."""
 CHANGES = {
@@ -63,6 +70,10 @@ CHANGES = {
         "(torch.distributed.checkpoint.async_save), so that the other ranks go on."
     ),
     LOGGING: "Log every so many steps, without waiting for the disk or the network.",
+    AGAIN: (
+        "Keep what the first pass gives (with its gradients), or leave it where the method trains "
+        "on it."
+    ),
     CALLING: (
         "Leave it where the method trains on what it gives, as on the rollouts of a policy; samples"
         " and scores for a log need be made every so many steps only."
@@ -172,20 +183,22 @@ def _between(case: Case) -> Verdict | None:
         return None
     error = max(standard_error(shares), float(shares.sem()))
     alone = _is_of_one_rank(by_rank)
-    work = {rank: _work_between(case, rank, rows) for rank in by_rank.index}
+    work = {rank: _work_between(case, rank) for rank in by_rank.index}
     busy = [rank for rank, (does, _) in work.items() if does not in ELSEWHERE]
     if not busy:
         return None
     busiest = latest if latest in busy else max(busy, key=by_rank.get)
     does, rows = work[busiest]
     alone |= busiest != latest  # that waits for it
+    if does in OF_EPOCHS and begins_epochs(case):
+        return None
     who = f"rank {busiest}" if alone else "every rank"
-    waiting = " while the others wait" if alone else " between the steps"
+    waiting = " while the others wait" if alone else " between the steps" * (does != AGAIN)
     sure = confidence(share, BETWEEN_SHARE, error, len(shares), of="share of the time")
-    if does == CALLING and not alone:
+    if does in (CALLING, AGAIN) and not alone:
         sure = "low", "whether the method trains on what the model gives is not seen"
     return case.verdict(
-        cause="evaluation-or-logging",
+        cause="needless-recomputation" if does == AGAIN else "evaluation-or-logging",
         title=f"{who} {does}{line_of(rows)}{waiting}",
         evidence=(
             f"From one step of rank {latest} to its next {times['between'].mean():.3g} ms pass, "
@@ -208,24 +221,62 @@ def _is_of_one_rank(by_rank: pd.Series) -> bool:
     return len(by_rank) > 1 and by_rank.max() > ONE_RANK_RATIO * second_ms
 
 
-def _work_between(case: Case, rank: int, steps: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+def _work_between(case: Case, rank: int) -> tuple[str, pd.DataFrame]:
     """Returns what a rank does between steps, in words, and the looks that found it at that."""
     samples_at = looks(case, ("between", "evaluation"), rank)
     kinds = pd.Series(OTHER_WORK, samples_at.index)
     kinds[in_modules(samples_at)] = CALLING
     for does, names in CALLS.items():
         kinds[samples_at["call"].str.contains("|".join(map(re.escape, names)))] = does
-    kinds[samples_at["phase"] == "evaluation"] = EVALUATING
+    is_pass = samples_at["phase"] == "evaluation"
+    kinds[is_pass] = AGAIN if _in_each_step(case, samples_at[is_pass]) else EVALUATING
     if len(samples_at):
         counts = samples_at.groupby(kinds)["samples"].sum()
         named = counts.drop(OTHER_WORK, errors="ignore")
         is_named = len(named) and named.max() > NAMED_SHARE * counts.sum()
         does = named.idxmax() if is_named else OTHER_WORK
         return does, samples_at[kinds == does] if is_named else samples_at
-    of_rank = steps[steps["rank"] == rank]
-    evaluating = pd.to_numeric(of_rank.get("evaluation_time_ms", pd.Series(dtype=float)))
-    is_most = evaluating.sum() > of_rank["between"].sum() / 2
+    of_rank = case.run.measured[case.run.measured["rank"] == rank]
+    between, evaluating = (
+        pd.to_numeric(of_rank.get(f"{name}_time_ms", pd.Series(dtype=float)), errors="coerce")
+        for name in ("between", "evaluation")
+    )
+    is_most = evaluating.sum() > between.sum() / 2
     return EVALUATING if is_most else "logs, or does other work", samples_at
+
+
+def _in_each_step(case: Case, passes: pd.DataFrame) -> bool:
+    """Returns True if ranks call their model without gradients in each step, and not to judge it.
+
+    Args:
+        case: the run.
+        passes: looks that found such calls.
+    """
+    if passes.empty or "evaluation_time_ms" not in case.run.measured:
+        return False
+    names = passes["place"].astype(str).str.rsplit(" ", n=1).str[-1]
+    judges = passes.loc[names.str.contains(JUDGES), "samples"].sum()
+    evaluating = case.run.by_step("evaluation_time_ms")
+    return bool((evaluating > 0).mean(axis=None) > 0.9 and judges < passes["samples"].sum() / 2)
+
+
+def begins_epochs(case: Case) -> bool:
+    """Returns True if all ranks do most of what lies between steps before an epoch's first."""
+    between = case.run.by_step("between_time_ms")
+    if between.empty or _is_of_one_rank(between.mean()):
+        return False
+    before = between.min(axis=1)  # of the rank that waits for no other
+    epochs = pd.Series(before.index.get_level_values("epoch"), before.index)
+    first = epochs.diff().fillna(0) > 0
+    return bool(first.any() and before[first].sum() > AT_EPOCHS * before.sum() > 0)
+
+
+def share_of_starts(case: Case) -> float:
+    """Returns the share of what lies between steps, without passes, that begins an epoch."""
+    does = {_work_between(case, rank)[0] for rank in case.run.measured["rank"].unique()}
+    if does <= {*OF_EPOCHS} and begins_epochs(case):
+        return 1.0
+    return share_at(looks(case, ("between", "evaluation")), LOADING)
 
 
 def _evaluation(case: Case) -> Verdict | None:

@@ -77,7 +77,7 @@ def needless_synchronisation(case: Case) -> Verdict | None:
     if model is not None and model.settings.exchanges > 1:
         after = replace(model.settings, exchanges=1)
         lost = 1 - predict(model, after).step_n_s / predict(model).step_n_s
-        predicted = {"predicted_speedup": case.speedup_with(after)}
+        predicted = {"gain": case.gain_with(after)}
     return case.verdict(
         cause=NEEDLESS,
         title="gradients are exchanged after every micro-batch",
@@ -130,7 +130,7 @@ def bucket_cap(case: Case) -> Verdict | None:
 
 def _proposing(case: Case, settings: StepSettings, **fields: object) -> Verdict:
     """Returns a verdict whose change is other settings of the step, which the model predicts."""
-    return case.verdict(**fields, proposed=settings, predicted_speedup=case.speedup_with(settings))
+    return case.verdict(**fields, proposed=settings, gain=case.gain_with(settings))
 
 
 def cap_change(case: Case, cap_mb: float) -> str:

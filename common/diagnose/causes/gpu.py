@@ -13,7 +13,7 @@ import pandas as pd
 from common.analysis.step_parts import flags
 from common.diagnose.causes.settings import BUSY_SHARE, NOT_ON_A_GPU, Signal, of_signals
 from common.diagnose.causes.sharing import on_gpu
-from common.diagnose.evidence.case import MINOR, Case, Verdict, percent
+from common.diagnose.evidence.case import MINOR, Case, Verdict, gain_without, percent
 from common.diagnose.evidence.evidence import (
     ALL_REDUCE,
     FACTS,
@@ -86,7 +86,7 @@ def synchronised_norms(case: Case) -> Verdict | None:
             "GroupNorm, which needs no batch; else a larger batch per rank, so that there are "
             "fewer exchanges a sample. Norms change what is learned: look at accuracy."
         ),
-        predicted_speedup=case.speedup_without(share) if share else None,
+        gain=gain_without(share) if share else None,
         group=MINOR,
     )
 

@@ -8,7 +8,14 @@ from contextlib import suppress
 import pandas as pd
 
 from common.diagnose.causes.sharing import compute_share, cores_got, on_gpu, starved
-from common.diagnose.evidence.case import MINOR, Case, Verdict, most_costly, percent
+from common.diagnose.evidence.case import (
+    MINOR,
+    Case,
+    Verdict,
+    gain_without,
+    most_costly,
+    percent,
+)
 from common.diagnose.evidence.evidence import PLACEMENT, STEPS, SURROUNDINGS, NotJudged
 from common.diagnose.evidence.measured_surroundings import (
     host_of,
@@ -110,7 +117,7 @@ def _short_quota(case: Case, rows: pd.DataFrame) -> Verdict | None:
 def _if_known(case: Case, lost: float, **fields: object) -> Verdict:
     """Returns a verdict, without speedups and among the last where nothing is known to be lost."""
     if not lost:
-        fields |= {"speedup_now": None, "predicted_speedup": None, "group": MINOR}
+        fields |= {"speedup_now": None, "gain": None, "group": MINOR}
     return case.verdict(lost=lost, **fields)
 
 
@@ -182,8 +189,8 @@ def too_few_threads(case: Case) -> Verdict | None:
             f"OMP_NUM_THREADS={threads} before torchrun, which sets 1 where nothing is set; or "
             f"torch.set_num_threads({threads}) as the script begins."
         ),
-        speedup_low=case.speedup_now,  # an upper bound may bring nothing
-        speedup_high=case.speedup_without(lost),
+        gain_low=1.0,  # an upper bound may bring nothing
+        gain_high=gain_without(lost),
     )
 
 
@@ -279,8 +286,8 @@ def _interface_verdict(
             else f"export {variable} on each host with the interface that leads to the others"
             + (f": {', '.join(wanted)}." if wanted else ".")
         ),
-        speedup_low=case.speedup_now if lost else None,
-        speedup_high=case.speedup_without(lost) if lost else None,
+        gain_low=1.0 if lost else None,
+        gain_high=gain_without(lost) if lost else None,
     )
 
 

@@ -121,8 +121,7 @@ def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | Non
     """Returns the verdict on what passes without something save; None where that is little."""
     kind, rows = KINDS[without], all_rows[all_rows["without"] == without]
     gain, with_ms, without_ms = _saved(rows)
-    parts, passes = case.run.parts, compute_share(case)
-    exchange = parts.parts_ms["communication"] / parts.step_ms
+    passes, exchange, updating = _shares(case)
     noted = rows.max(numeric_only=True).dropna().to_dict()
     if noted.get("needed_bytes", 0) > noted.get("free_bytes", math.inf) / case.ranks:
         return None
@@ -134,10 +133,15 @@ def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | Non
         left_out = share * exchange
         sentences = [
             f"{size_text(noted['unused_bytes'])} of gradients are computed and exchanged in each "
-            f"step [{LEAN_PASSES}]; their exchange takes up to {percent(left_out)} of it [{STEPS}]."
+            f"step [{LEAN_PASSES}]"
+            + (
+                f"; their exchange takes up to {percent(left_out)} of it [{STEPS}]."
+                if left_out
+                else "."
+            )
         ]
         if kind.is_updated:
-            update = share * parts.parts_ms["optimizer"] / parts.step_ms
+            update = share * updating
             left_out += update
             sentences.append(f"Their update takes up to {percent(update)} [{STEPS}].")
         noted["share"] = percent(share)
@@ -149,12 +153,13 @@ def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | Non
     if not max(0.0, gain.low) * passes + left_out > LEAST_SHARE:
         return None
     noted["ratio"] = with_ms / without_ms
+    exchanges = kind.exchanges or case.run.sharded
     level = "high" if (gain.rounds or 0) >= LEAST_ROUNDS else "medium"
     return case.verdict(
         cause=kind.cause,
         title=kind.title.format(**noted),
         evidence=(
-            f"Forward and backward pass{' with their exchange' if kind.exchanges else ''} take "
+            f"Forward and backward pass{' with their exchange' if exchanges else ''} take "
             f"{with_ms:.3g} ms as they are and {without_ms:.3g} ms without {without}, in turns "
             f"[{LEAN_PASSES}].",
             *sentences,
@@ -167,6 +172,22 @@ def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | Non
         ),
         change=kind.change.format(**noted),
     )
+
+
+def _shares(case: Case) -> tuple[float, float, float]:
+    """Returns the shares of the step that passes, their exchange and the update take.
+
+    Passes of a sharded model hold their exchange.
+    """
+    if case.run.sharded:
+        columns = ("forward_time_ms", "whole_backward_time_ms", "optimizer_time_ms")
+        forward, backward, update = (case.share(column)[0] for column in columns)
+        return min(1.0, forward + backward), 0.0, update
+    parts = case.run.parts
+    exchange, update = (
+        parts.parts_ms[part] / parts.step_ms for part in ("communication", "optimizer")
+    )
+    return compute_share(case), exchange, update
 
 
 def _saved(rows: pd.DataFrame) -> tuple[Interval, float, float]:

@@ -1,4 +1,4 @@
-"""Causes that no single step shows: what comes once an epoch, and memory that grows or differs."""
+"""Causes that many steps show: unequal batches, what comes once an epoch, and what grows."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.step_parts import STEP, flags
-from common.diagnose.causes.between_steps import LOADING
+from common.diagnose.causes.between_steps import share_of_starts
+from common.diagnose.causes.ranks import compute_and_tokens, counted_tokens
 from common.diagnose.causes.script import steps_with
 from common.diagnose.evidence.case import (
     MINOR,
+    SURE,
     Case,
     Verdict,
     confidence,
     line_of,
     looks,
     percent,
-    share_at,
 )
-from common.diagnose.evidence.evidence import FACTS, SAMPLES, STEPS
+from common.diagnose.evidence.evidence import ELEMENTS, FACTS, SAMPLES, STEPS, standard_error
 from common.runtime.wording import size_text
 from common.samples import slowest_rank
 
@@ -38,7 +39,111 @@ MORE, MORE_BYTES = 0.25, 2**27
 """A rank holds more than the others by a quarter and 128 MiB: more than caches differ."""
 RESERVED, RESERVED_BYTES = 1.5, 2**30
 """An allocator that has half as much again in reserve, and more than 1 GiB, lies in pieces."""
+UNEQUAL_SHARE = 0.05
+"""Threshold of the share of a step that the longest rank's padded tokens cost beyond the mean's."""
+LENGTHS_SLOPE = 0.3
+"""Computing time grows at least so much with the padded tokens: a third of it is not fixed."""
+BLOCKS, LEAST_OF_BLOCK = 6, 4
+"""Blocks of the window through which growth is fitted, and the least steps of one."""
+GROWS = 8.0
+"""Standard errors of the growth: of six medians chance gives so many once in 1,500 phases."""
+PHASES = {
+    "data": "data_time_ms",
+    "forward": "forward_time_ms",
+    "backward": "whole_backward_time_ms",
+    "optimizer": "optimizer_time_ms",
+    "between": "between_time_ms",
+}
+"""Phases that may grow, as looks call them, and their columns."""
+KEEP_LESS = (
+    "Look for a list or a log that each step adds to: keep loss.item() or loss.detach(), not "
+    "the loss with its graph, and of outputs the last ones."
+)
 HELD = {"allocated_bytes": "GPU memory", "resident_bytes": "resident memory"}
+
+
+def unequal_lengths(case: Case) -> Verdict | None:
+    """Judges whether ranks take turns as stragglers, with the longest texts of a step.
+
+    Batches without texts are judged by their elements, such as those of images of several sizes.
+    """
+    case.need_ranks("has nobody to wait for")
+    sharded, step_ms = case.run.sharded, case.run.slowest_ms
+    if sharded:  # ranks wait for each other within passes
+        compute = case.run.by_step("step_time_ms")
+        tokens = counted_tokens(case, compute.index)
+    else:
+        compute, tokens = compute_and_tokens(case)
+    what, longest = "texts of unequal length", "longest"
+    if ELEMENTS in case.run.measured and (tokens.nunique(axis=1) == 1).all():
+        tokens = case.run.by_step(ELEMENTS).reindex(compute.index)
+        what, longest = "batches of unequal size", "largest"
+    uneven = tokens.max(axis=1) / tokens.mean(axis=1) - 1
+    if not uneven.mean() >= UNEQUAL_SHARE / 2:
+        return None
+    slope, error = _slope_of_steps(step_ms, tokens) if sharded else _slope(compute, tokens)
+    if slope < LENGTHS_SLOPE or slope < SURE * error:
+        return None
+    over = min(slope, 1.0) * uneven * compute.mean(axis=1) / step_ms
+    if sharded:  # small batches take little of a mean step
+        over *= tokens.mean(axis=1) / tokens.mean(axis=None)
+    lost = float(over.mean())
+    if lost < UNEQUAL_SHARE:
+        return None
+    totals = tokens.sum()
+    return case.verdict(
+        cause="unequal-lengths",
+        title=f"{what}: ranks wait for the {longest} of each step",
+        evidence=(
+            f"The rank with the {longest} batch in a step, padding included, has "
+            f"{percent(float(uneven.mean()))} more than the ranks' mean; over all steps no rank is "
+            f"more than {percent(float(totals.max() / totals.mean() - 1))} above it [{STEPS}].",
+            f"A rank with twice the mean's batch computes {1 + slope:.2f} ± {error:.2f} times as "
+            f"long as the mean; what the rank with the {longest} has beyond the mean takes "
+            f"{percent(lost)} of the step [{STEPS}].",
+        ),
+        lost=lost,
+        sure=confidence(lost, UNEQUAL_SHARE, standard_error(over), len(over)),
+        change=(
+            "Divide each global batch by what samples cost instead of by their number, or let all "
+            "ranks draw the same sizes (a seed that all share): assignment 3, "
+            + case.change("train_ddp.py --mode dynamic.", "common.scheduling.partition.")
+        ),
+    )
+
+
+def _slope(compute: pd.DataFrame, tokens: pd.DataFrame) -> tuple[float, float]:
+    """Fits how computing time follows tokens, both over the mean of the step's ranks.
+
+    Returns the slope, which is 1 where time is proportional to tokens, and its standard error.
+    Least squares within ranks: each rank's own level is taken out, as a rank that is always slower
+    is another cause. Shares are clipped at their 5th and 95th percentiles, so that hiccups do not
+    decide.
+    """
+    shares = compute.div(compute.mean(axis=1), axis=0)
+    shares = shares.clip(*np.quantile(shares, [0.05, 0.95]))
+    longest = tokens.div(tokens.mean(axis=1), axis=0)
+    y, x = ((table - table.mean()).to_numpy().ravel() for table in (shares, longest))
+    if not (x @ x) > 0:
+        return 0.0, float("inf")
+    slope = float(x @ y / (x @ x))
+    # The shares of R ranks in a step have a mean of 1, so R − 1 of them are free.
+    free = max(1.0, len(x) * (1 - 1 / compute.shape[1]) - 1)
+    return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / free / (x @ x)))
+
+
+def _slope_of_steps(steps_ms: pd.Series, sizes: pd.DataFrame) -> tuple[float, float]:
+    """Fits how steps follow the largest batch of their ranks, both over their means.
+
+    Returns the slope and its standard error, as ``_slope`` does, by least squares over steps.
+    """
+    largest, step_ms = sizes.max(axis=1), steps_ms.reindex(sizes.index)
+    x, y = largest / sizes.mean(axis=None) - 1, step_ms / step_ms.mean()
+    x, y = x - x.mean(), y - y.mean()
+    if not (x @ x) > 0:
+        return 0.0, float("inf")
+    slope = float(x @ y / (x @ x))
+    return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / max(1, len(x) - 2) / (x @ x)))
 
 
 def epoch_start(case: Case) -> Verdict | None:
@@ -47,10 +152,11 @@ def epoch_start(case: Case) -> Verdict | None:
     By means: what comes once an epoch is in no median.
     """
     steps = steps_with(case, "fetch_time_ms")
-    loading = share_at(looks(case, ("between", "evaluation")), LOADING)
+    starting = share_of_starts(case)
     steps = steps.assign(
         starting=steps["data_time_ms"].fillna(0)
-        + loading * (steps["between_time_ms"] - steps["evaluation_time_ms"]).clip(lower=0).fillna(0)
+        + starting
+        * (steps["between_time_ms"] - steps["evaluation_time_ms"]).clip(lower=0).fillna(0)
     )
     by_step = slowest_rank(steps, ["starting", "step_time_ms"], by=STEP)
     epochs = by_step.index.get_level_values("epoch")
@@ -73,13 +179,18 @@ def epoch_start(case: Case) -> Verdict | None:
     kept = "persistent_workers" not in facts or flags(facts["persistent_workers"]).all()
     anew = workers > 0 and not kept
     what = "its loader's workers start anew, and " if anew else ""
+    title = f"every {period:.0f} steps an epoch begins: {what}its first batch comes "
+    title += f"{longer_ms.mean():.3g} ms later" + line_of(looks(case, ("data",)))
+    before = looks(case, ("between",))
+    if starting == 1.0 and not anew and len(before):
+        title = f"every {period:.0f} steps an epoch begins, with {longer_ms.mean():.3g} ms of other"
+        title += f" work{line_of(before)}"
     return case.verdict(
         cause="epoch-start",
-        title=f"every {period:.0f} steps an epoch begins: {what}its first batch comes "
-        f"{longer_ms.mean():.3g} ms later" + line_of(looks(case, ("data",))),
+        title=title,
         evidence=(
-            f"{len(longer_ms)} of {len(by_step)} steps are an epoch's first. Its batch takes "
-            f"{by_step.loc[first, 'starting'].mean():.3g} ms, that of the others "
+            f"{len(longer_ms)} of {len(by_step)} steps are an epoch's first. What comes before its "
+            f"pass takes {by_step.loc[first, 'starting'].mean():.3g} ms, before that of the others "
             f"{by_step.loc[~first, 'starting'].median():.3g} ms [{STEPS}].",
             f"With {period:.0f} steps of {usual_ms:.3g} ms in an epoch that is {percent(share)} of "
             f"the time [{STEPS}].",
@@ -92,8 +203,8 @@ def epoch_start(case: Case) -> Verdict | None:
             "keep what they have opened."
             if anew
             else "Keep from epoch to epoch what the first batch needs (opened files, a cache, an "
-            "iterator), or make it ready before the epoch ends; DataLoader(..., num_workers=1, "
-            "persistent_workers=True) does so beside the steps."
+            "iterator), make it anew in some epochs only, or make it ready before the epoch ends; "
+            "DataLoader(..., num_workers=1, persistent_workers=True) does so beside the steps."
         ),
     )
 
@@ -111,7 +222,59 @@ def _steps_of_epoch(case: Case, first: pd.Series) -> float:
 
 
 def growing_memory(case: Case) -> Verdict | None:
-    """Judges whether memory grows from step to step: something is kept."""
+    """Judges whether memory grows from step to step, or the time of a phase: something is kept."""
+    return _growing_time(case) or _growing_memory(case)
+
+
+def _growing_time(case: Case) -> Verdict | None:
+    """Judges whether a phase takes longer with every step, on every rank.
+
+    Least squares through the medians of ``BLOCKS`` blocks of the window. A machine that slows down
+    makes all phases longer: what counts is what one grows beyond the others, as shares.
+    """
+    columns = {phase: column for phase, column in PHASES.items() if column in case.run.measured}
+    growth: dict[str, tuple[float, float, float]] = {}
+    for phase, column in columns.items():
+        times = case.run.by_step(column).min(axis=1)  # of the rank that waits for no other
+        if len(times) < LEAST_OF_BLOCK * BLOCKS:
+            return None
+        parts = np.array_split(np.arange(len(times)), BLOCKS)
+        middles = np.array([part.mean() for part in parts])
+        away = middles - middles.mean()
+        medians = np.array([float(times.iloc[part].median()) for part in parts])
+        mean_ms = float(medians.mean())
+        slope = float(away @ medians / (away @ away))
+        residuals = medians - mean_ms - slope * away
+        error = float(np.sqrt(residuals @ residuals / (BLOCKS - 2) / (away @ away)))
+        if mean_ms > 0:
+            growth[phase] = slope, error, mean_ms
+    if len(growth) < 2:
+        return None
+    phase = max(growth, key=lambda name: growth[name][0])
+    slope, error, mean_ms = growth.pop(phase)
+    usual = float(np.median([slope / mean_ms for slope, _, mean_ms in growth.values()]))
+    slope -= max(0.0, usual) * mean_ms
+    number = case.run.by_step(columns[phase]).index.get_level_values("step").to_numpy()
+    lost = slope * float(number.mean()) / float(case.run.slowest_ms.mean())
+    if lost < LEAST_SHARE or slope < GROWS * error:
+        return None
+    return case.verdict(
+        cause="growing-memory",
+        title=(
+            f"every rank's {phase} phase takes {slope:.2g} ms longer with each step"
+            f"{line_of(looks(case, (phase,)))}: something grows"
+        ),
+        evidence=(
+            f"It takes {mean_ms:.3g} ms in the mean of steps {number.min()} to {number.max()}, and "
+            f"grew by {slope:.2g} ± {error:.1g} ms a step [{STEPS}].",
+        ),
+        lost=lost,
+        sure=("medium", "the growth is sure; that it began with the run's first step is assumed"),
+        change=KEEP_LESS,
+    )
+
+
+def _growing_memory(case: Case) -> Verdict | None:
     steps, growths = steps_with(case, "resident_bytes"), []
     for column in HELD:
         for rank, rows in steps.groupby("rank"):
@@ -135,8 +298,7 @@ def growing_memory(case: Case) -> Verdict | None:
         f"Rank {rank}'s {HELD[column]} grew from {size_text(values[0])} to "
         f"{size_text(values[-1])} in {len(values)} steps, {size_text(growth)} a step [{STEPS}].",
         "it grows in more than half of the steps, and in both halves of the window alike",
-        "Look for a list or a log that each step adds to: keep loss.item() or loss.detach(), not "
-        "the loss with its graph, and of outputs the last ones.",
+        KEEP_LESS,
         level="medium" if values[-1] - values[0] > SURELY_GROWN * values[0] else "low",
     )
 

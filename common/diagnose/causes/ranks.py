@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from common.diagnose.causes.settings import clock_sentences
 from common.diagnose.causes.sharing import PASSES, hindered, own_pass_ms, together_times
 from common.diagnose.evidence.case import (
-    SURE,
     Case,
     Verdict,
     confidence,
@@ -33,10 +31,6 @@ FIXED_BATCHES = 0.8
 """From this share of equal steps on, a rank's batches are of a fixed number of samples."""
 UPDATE_SHARE = 0.05
 """An update of one rank that is longer than the others' by a twentieth of the step."""
-UNEQUAL_SHARE = 0.05
-"""Threshold of the share of a step that the longest rank's padded tokens cost beyond the mean's."""
-LENGTHS_SLOPE = 0.3
-"""Computing time grows at least so much with the padded tokens: a third of it is not fixed."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ def larger_batch(case: Case) -> Verdict | None:
     if not case.run.watched or batches.nunique() <= 1:
         return None
     try:
-        compute, _ = _compute_and_tokens(case)
+        compute, _ = compute_and_tokens(case)
     except NotJudged:  # as ``slow_rank`` says
         return None
     slow = Slowest.of(compute)
@@ -136,7 +130,7 @@ def larger_batch(case: Case) -> Verdict | None:
 def slow_rank(case: Case) -> Verdict | None:
     """Judges whether one rank computes longer than the others, step after step."""
     case.need_ranks("has no other to be slower than")
-    compute, tokens = _compute_and_tokens(case)
+    compute, tokens = compute_and_tokens(case)
     slow = Slowest.of(compute / tokens)
     if not slow.is_slow:
         return None
@@ -294,63 +288,7 @@ def slow_update(case: Case) -> Verdict | None:
     )
 
 
-def unequal_lengths(case: Case) -> Verdict | None:
-    """Judges whether ranks take turns as stragglers, with the longest texts of a step."""
-    case.need_ranks("has nobody to wait for")
-    compute, tokens = _compute_and_tokens(case)
-    uneven = tokens.max(axis=1) / tokens.mean(axis=1) - 1
-    if uneven.mean() < UNEQUAL_SHARE / 2:
-        return None
-    slope, error = _slope(compute, tokens)
-    if slope < LENGTHS_SLOPE or slope < SURE * error:
-        return None
-    step_ms = case.run.slowest_ms
-    over = min(slope, 1.0) * uneven * compute.mean(axis=1) / step_ms
-    lost = float(over.mean())
-    if lost < UNEQUAL_SHARE:
-        return None
-    totals = tokens.sum()
-    return case.verdict(
-        cause="unequal-lengths",
-        title="texts of unequal length: ranks wait for the longest of each step",
-        evidence=(
-            f"The rank with the most tokens in a step, padding included, has "
-            f"{percent(float(uneven.mean()))} more than the ranks' mean; over all steps no rank is "
-            f"more than {percent(float(totals.max() / totals.mean() - 1))} above it [{STEPS}].",
-            f"A rank with twice the mean's tokens computes {1 + slope:.2f} ± {error:.2f} times as "
-            f"long as the mean; what the rank with the most has beyond the mean takes "
-            f"{percent(lost)} of the step [{STEPS}].",
-        ),
-        lost=lost,
-        sure=confidence(lost, UNEQUAL_SHARE, standard_error(over), len(over)),
-        change=(
-            "Divide each global batch by what texts cost instead of by their number: assignment 3, "
-            + case.change("train_ddp.py --mode dynamic.", "common.scheduling.partition.")
-        ),
-    )
-
-
-def _slope(compute: pd.DataFrame, tokens: pd.DataFrame) -> tuple[float, float]:
-    """Fits how computing time follows tokens, both over the mean of the step's ranks.
-
-    Returns the slope, which is 1 where time is proportional to tokens, and its standard error.
-    Least squares within ranks: each rank's own level is taken out, as a rank that is always slower
-    is another cause. Shares are clipped at their 5th and 95th percentiles, so that hiccups do not
-    decide.
-    """
-    shares = compute.div(compute.mean(axis=1), axis=0)
-    shares = shares.clip(*np.quantile(shares, [0.05, 0.95]))
-    longest = tokens.div(tokens.mean(axis=1), axis=0)
-    y, x = ((table - table.mean()).to_numpy().ravel() for table in (shares, longest))
-    if not (x @ x) > 0:
-        return 0.0, float("inf")
-    slope = float(x @ y / (x @ x))
-    # The shares of R ranks in a step have a mean of 1, so R − 1 of them are free.
-    free = max(1.0, len(x) * (1 - 1 / compute.shape[1]) - 1)
-    return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / free / (x @ x)))
-
-
-def _compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:
+def compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Returns forward and backward pass in ms, and padded tokens, by step and rank.
 
     Samples stand for tokens where nothing is padded. Steps of which they are not known on all ranks
@@ -360,13 +298,20 @@ def _compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:
         NotJudged: they are known of no step.
     """
     forward_ms, backward_ms = (own_pass_ms(case, name) for name in PASSES)
-    compute, tokens = (forward_ms + backward_ms).dropna(), case.run.by_step("padded_tokens")
+    compute = (forward_ms + backward_ms).dropna()
     if compute.empty:
         raise NotJudged(f"{STEPS} has no step of all ranks with both passes")
+    counted = counted_tokens(case, compute.index)
+    return compute.loc[counted.index], counted
+
+
+def counted_tokens(case: Case, steps: pd.Index) -> pd.DataFrame:
+    """Returns the padded tokens of some steps, or their samples, by step and rank."""
+    tokens = case.run.by_step("padded_tokens")
     if tokens.empty or (tokens <= 0).any(axis=None):
         tokens = case.run.by_step("samples")
-    counted = tokens.loc[compute.index]
+    counted = tokens.loc[steps]
     counted = counted[(counted > 0).all(axis=1)]
     if counted.empty:
         raise NotJudged(f"{STEPS} does not count the samples of a step")
-    return compute.loc[counted.index], counted
+    return counted

@@ -221,7 +221,7 @@ def narrow_gradients(case: Case) -> Verdict | None:
             "ddp.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks."
             "default_hooks.bf16_compress_hook)"
         ),
-        predicted_speedup=case.speedup_with(after),
+        gain=case.gain_with(after),
         group=MINOR,
     )
 

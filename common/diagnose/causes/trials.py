@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from common.diagnose.causes.communication import cap_change
-from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
+from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, gain_without, percent
 from common.diagnose.evidence.evidence import PLACEMENT, TRIALS
 from common.judged import DISTURBED, FIRST_PAGE_ROUNDS, NOT_WITNESSED, Judged
 from common.samples import Interval, paired_gain, per_round
@@ -164,15 +164,13 @@ def _tried(
         return None
     gain = paired_gain(pairs[change], pairs[base], claims=claims)
     share = _changed_share(case, kind)
-    has_speedup = case.speedup_now is not None
+    now = case.speedup_now
     return Tried(
         kind=kind,
         change=str(change),
         gain=gain,
         share=share,
-        speedup=gain.map(lambda saved: case.speedup_without(share * saved))
-        if has_speedup
-        else None,
+        speedup=None if now is None else gain.map(lambda saved: now * gain_without(share * saved)),
         passes=passes if passes != case.run.accumulation else None,
         machine=case.run.opened.machine_state,
     )
@@ -232,7 +230,7 @@ def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | N
             reason=reason,
             group=PERFORMANCE,
             speedup_now=case.speedup_now,
-            **_speedups(trial),
+            **_gains(trial),
         )
     return verdict
 
@@ -243,7 +241,7 @@ def _as_tried(case: Case, verdict: Verdict, trial: Tried) -> Verdict:
     The interval is left to be that of a prediction: from one run to another a machine changes by
     more than from one round of trials to another.
     """
-    if verdict.predicted_speedup is None or trial.speedup is None:
+    if verdict.gain is None:
         return verdict
     if verdict.proposed is not None and trial.kind == "bucket_cap_mb":
         cap_mb = float(trial.change.partition("=")[2])
@@ -256,7 +254,7 @@ def _as_tried(case: Case, verdict: Verdict, trial: Tried) -> Verdict:
         verdict,
         evidence=(*verdict.evidence, _measured(trial)),
         lost_share=max(0.0, trial.gain.estimate * trial.share),
-        predicted_speedup=trial.speedup.estimate,
+        gain=_gains(trial)["gain"],
     )
 
 
@@ -308,17 +306,16 @@ def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
         ),
         change=tried.change,
         speedup_now=case.speedup_now,
-        **_speedups(tried),
+        **_gains(tried),
         sure_share=tried.gain.low * tried.share,
     )
 
 
-def _speedups(tried: Tried) -> dict[str, float]:
-    """Returns the speedup that a trial has shown, by the fields of a verdict."""
-    if tried.speedup is None:
-        return {}
-    ends = {"speedup_low": tried.speedup.low, "speedup_high": tried.speedup.high}
-    return {"predicted_speedup": tried.speedup.estimate} | ends
+def _gains(tried: Tried) -> dict[str, float]:
+    """Returns the gain that a trial has shown, by the fields of a verdict."""
+    saved = tried.gain
+    shares = {"gain": saved.estimate, "gain_low": saved.low, "gain_high": saved.high}
+    return {name: gain_without(share * tried.share) for name, share in shares.items()}
 
 
 def _measured(tried: Tried) -> str:

@@ -17,6 +17,7 @@ from common.diagnose.evidence.case import (
     Verdict,
     confidence,
     differing_facts,
+    gain_without,
     looks,
     percent,
     share_at,
@@ -174,7 +175,7 @@ def _sampler_verdict(case: Case, samples: _Samples) -> Verdict:
             "rank=rank) and no shuffle of its own, and call sampler.set_epoch(epoch)."
         ),
         speedup_now=per_sample,
-        predicted_speedup=now,
+        gain=gain_without(wasted),
         group=VALIDITY,
     )
 
@@ -307,6 +308,6 @@ def warm_up_counted(case: Case) -> Verdict | None:
             )
         ),
         speedup_now=None if case.speedup_now is None else case.speedup_now * steady / mean,
-        predicted_speedup=case.speedup_now,
+        gain=mean / steady,
         group=MINOR if case.run.watched else VALIDITY,
     )

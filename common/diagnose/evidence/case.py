@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -64,9 +64,9 @@ class Verdict:
         change: advice on what to do.
         proposed: the settings of the step with the change, where it is one of settings.
         speedup_now: samples per second over those of one rank, where that is known.
-        predicted_speedup: ``speedup_now`` after the change; None where it is not a matter of
+        gain: samples per second after the change over those now; None where it is not a matter of
             speed, or nothing to predict it from was measured.
-        speedup_low, speedup_high: interval of 90 %, by the steps' noise and the model's error.
+        gain_low, gain_high: interval of 90 %, by the steps' noise and the model's error.
         group: VALIDITY, PERFORMANCE or MINOR.
         sure_share: share of the step that decides its place among others, where that is not
             ``lost_share``: the least that it takes, as the best of several changes that were tried
@@ -82,9 +82,9 @@ class Verdict:
     change: str
     proposed: StepSettings | None = None
     speedup_now: float | None = None
-    predicted_speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
     group: int = PERFORMANCE
     sure_share: float | None = None
 
@@ -96,32 +96,49 @@ class Verdict:
                 object.__setattr__(self, name, min(max(float(share), 0.0), 1.0))
 
     @property
-    def gain(self) -> float | None:
-        """Returns how many times as fast as now the change is; None where a speedup is unknown."""
-        if self.predicted_speedup is None or not self.speedup_now:
-            return None
-        return self.predicted_speedup / self.speedup_now
+    def predicted_speedup(self) -> float | None:
+        """Returns ``speedup_now`` after the change; None where it, or the gain, is unknown."""
+        return self._over_one_rank(self.gain)
+
+    @property
+    def speedup_low(self) -> float | None:
+        """Returns the lower end of the predicted speedup's interval."""
+        return self._over_one_rank(self.gain_low)
+
+    @property
+    def speedup_high(self) -> float | None:
+        """Returns the upper end of the predicted speedup's interval."""
+        return self._over_one_rank(self.gain_high)
+
+    def _over_one_rank(self, gain: float | None) -> float | None:
+        return None if gain is None or self.speedup_now is None else self.speedup_now * gain
+
+    def as_json(self) -> dict[str, object]:
+        """Returns the verdict's fields, and its speedups over one rank."""
+        names = ("predicted_speedup", "speedup_low", "speedup_high")
+        return asdict(self) | {name: getattr(self, name) for name in names}
 
     def with_interval(self, noise: float) -> Verdict:
-        """Returns the verdict with the interval of its predicted speedup.
+        """Returns the verdict with the interval of its gain.
 
         Args:
             noise: standard error of the run's median step, as a share of it.
         """
-        if self.predicted_speedup is None or self.speedup_low is not None:
+        if self.gain is None or self.gain_low is not None:
             return self
-        half = NORMAL_90 * math.hypot(noise, GAIN_ERROR)
-        return replace(
-            self,
-            speedup_low=self.predicted_speedup * math.exp(-half),
-            speedup_high=self.predicted_speedup * math.exp(half),
-        )
+        factor = math.exp(NORMAL_90 * math.hypot(noise, GAIN_ERROR))
+        return replace(self, gain_low=self.gain / factor, gain_high=self.gain * factor)
 
     @property
     def order(self) -> tuple[int, float]:
         """Returns a key that is smallest for the main cause."""
         share = self.lost_share if self.sure_share is None else self.sure_share
         return self.group, -math.inf if share is None else -share
+
+
+def gain_without(lost_share: float) -> float:
+    """Returns how many times as fast a step is without a share of it."""
+    return 1 / (1 - min(max(0.0, lost_share), MOST_LOST))
 
 
 def most_costly(*verdicts: Verdict | None) -> Verdict | None:
@@ -201,7 +218,7 @@ class Case:
             "reason": reason,
             "sure_share": None if whole_ms is None else lost * whole_ms / self.run.step_ms,
             "speedup_now": now,
-            "predicted_speedup": None if now is None else now / (1 - lost),
+            "gain": gain_without(lost),
         }
         return Verdict(**usual | fields)
 
@@ -256,17 +273,10 @@ class Case:
         ratio = paired_ratio(*times[0].align(times[1]))
         return ratio.estimate * run.samples_per_step / base.samples_per_step
 
-    def speedup_without(self, lost_share: float) -> float | None:
-        """Returns the speedup if this share of the step fell away."""
-        now = self.speedup_now
-        return None if now is None else now / (1 - min(lost_share, MOST_LOST))
-
-    def speedup_with(self, settings: StepSettings) -> float | None:
-        """Returns the speedup under other settings: as the model changes it from now."""
+    def gain_with(self, settings: StepSettings) -> float | None:
+        """Returns the gain of other settings as the model predicts it; None without a model."""
         model = self.model_or_none()
-        if model is None or self.speedup_now is None:
-            return None
-        return self.speedup_now * predict(model, settings).speedup / predict(model).speedup
+        return model and predict(model, settings).speedup / predict(model).speedup
 
     def share(self, column: str) -> tuple[float, float]:
         """Returns a part's share of the step, the median over steps, and its standard error."""

@@ -150,6 +150,12 @@ class Evidence(OfRun):
         return float(self.need(FACTS)["gradient_bytes"].max())
 
     @property
+    def sharded(self) -> bool:
+        """Returns True for a script whose model is sharded: its passes exchange parameters."""
+        facts = self.rows(FACTS)
+        return "sharded_modules" in facts and bool((facts["sharded_modules"] > 0).any())
+
+    @property
     def loader_workers(self) -> float:
         """Returns the most worker processes of a rank's loader; nan where nobody counted them."""
         facts = self.rows(FACTS)

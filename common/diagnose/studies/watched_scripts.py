@@ -244,10 +244,8 @@ def row_of(case: Case, faulty: Opened, gains: Sequence[float]) -> dict[str, obje
     predicted = low = high = tried_gain = None
     if first is not None and (tried := tried_against(first, faulty.diagnosis.tried)):
         tried_gain = 1 / (1 - tried.gain.estimate * tried.share)
-    if gains and first is not None and first.gain:
-        predicted = first.gain
-        if first.speedup_low is not None and first.speedup_high is not None:
-            low, high = (s / first.speedup_now for s in (first.speedup_low, first.speedup_high))
+    if gains and first is not None:
+        predicted, low, high = first.gain, first.gain_low, first.gain_high
     return {
         "case": case.name,
         "planted": case.cause,

@@ -28,8 +28,11 @@ from common.diagnose.evidence.bundle_tables import tables_of
 
 def test_a_model_that_gathers_in_its_pass_is_not_probed_alone(compared_run) -> None:
     # As contrastive learning does. A rank by itself would wait for the others, who wait for it.
-    folder = compared_run("--gathers", 1)
+    folder = compared_run("--gathers", 1, "--left_on", 1)
     assert "the model exchanges inside of a pass" in str(rows_of(folder, 0, "unseen"))
+    for rank in (0, 1):  # both run such passes together, with and without what is left on
+        lean = {row["without"] for row in rows_of(folder, rank, "lean-passes")}
+        assert lean == {"hooks", "unused gradients"}
     assert not rows_of(folder, 0, "probes")
     assert rows_of(folder, 0, "allreduce-samples")
 

@@ -24,8 +24,9 @@ FIELDS = {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"}
 @pytest.fixture
 def sharded(loop_run) -> tuple[Path, list[dict], list[dict]]:
     """Runs FSDP2 on two ranks, unwatched and watched; returns what they computed."""
-    _, expected = loop_run("--sharded", 1, watched=False)
-    folder, found = loop_run("--sharded", 1, anonymise=1)
+    words = ("--sharded", 1, "--left_on", 1)
+    _, expected = loop_run(*words, watched=False)
+    folder, found = loop_run(*words, anonymise=1)
     return folder, expected, found
 
 
@@ -37,6 +38,19 @@ def trace_of(folder: Path, rank: int) -> dict:
 def test_under_fsdp_losses_weights_and_random_numbers_are_the_same_to_the_last_bit(sharded) -> None:
     _, expected, found = sharded
     assert_same(expected, found)
+
+
+def test_lean_passes_under_fsdp_are_beside_passes_as_they_are(sharded) -> None:
+    folder, _, _ = sharded
+    for rank in (0, 1):
+        rows = rows_of(folder, rank, "lean-passes")
+        assert {row["without"] for row in rows} == {"hooks", "unused gradients"}
+        assert {row["lean"] for row in rows} == {True, False}
+        assert all(row["backward_time_ms"] > 0 for row in rows)
+        [facts] = rows_of(folder, rank, "facts")
+        unused = {row["unused_bytes"] for row in rows if row["without"] == "unused gradients"}
+        assert 0 < max(unused) < facts["gradient_bytes"]
+        assert rows_of(folder, rank, "probes") == []  # no pass is without exchange
 
 
 def test_three_steps_after_the_window_are_in_the_trace_and_in_no_table(sharded) -> None:

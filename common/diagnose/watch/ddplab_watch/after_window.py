@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
+
 import torch.distributed as dist
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from ddplab_watch import torch_internals
 from ddplab_watch.changes import exchange_of
-from ddplab_watch.kept import Kept
-from ddplab_watch.probes import Probes
+from ddplab_watch.kept import Kept, left_as_it_was
+from ddplab_watch.lean import NOT_TOGETHER, LeanPasses
+from ddplab_watch.probes import LONGEST_S, Probes
 from ddplab_watch.session import Session
-from ddplab_watch.team import Team, all_are_here
+from ddplab_watch.sharded import ShardedPasses
+from ddplab_watch.team import Team, all_are_here, telling
 from ddplab_watch.trials import Trials
 
 PASSES, CHANGES = "passes without exchange", "changes that were to be tried"
@@ -28,13 +33,14 @@ def probe(session: Session) -> None:
     if not session.calls.kept_kind:
         unseen(PASSES, "the model's call was not seen")
         return
-    if session.is_sharded():
-        unseen(PASSES, "FSDP")
-        return
     if session.trains_others():
         unseen(PASSES, "the script trains several models")
         return
-    kept = session.calls.take()
+    kept = session.calls.take(session.updated_parameters)
+    if session.is_sharded():
+        unseen(PASSES, "FSDP")
+        probe_sharded(session, kept)
+        return
     is_ddp = isinstance(kept.module, DistributedDataParallel)
     group = kept.module.process_group if is_ddp else None  # under torch.compile it is further in
     is_alone = group is None and dist.is_initialized() and session.ranks > 1
@@ -46,14 +52,32 @@ def probe(session: Session) -> None:
             unseen(PASSES, "the model is not under DDP, nor the same on all ranks by itself")
             return
     buckets_bytes = [bucket.size_bytes for bucket in step.buckets]
-    usual_s, updated = session.steps.usual_s(), session.updated_parameters
-    Probes(kept, team, session.record, usual_s, buckets_bytes, updated).run()
+    Probes(kept, team, session.record, session.steps.usual_s(), buckets_bytes).run()
     if not session.options.verify:
         return
     if is_ddp and team.ranks > 1:
         try_changes(session, kept, team)
     else:
         unseen(CHANGES, "nothing is exchanged")
+
+
+def probe_sharded(session: Session, kept: Kept) -> None:
+    """Compares passes of a model under FSDP2 with lean ones; both have its exchange."""
+    if session.ranks == 1 or not torch_internals.is_fsdp2(kept.inner):
+        return
+    team = Team(dist.group.WORLD, kept.device, session.loop.clock)
+    passes, began = ShardedPasses(kept, team.clock), time.monotonic()
+    step_s = session.steps.usual_s()
+
+    def may_go_on(count: int) -> bool:
+        return time.monotonic() - began + count * step_s < LONGEST_S
+
+    with ExitStack() as stack, telling(session.record, "passes of a sharded model"):
+        putting_back = left_as_it_was(kept.inner, kept.device, parameters=False)
+        team.on_all(lambda: stack.enter_context(putting_back))
+        team.on_all(passes.try_out)
+        about = (kept, None, may_go_on, NOT_TOGETHER)
+        LeanPasses(team, session.record, passes.one_pass, *about).run()
 
 
 def try_changes(session: Session, kept: Kept, team: Team) -> None:

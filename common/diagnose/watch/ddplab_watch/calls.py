@@ -7,7 +7,7 @@ pass is given the arguments of another one, whose batch was closer to the usual 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,8 +159,12 @@ class Calls:
         """Returns the class of the model whose pass was kept; empty where none was."""
         return "" if self._newest is None else type(self._newest.module).__name__
 
-    def take(self) -> Kept:
-        """Returns the pass that was kept, with a batch of usual size, and keeps it no longer."""
+    def take(self, updated: Collection[int] = ()) -> Kept:
+        """Returns the pass that was kept, with a batch of usual size, and keeps it no longer.
+
+        Args:
+            updated: identities of the parameters that optimizers were seen to update.
+        """
         last, usual, gradients = self._newest, self._usual, self._gradients
         self.forget()
         if usual is None or usual.module is not last.module:
@@ -176,6 +180,7 @@ class Calls:
             elements=usual.counts["elements"],
             gradients=gradients,
             autocast=last.autocast,
+            updated=updated,
         )
 
     def forget(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +32,8 @@ class Kept:
         gradients: gradient of an output, by its index among the pass's tensors; of the last
             pass, whose batch may have had another size.
         autocast: whether it was on, and the type that it computed in.
+        updated: identities of the parameters that optimizers were seen to update; none where that
+            is not known.
     """
 
     module: nn.Module
@@ -42,6 +44,7 @@ class Kept:
     elements: int
     gradients: dict[int, Tensor]
     autocast: tuple[bool, torch.dtype]
+    updated: Collection[int] = ()
 
     @property
     def device(self) -> torch.device:
@@ -52,6 +55,12 @@ class Kept:
     def gradient_bytes(self) -> int:
         """Returns the bytes of all gradients."""
         return sum(p.nbytes for p in self.inner.parameters() if p.requires_grad)
+
+    @property
+    def unused(self) -> dict[str, int]:
+        """Returns the bytes of the gradients that no optimizer uses, by parameter."""
+        named = self.inner.named_parameters() if self.updated else ()
+        return {n: p.nbytes for n, p in named if p.requires_grad and id(p) not in self.updated}
 
     @property
     def is_compiled(self) -> bool:
@@ -111,7 +120,9 @@ def keep_gradients(output: Any, into: dict[int, Tensor]) -> None:
 
 
 @contextmanager
-def left_as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
+def left_as_it_was(
+    module: nn.Module, device: torch.device, parameters: bool = True
+) -> Iterator[None]:
     """Puts back what a module holds, and all random numbers, at the end of the block.
 
     A forward pass may change more than the gradients show: running means, the averaged weights of a
@@ -121,10 +132,12 @@ def left_as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
     Args:
         module: without DDP around it.
         device: device of the module, whose random numbers are put back.
+        parameters: put back its parameters, too: False for a sharded model, whose passes exchange
+            them for others.
 
     Raises RuntimeError: a copy of it may not fit into the host's memory.
     """
-    held = list(_held(module))
+    held = list(_held(module, parameters))
     tensors = {id(value): value for _, _, value in held if isinstance(value, Tensor)}
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     free, _ = read_memory_bytes()
@@ -155,10 +168,10 @@ def left_as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
             numpy.random.set_state(of_numpy)
 
 
-def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+def _held(module: nn.Module, parameters: bool) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Yields what a forward pass may change: where it stands, its name there, and its value."""
     for part in module.modules():
-        for table in (part._parameters, part._buffers, vars(part)):
+        for table in (part._parameters if parameters else {}, part._buffers, vars(part)):
             for name, value in table.items():
                 if isinstance(value, Tensor | int | float | str | None):
                     yield table, name, value

@@ -33,6 +33,9 @@ UNUSED, SPARSE, SMALL = "unused gradients", "untouched embeddings", "small bucke
 CHECKED = "checks of each exchange"
 LEFT_ON = (ANOMALY, DETERMINISTIC, PROFILER, HOOKS)
 COMPARED = (*LEFT_ON, RECOMPUTED, THREADS, CHECKED, SMALL, UNUSED, SPARSE)
+NOT_TOGETHER = (RECOMPUTED, PROFILER)
+"""What a rank alone may fail at, for lack of memory, or does in a thread of its own: others would
+wait for it in a pass in which ranks exchange something."""
 REPEATS = 5
 LEAN_TRIED = 2 * (REPEATS + 1)
 """Passes of a comparison."""
@@ -107,9 +110,9 @@ class LeanPasses:
     Args:
         one_pass: runs a pass, for the gradients of the parameters ``only``, with an ``exchange``,
             and returns its times and the rows of its gradients.
-        unused: parameters that no optimizer has updated, by name, with their gradients' bytes.
         exchange: exchange in the script's own buckets; None where there is none.
         may_go_on: says whether there is time for so many more passes.
+        leave_out: names of what is not compared.
     """
 
     def __init__(
@@ -118,12 +121,13 @@ class LeanPasses:
         record: Record,
         one_pass: Callable[..., tuple[dict, list[dict[str, Any]]]],
         kept: Kept,
-        unused: dict[str, int],
         exchange: Exchange | None,
         may_go_on: Callable[[int], bool],
+        leave_out: Collection[str] = (),
     ) -> None:
         self.team, self.record, self.one_pass, self.kept = team, record, one_pass, kept
-        self.unused, self.exchange, self.may_go_on = unused, exchange, may_go_on
+        self.exchange, self.may_go_on = exchange, may_go_on
+        self.leave_out = leave_out
         self.computing: list[tuple[str, list[int], int]] = []
         """Host, cores and threads of each rank."""
 
@@ -140,11 +144,14 @@ class LeanPasses:
             (UNUSED, self.unused_gradients),
             (SPARSE, self.untouched_embeddings),
         ):
+            if name in self.leave_out:
+                continue
             with telling(self.record, f"passes without {name}"):
                 if (lean := self.team.on_all(find)) is not None:
                     leans[name] = lean
         for name in COMPARED:
-            if self.team.all_agree(name in leans and self.may_go_on(LEAN_TRIED)):
+            is_tried = name in leans and name not in self.leave_out
+            if self.team.all_agree(is_tried and self.may_go_on(LEAN_TRIED)):
                 self.compare(name, leans[name])
 
     def recomputed(self) -> Lean | None:
@@ -201,13 +208,14 @@ class LeanPasses:
 
     def unused_gradients(self) -> Lean | None:
         """Returns passes for those gradients alone that an optimizer uses."""
-        if not self.unused:
+        sizes = self.kept.unused
+        if not sizes:
             return None
         names = {row["parameter"] for row in self.one_pass(watched=True)[1]}
-        unused = names & set(self.unused)
+        unused = names & set(sizes)
         if unused in (set(), names):
             return None
-        noted = {"unused_bytes": sum(self.unused[name] for name in unused)}
+        noted = {"unused_bytes": sum(sizes[name] for name in unused)}
         return Lean(only=names - unused, noted=noted)
 
     def untouched_embeddings(self) -> Lean | None:

@@ -22,7 +22,7 @@ from torch import nn
 from ddplab_watch import torch_internals
 from ddplab_watch.exchanging import Exchange
 from ddplab_watch.kept import Kept, free_bytes, has_room, left_as_it_was
-from ddplab_watch.lean import LeanPasses
+from ddplab_watch.lean import NOT_TOGETHER, LeanPasses
 from ddplab_watch.marks import LAUNCH_S
 from ddplab_watch.record import Record
 from ddplab_watch.team import Failed, Team, telling
@@ -45,7 +45,9 @@ WIRES = {
 """Tables, and what gradients are sent as in each."""
 ROUNDS = 3
 PROFILED = "RuntimeError: the script profiles itself"
-"""Reason for which passes are not probed, as ``Team.on_all`` tells it."""
+NORMS = "RuntimeError: SyncBatchNorm exchanges inside of a pass"
+INSIDE = "RuntimeError: the model exchanges inside of a pass"
+"""Reasons for which passes are not probed, as ``Team.on_all`` tells them."""
 COPY_BYTES = 2**26
 TOGETHER, IN_TURN, EXCHANGING = "together", "in turn", "exchanging"
 """Ways in which ranks run a pass: all at once, some of them one after another, or all at once with
@@ -60,7 +62,6 @@ class Probes:
     Args:
         step_s: usual time of a step, which says how much may be repeated.
         buckets_bytes: bytes of the buckets that a step was seen to send; empty where none were.
-        updated: identities of the parameters that optimizers were seen to update.
     """
 
     def __init__(
@@ -70,17 +71,11 @@ class Probes:
         record: Record,
         step_s: float,
         buckets_bytes: Sequence[int] = (),
-        updated: Collection[int] = (),
     ) -> None:
         self.kept, self.team, self.record, self.step_s = kept, team, record, step_s
         self.buckets_bytes = buckets_bytes
         self.clock, self.device = team.clock, team.device
         self.parameters = {name: p for name, p in kept.inner.named_parameters() if p.requires_grad}
-        self.unused = {
-            name: parameter.nbytes
-            for name, parameter in self.parameters.items()
-            if updated and id(parameter) not in updated
-        }
         self.exchange: Exchange | None = None
 
     def run(self) -> None:
@@ -99,6 +94,8 @@ class Probes:
             except Failed as failed:
                 if self.team.all_agree(str(failed) == PROFILED):
                     self.lean_passes(began).without_profiler()
+                elif self.team.all_agree(str(failed) in (NORMS, INSIDE)):
+                    self.lean_passes(began, NOT_TOGETHER).run()
                 self.record.unseen("passes without exchange", str(failed))
         gradient_bytes = self.kept.gradient_bytes
         with telling(self.record, "copies of gradients"):
@@ -133,22 +130,22 @@ class Probes:
             raise RuntimeError(why)
         # A rank alone would wait in such a pass for the others, who wait for it elsewhere.
         if any(isinstance(m, nn.SyncBatchNorm) and m.training for m in self.kept.inner.modules()):
-            raise RuntimeError("SyncBatchNorm exchanges inside of a pass")
+            raise RuntimeError(NORMS.partition(": ")[2])
         if self.team.ranks == 1:
             self.one_pass(1.0)
         elif torch_internals.is_profiling():
             raise RuntimeError(PROFILED.partition(": ")[2])
         elif torch_internals.collectives_in(lambda: self.one_pass(1.0)):
-            raise RuntimeError("the model exchanges inside of a pass")
+            raise RuntimeError(INSIDE.partition(": ")[2])
 
-    def lean_passes(self, began: float) -> LeanPasses:
+    def lean_passes(self, began: float, leave_out: Collection[str] = ()) -> LeanPasses:
         """Returns the passes without what need not be, as long as there is time for them."""
 
         def may_go_on(passes: int) -> bool:
             return time.monotonic() - began + passes * self.step_s < LONGEST_S
 
         one_pass = partial(self.one_pass, 1.0)
-        about = (self.kept, self.unused, self.exchange, may_go_on)
+        about = (self.kept, self.exchange, may_go_on, leave_out)
         return LeanPasses(self.team, self.record, one_pass, *about)
 
     def find_sizes(self) -> None:

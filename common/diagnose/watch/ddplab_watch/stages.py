@@ -215,7 +215,11 @@ class Stages:
             from ddplab_watch.after_window import probe  # in no step that is timed
 
             session.stacks.is_training = False
-            probe(session)
+            session.loop.is_resting = True  # passes of the probes are no step's
+            try:
+                probe(session)
+            finally:
+                session.loop.is_resting = False
         return True
 
     def end_profile(self, unless_written: str = "") -> None:

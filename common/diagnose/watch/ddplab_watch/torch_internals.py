@@ -190,6 +190,11 @@ def is_fsdp(module: torch.nn.Module) -> bool:
     return bool(names & {"FSDPModule", "FullyShardedDataParallel"})
 
 
+def is_fsdp2(module: torch.nn.Module) -> bool:
+    """Returns True for a module under FSDP's second version, whose parameters stay parameters."""
+    return "FSDPModule" in {kind.__name__ for kind in type(module).__mro__}
+
+
 def fsdp_compute_dtype(module: torch.nn.Module) -> torch.dtype | None:
     """Returns what a module under FSDP computes in; None where its policy leaves it as it is."""
     state = getattr(module, "_get_fsdp_state", None)

@@ -39,7 +39,7 @@ SWITCHES = (
     "autocast_inside sharded compiled profiles_itself host_waits synchronised_norm gathers "
     "averages checkpointed two_losses loads_ahead loads_in_thread new_loaders hides_objects "
     "compiled_inside passes_of_rank_1 copies_of_rank_1_fail failing_pass local_steps "
-    "own_exchange opponent"
+    "own_exchange opponent left_on"
 )
 """Flags that are 0 if they are not given."""
 parser = argparse.ArgumentParser()
@@ -226,7 +226,11 @@ elif dist.is_initialized():
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 if arguments.compiled:
     model.compile(backend="eager")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+trained = dict(model.named_parameters())
+if arguments.left_on:  # a hook on a layer that no optimizer updates
+    getattr(model, "module", model).layers[0].register_forward_hook(lambda *_: None)
+    trained = {name: p for name, p in trained.items() if "layers.0." not in name}
+optimizer = torch.optim.SGD(trained.values(), lr=0.1, momentum=0.9)
 if arguments.opponent:
     opponent = DistributedDataParallel(nn.Linear(32, 1))
     opponents_optimizer = torch.optim.SGD(opponent.parameters(), lr=0.1)

@@ -58,7 +58,7 @@ sums: list[list[float]] = []
 team = Team(dist.group.WORLD, torch.device("cpu"), HostClock())
 record = Rows(folder / f"rank{rank}.jsonl")
 kept = SimpleNamespace(inner=model, gradient_bytes=4 * 53)
-LeanPasses(team, record, one_pass, kept, {}, exchange, lambda _: True).run()
+LeanPasses(team, record, one_pass, kept, exchange, lambda _: True).run()
 expected = [g.double().sum().item() for g in torch.autograd.grad(model(values).sum(), parameters)]
 gathered = [None] * ranks
 dist.all_gather_object(gathered, expected)
