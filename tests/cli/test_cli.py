@@ -206,7 +206,7 @@ def test_predict_refuses_another_number_of_ranks(tmp_path: Path) -> None:
         (["study", "scripts", "--only", "nothing"], "unknown case 'nothing'"),
         (["study", "plan", "--only", "llama-2x1gbits"], "did you mean 'llama-2x1gbit'"),
         (["study", "plan", "--continues", "none"], "no case of it was planned"),
-        (["study", "scripts", "--only", "ninth", "--continues", "none"], "there is no cases.csv"),
+        (["study", "scripts", "--only", "tenth", "--continues", "none"], "there is no cases.csv"),
     ],
 )
 def test_mistakes_get_one_line_that_helps(arguments: list[str], word: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bundle_support import with_values, write_bundle
 
 from common.diagnose.opened import open_diagnosis
-from common.diagnose.studies.script_cases import CASES, HEALTHY, NINTH, TENTH
+from common.diagnose.studies.script_cases import CASES, ELEVENTH, HEALTHY, TENTH
 from common.diagnose.studies.watched_scripts import (
     ScriptsStudy,
     copy_case,
@@ -23,7 +23,7 @@ from common.diagnose.studies.watched_scripts import (
 )
 from common.runtime.paths import project_root
 
-SLOW_RANK = next(case for case in CASES if case.name == "slow-rank-video-shards")
+SLOW_RANK = next(case for case in CASES if case.name == "slow-rank-graph-halves")
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_the_recorded_sets_are_judged_as_published() -> None:
     assert sure["healthy runs with a verdict of more than low confidence"] == is_first.sum() > 0
 
 
-@pytest.mark.parametrize("which", [NINTH, TENTH])
+@pytest.mark.parametrize("which", [TENTH, ELEVENTH])
 def test_a_script_has_the_faults_of_its_cases(which: str) -> None:
     cases = ScriptsStudy(only=(which,)).cases()
     assert len({case.name for case in CASES}) == len(CASES)

@@ -14,58 +14,9 @@ from common.runtime.paths import project_root
 
 RANKS = 2
 HEALTHY, NO_FAULT = "healthy", "none"
-NINTH, TENTH = "ninth", "tenth"
+TENTH, ELEVENTH = "tenth", "eleventh"
 STYLES = project_root() / "tests" / "diagnose" / "styles"
 CAUSES = {
-    NINTH: {
-        "glue": {
-            "double": "own-exchange",
-            "accumulate": "needless-synchronisation",
-            "multiple": "padding",
-        },
-        "adversarial": {
-            "through": "unused-gradients",
-            "samples": "evaluation-or-logging",
-            "tidy": "garbage-collection",
-        },
-        "contrastive": {
-            "augment": "data-loading",
-            "keys": "beside-the-model",
-            "seed": "wrong-sampler",
-        },
-        "knowledge": {
-            "gathered": "sparse-embedding",
-            "all_cores": "oversubscribed-cores",
-            "rejection": "data-loading",
-        },
-        "mixture": {
-            "nan_hunt": "left-on",
-            "remat": "needless-recomputation",
-            "cap": "bucket-cap",
-        },
-        "radiance": {
-            "anomaly": "left-on",
-            "render": "evaluation-or-logging",
-            "depth": "slow-rank",
-        },
-        "segmentation": {"gzipped": "data-loading", "atlas": "sent-buffers"},
-        "documents": {
-            "lookup": "data-loading",
-            "reservoir": "epoch-start",
-            "early": "wrong-sampler",
-        },
-        "surrogate": {"collect": "garbage-collection", "broadcast": "own-exchange"},
-        "trackers": {
-            "dealt": "unequal-lengths",
-            "edges": "padding",
-            "rows": "evaluation-or-logging",
-        },
-        "video": {
-            "shards": "slow-rank",
-            "browse": "evaluation-or-logging",
-            "rebalance": "epoch-start",
-        },
-    },
     TENTH: {
         "captions": {
             "spectra": "heavy-update",
@@ -109,6 +60,46 @@ CAUSES = {
             "scores": "evaluation-or-logging",
             "archive": "growing-memory",
         },
+    },
+    ELEVENTH: {
+        "detector": {
+            "mosaic": "data-loading",
+            "sizes": "unequal-lengths",
+            "stages": "unused-gradients",
+        },
+        "distill": {
+            "sync_dist": "own-exchange",
+            "unfrozen": "unused-gradients",
+            "reload": "epoch-start",
+        },
+        "flow": {
+            "averages": "heavy-update",
+            "samples": "evaluation-or-logging",
+            "checkpoints": "needless-recomputation",
+        },
+        "gnn_forces": {
+            "twice": "needless-recomputation",
+            "collect": "garbage-collection",
+            "validate": "evaluation-or-logging",
+        },
+        "graph": {"dense": "sparse-embedding", "halves": "slow-rank", "trace": "growing-memory"},
+        "llama_sharded": {
+            "scatter": "needless-synchronisation",
+            "subspace": "heavy-update",
+            "collector": "garbage-collection",
+        },
+        "meta": {
+            "each_batch": "needless-synchronisation",
+            "cycled": "wrong-sampler",
+            "titles": "beside-the-model",
+        },
+        "replay": {
+            "sync_norms": "synchronised-norms",
+            "unfrozen": "unused-gradients",
+            "percentile": "heavy-update",
+        },
+        "speech": {"buckets": "unequal-lengths", "padded": "padding", "anomaly": "left-on"},
+        "translate": {"buckets": "bucket-cap", "segment": "data-loading", "max_length": "padding"},
     },
 }
 """Set → script → fault → cause that must be named first."""

@@ -30,7 +30,7 @@ from common.cluster.launch import launch
 from common.diagnose.causes.trials import tried_against
 from common.diagnose.evidence.evidence import SAMPLES
 from common.diagnose.opened import Opened, open_diagnosis
-from common.diagnose.studies.script_cases import CASES, HEALTHY, RANKS, TENTH, Case
+from common.diagnose.studies.script_cases import CASES, ELEVENTH, HEALTHY, RANKS, Case
 from common.errors import RunFailed, UserError
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
@@ -75,7 +75,7 @@ class ScriptsStudy:
 
     def cases(self) -> list[Case]:
         """Returns the cases asked for."""
-        wanted = set(self.only) or {TENTH}
+        wanted = set(self.only) or {ELEVENTH}
         return [case for case in CASES if case.labels & wanted]
 
 
