@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 SIDE, TIME, STEPS_PER_EPOCH = 16, 64, 8
 # Decays of the running averages: the more, the more "averages" costs.
-DECAYS = (0.9, 0.99, 0.999, 0.9999)
+DECAYS = (0.9, 0.98, 0.99, 0.995, 0.999, 0.9999)
 SAMPLED, EULER_STEPS = 8, 12  # images and steps of the solver: the cost of "samples"
 WIDTHS = (32, 64, 96, 128)  # the wider, the more "checkpoints" and "averages" cost
 
