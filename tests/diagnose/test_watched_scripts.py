@@ -23,14 +23,14 @@ from common.diagnose.studies.watched_scripts import (
 )
 from common.runtime.paths import project_root
 
-SLOW_RANK = next(case for case in CASES if case.name == "slow-rank-graph-halves")
+LOADING = next(case for case in CASES if case.name == "data-loading-detector-mosaic")
 
 
 @pytest.mark.slow
 @pytest.mark.two_ranks
 def test_traceml_judges_a_script_that_it_times_from_outside(tmp_path: Path) -> None:
     pytest.importorskip("traceml_ai")
-    case = SLOW_RANK
+    case = LOADING
     assert traceml_verdict(case, tmp_path) == ""
     run_under_traceml(case, tmp_path, lambda line: None)
     # Which phase it blames is up to it, and to how busy the machine is.
@@ -48,7 +48,7 @@ def test_traceml_judges_a_script_that_it_times_from_outside(tmp_path: Path) -> N
 
 
 def test_a_case_is_taken_over_with_all_its_rounds_and_logs(tmp_path: Path) -> None:
-    case = SLOW_RANK
+    case = LOADING
     earlier, folder = tmp_path / "earlier", tmp_path / "now"
     folder.mkdir()
     for number in range(3):
