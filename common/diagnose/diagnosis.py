@@ -42,7 +42,8 @@ COUNTED = (NEEDLESS, "recompilation", "cpu-quota", "shared-device")
 """Causes that cost time and are counted or seen, not timed: other work does not look like them."""
 SEEN_OF_MISTAKES = (*LIMITS, "exposed-communication", "beside-the-model", "bucket-cap")
 REASONS = dict.fromkeys(SEEN_OF_MISTAKES, MISTAKES) | {
-    "evaluation-or-logging": ("garbage-collection",)
+    "evaluation-or-logging": ("garbage-collection", "growing-memory"),
+    "own-exchange": ("slow-rank", "unequal-lengths"),
 }
 """Cause → causes that come before it, as they are a reason of what it only sees the time of."""
 LARGE_PART = 0.5

@@ -399,6 +399,23 @@ def test_a_phase_that_takes_longer_with_each_step_is_named(tmp_path, slower, is_
         assert verdict.lost_share == pytest.approx(0.3 * 14.5 / (33.2 + 0.3 * 14.5), rel=0.05)
 
 
+def test_a_rank_with_larger_graphs_is_slow_and_the_one_with_small_ones_is_not(tmp_path) -> None:
+    """Rank 0 has thrice the nodes; a pass takes 5 ms and 1 ms for each 100 of them."""
+    random = np.random.default_rng(0)
+
+    def nodes(steps: pd.DataFrame) -> pd.Series:
+        return (1500 - 1000 * steps["rank"]) * random.uniform(0.9, 1.1, len(steps))
+
+    folder = watched(tmp_path / "run", samples=nodes, padded_tokens=nodes).run.folder
+    change_table(folder, padded_tokens=lambda steps: steps["samples"])
+    change_table(folder, forward_time_ms=lambda steps: 5 + steps["samples"] / 100)
+    verdict = verdict_on(folder, "slow-rank")
+    assert re.match(r"rank 0 has 15\d\d samples in each step, the others 5\d\d", verdict.title)
+    # With equal graphs each rank would take 5 ms less.
+    step_ms = case_of(folder).run.slowest_ms.median()
+    assert verdict.lost_share == pytest.approx(5 / step_ms, rel=0.1)
+
+
 @pytest.mark.parametrize("sharded", [0, 4])
 def test_images_of_unequal_sizes_are_told_by_their_elements(tmp_path: Path, sharded: int) -> None:
     """Ranks draw one of three sizes each; under FSDP all passes last as long as the largest."""

@@ -9,6 +9,7 @@ from common.analysis.step_parts import STEP, flags
 from common.diagnose.causes.between_steps import share_of_starts
 from common.diagnose.causes.ranks import compute_and_tokens, counted_tokens
 from common.diagnose.causes.script import steps_with
+from common.diagnose.causes.sharing import EXCHANGES, PASSES
 from common.diagnose.evidence.case import (
     MINOR,
     SURE,
@@ -18,6 +19,7 @@ from common.diagnose.evidence.case import (
     line_of,
     looks,
     percent,
+    share_at,
 )
 from common.diagnose.evidence.evidence import ELEMENTS, FACTS, SAMPLES, STEPS, standard_error
 from common.runtime.wording import size_text
@@ -68,8 +70,10 @@ def unequal_lengths(case: Case) -> Verdict | None:
     Batches without texts are judged by their elements, such as those of images of several sizes.
     """
     case.need_ranks("has nobody to wait for")
-    sharded, step_ms = case.run.sharded, case.run.slowest_ms
-    if sharded:  # ranks wait for each other within passes
+    step_ms = case.run.slowest_ms
+    # Ranks wait for each other within passes, and none is as long as its own work.
+    meet = case.run.sharded or share_at(looks(case, PASSES), EXCHANGES) > LEAST_SHARE
+    if meet:
         compute = case.run.by_step("step_time_ms")
         tokens = counted_tokens(case, compute.index)
     else:
@@ -81,11 +85,11 @@ def unequal_lengths(case: Case) -> Verdict | None:
     uneven = tokens.max(axis=1) / tokens.mean(axis=1) - 1
     if not uneven.mean() >= UNEQUAL_SHARE / 2:
         return None
-    slope, error = _slope_of_steps(step_ms, tokens) if sharded else _slope(compute, tokens)
+    slope, error = _slope_of_steps(step_ms, tokens) if meet else _slope(compute, tokens)
     if slope < LENGTHS_SLOPE or slope < SURE * error:
         return None
     over = min(slope, 1.0) * uneven * compute.mean(axis=1) / step_ms
-    if sharded:  # small batches take little of a mean step
+    if meet:  # small batches take little of a mean step
         over *= tokens.mean(axis=1) / tokens.mean(axis=None)
     lost = float(over.mean())
     if lost < UNEQUAL_SHARE:

@@ -98,6 +98,10 @@ def larger_batch(case: Case) -> Verdict | None:
     same samples in equal batches, each rank would take that mean.
     """
     batches = fixed_batches(case)
+    if batches.empty:  # as of graphs, whose samples differ from step to step
+        batches = case.run.measured.groupby("rank")["samples"].mean()
+        if batches.max() < SLOW_RATIO * batches.drop(batches.idxmax()).mean():
+            return None
     if not case.run.watched or batches.nunique() <= 1:
         return None
     try:
@@ -113,7 +117,7 @@ def larger_batch(case: Case) -> Verdict | None:
     samples, fewer = batches[slow.rank], batches.drop(slow.rank).mean()
     return case.verdict(
         cause="slow-rank",
-        title=f"rank {slow.rank} has {samples:g} samples in each step, the others {fewer:g}",
+        title=f"rank {slow.rank} has {samples:.4g} samples in each step, the others {fewer:.4g}",
         evidence=(
             f"Rank {slow.rank} computes {slow_ms:.3g} ms a step, the others {others_ms:.3g} ms, "
             f"and it is the slowest in {percent(slow.often)} of {len(slow.ratios)} steps "
@@ -142,6 +146,8 @@ def slow_rank(case: Case) -> Verdict | None:
     # ranks' passes: in a script most steps are plain.
     step_ms = float(case.run.slowest_ms.median())
     longer_ms = slow_ms - others_ms
+    if longer_ms <= 0:  # it has less to compute
+        return None
     hindered_ms, hindered_sentence = hindered(case, slow.rank, longer_ms)
     elsewhere_ms, elsewhere_sentence = _longer_elsewhere(case, slow.rank, step_ms)
     lost = max(0.0, longer_ms - hindered_ms - elsewhere_ms) / step_ms

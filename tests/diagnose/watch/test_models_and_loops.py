@@ -206,6 +206,26 @@ def test_the_batch_that_is_kept_is_the_one_that_ddp_has_moved() -> None:
     assert kept.args[0] is moved
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_model_in_its_other_mode_is_evaluated_with_gradients_too(trained: bool) -> None:
+    """As where forces are gradients of an energy; a model may be trained in either mode."""
+    model, loop = nn.Linear(2, 2).train(trained), Loop(HostClock(), lambda: 0.0, lambda: 0.0)
+    never = {"is_near_end": lambda: False, "is_last": lambda: False}
+    calls = Calls(loop, torch.device("cpu"), Feed(), **never)
+    for _ in range(2):
+        calls.began(model, (torch.ones(4, 2),), {})
+        calls.ended(model, model(torch.ones(4, 2)))
+        loop.backward_began()
+        loop.backward_ended()
+        loop.update_ended(0)
+        calls.began(model.eval(), (torch.ones(8, 2),), {})
+        calls.ended(model, model(torch.ones(8, 2)))
+        model.train(trained)
+    assert loop.segment.evaluated == trained
+    assert len(loop.segment.passes) == (not trained)
+    assert sum(part.samples for part in loop.step.passes) == (4 if trained else 12)
+
+
 def test_sparse_gradients_of_an_embedding_are_a_bucket_like_dense_ones() -> None:
     sent: torch.futures.Future = torch.futures.Future()
     sent.set_result(None)

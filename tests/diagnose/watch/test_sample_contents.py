@@ -16,6 +16,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     RandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     default_collate,
 )
@@ -82,6 +83,15 @@ def bundle_of(folder: Path, of_ranks: Sequence, epochs: int = 1, **settings: obj
 
 def judged(folder: Path, of_ranks: Sequence, **settings: object) -> Verdict | None:
     return wrong_sampler(opened(bundle_of(folder, of_ranks, **settings)))
+
+
+def test_a_data_set_that_is_made_anew_for_each_epoch_is_in_its_next_one() -> None:
+    feed, epochs = Feed(), []
+    for _ in range(3):
+        iterator = iter(DataLoader(TensorDataset(torch.ones(8, 2)), 4))
+        feed.count_epochs(iterator)
+        epochs.append(feed.fetch(iterator, [0], torch.ones(1, 2)).epoch)
+    assert epochs == [0, 1, 2]
 
 
 def halves(samples: list, change: Callable = list) -> list:

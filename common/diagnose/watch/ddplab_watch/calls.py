@@ -57,6 +57,8 @@ class Calls:
         """Type that the model computes in; empty while no output has told."""
         self.brief = False
         """True while of a batch only its size is noted."""
+        self._trains = False
+        """True once the model was called in its training mode: in the other one it is evaluated."""
         self._depth = 0
         """Number of calls under way: DDP's, and that of the model inside of it."""
         self._sending: nn.Module | None = None
@@ -84,10 +86,11 @@ class Calls:
             self._keep_moved(module, args, kwargs)
             return
         self._sending = None
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (self._trains and not module.training):
             self._evaluating_since = time.perf_counter()
             self.loop.phase = "evaluation"
             return
+        self._trains |= module.training
         if torch_internals.sends_buffers(module):
             self._sending = module.module
         if self.brief:

@@ -34,7 +34,7 @@ class Feed:
         self._is_first = True
         self._asked: list[Any] = []
         """Indices that the iterator was asked for of late, batch by batch."""
-        self._epochs: dict[int, int] = {}
+        self._epochs: dict[Any, int] = {}
         """Passes over each data set so far; ``_epoch_of``: which of them an iterator makes."""
         self._epoch_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._sampled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -52,8 +52,7 @@ class Feed:
         """Begins an epoch where an iterator is new, or goes over its sampler anew."""
         sampled = torch_internals.sampler_pass(iterator)
         if iterator not in self._epoch_of or self._sampled[iterator] is not sampled:
-            # A loop may make a loader anew for each epoch.
-            data = id(torch_internals.data_set(iterator))
+            data = _kind(torch_internals.data_set(iterator))
             self._epoch_of[iterator] = self._epochs[data] = self._epochs.get(data, -1) + 1
             self._sampled[iterator] = sampled
 
@@ -125,6 +124,17 @@ class Feed:
     def forget(self) -> None:
         """Lets go of the script's loader."""
         self.iterator, self._asked = None, []
+
+
+def _kind(data: Any) -> Any:
+    """Returns what tells a data set from others, but not from a copy.
+
+    A loop may make a loader anew for each epoch, and its data set as well.
+    """
+    try:
+        return type(data), len(data)
+    except TypeError:  # a stream has no length
+        return id(data)
 
 
 def _indices(ids: Any) -> list[int] | None:

@@ -7,7 +7,7 @@ meanwhile, as FSDP puts gradients there.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -67,7 +67,7 @@ class ShardedPasses:
         return times, [{"parameter": name} for name in names] if watched else []
 
     @contextmanager
-    def _gradients_aside(self) -> Any:
+    def _gradients_aside(self) -> Iterator[None]:
         """Lets parameters have no gradient inside the block, and theirs again at its end."""
         gradients = [(parameter, parameter.grad) for parameter in self.parameters.values()]
         try:
@@ -79,7 +79,7 @@ class ShardedPasses:
                 parameter.grad = gradient
 
     @contextmanager
-    def _frozen(self, names: Collection[str]) -> Any:
+    def _frozen(self, names: Collection[str]) -> Iterator[None]:
         """Computes no gradient of some parameters inside the block."""
         try:
             for name in names:
