@@ -77,7 +77,7 @@ class StepRunOptions(RankOptions):
     """The step that a benchmark times: a GPT-2's, or a replay of one."""
 
     model: str = "gpt2-large"
-    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
+    """gpt2-pico, gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
     batch_size: int = 4
     """Sequences per rank and step."""
     max_seq_len: int = 1024

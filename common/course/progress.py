@@ -126,12 +126,12 @@ def public_tests(root: Path) -> Iterator[PublicTest]:
         parts = {node.name: node for node in tree.body if isinstance(node, DEFINITIONS)}
         for name, node in parts.items():
             if name.startswith("test_") and name != ON_RANKS:
-                yield PublicTest(path.stem, name, words_of(node, parts))
+                yield PublicTest(path.stem, name, identifiers_used(node, parts))
         for node in tree.body if path.stem == WORKER else ():
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
                 for key, value in zip(node.value.keys, node.value.values, strict=True):
                     name = f"{ON_RANKS}[{key.value}]"
-                    yield PublicTest("test_public_ranks", name, words_of(value, parts))
+                    yield PublicTest("test_public_ranks", name, identifiers_used(value, parts))
 
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -145,7 +145,7 @@ def parsed(path: Path) -> ast.Module:
         return ast.Module([], [])
 
 
-def words_of(node: ast.AST, parts: Mapping[str, ast.AST]) -> frozenset[str]:
+def identifiers_used(node: ast.AST, parts: Mapping[str, ast.AST]) -> frozenset[str]:
     """Returns the identifiers in a piece of a file, and in those of its ``parts`` that it names."""
     words: set[str] = set()
     waiting = [node]

@@ -339,7 +339,7 @@ def costs(verdict: Verdict) -> str:
     return f"wastes {share} of the samples" if wasted else f"takes {share} of the time"
 
 
-def counted_in(verdict: Verdict, case: Case) -> bool:
+def is_outside_steps(verdict: Verdict, case: Case) -> bool:
     """Returns True if a verdict's speedup now is not that of steps alone.
 
     What lies between steps, repeated samples and a warm-up are not in the time of a step.
@@ -350,7 +350,7 @@ def counted_in(verdict: Verdict, case: Case) -> bool:
 
 def with_main_cause(verdicts: Sequence[Verdict], case: Case) -> str:
     """Returns a sentence with the speedup that counts more than steps, where the cause does."""
-    if not verdicts or case.ranks == 1 or not counted_in(verdicts[0], case):
+    if not verdicts or case.ranks == 1 or not is_outside_steps(verdicts[0], case):
         return ""
     speedup = verdicts[0].speedup_now
     return (

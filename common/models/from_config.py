@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
-from common.models.traced import Made
+from common.models.traced import ModelBatchLoss
 
 PIXELS = 224
 
@@ -62,8 +62,13 @@ def random_samples(model: nn.Module, batch_size: int, seq_len: int | None) -> tu
     return images, torch.randint(config.num_labels, (batch_size,))
 
 
-def random_model(values: Mapping[str, object], seq_len: int | None, batch_size: int = 8) -> Made:
-    """Returns a configuration's model with a batch and its loss, as ``user_model`` wants them."""
+def random_model(
+    values: Mapping[str, object], seq_len: int | None, batch_size: int = 8
+) -> ModelBatchLoss:
+    """Returns a configuration's model with a batch and its loss, as ``user_model`` wants them.
+
+    A model of images has no ``seq_len``.
+    """
     model = transformers_model(values)
     inputs, labels = random_samples(model, batch_size, seq_len)
     batch = {model.main_input_name: inputs, "labels": labels}

@@ -38,13 +38,13 @@ from common.perfmodel.architectures.architecture import Tensor as Parameter
 
 BATCHED = r"bmm|scaled_dot_product|attention"
 """Names of operators that multiply two batches of matrices."""
-Made = tuple[nn.Module, object, Callable[[nn.Module, object], Tensor]]
+ModelBatchLoss = tuple[nn.Module, object, Callable[[nn.Module, object], Tensor]]
 """A module, a batch, and a function that returns the loss of the two."""
 Result = TypeVar("Result")
 
 
 def traced_architecture(
-    make: Callable[[], Made], name: str, device: str = CUDA, samples: int | None = None
+    make: Callable[[], ModelBatchLoss], name: str, device: str = CUDA, samples: int | None = None
 ) -> Architecture:
     """Follows a module's passes on fake tensors, and returns it as layers.
 

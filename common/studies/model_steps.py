@@ -23,7 +23,7 @@ from common.benchmarks.one_device.memory_tracker import peak_of_step
 from common.csv_tables import read_table
 from common.errors import require_known
 from common.models.from_config import LossOf, random_samples, transformers_model
-from common.models.traced import Made, traced_architecture
+from common.models.traced import ModelBatchLoss, traced_architecture
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.hugging_face import FAMILIES, model_of
 from common.perfmodel.cluster.job import Job
@@ -165,7 +165,7 @@ def architecture_of_case(case: ModelCase) -> Architecture:
             values["architectures"] = ["BertForMaskedLM"]
         return model_of(values, case.name).architecture(case.seq_len or None)
 
-    def make() -> Made:
+    def make() -> ModelBatchLoss:
         step, batch = build(case, torch.device("cpu"))
         return step.model, batch, lambda module, batch: module(*batch)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from common.models.traced import Made
+from common.models.traced import ModelBatchLoss
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 VOCABULARY, TOKENS = 2_000, 32
 
 
-def encoder_decoder() -> Made:
+def encoder_decoder() -> ModelBatchLoss:
     """Makes a T5 that translates: 2.9 million parameters, shared embeddings."""
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -37,7 +37,7 @@ def encoder_decoder() -> Made:
     return T5ForConditionalGeneration(config), batch, own_loss
 
 
-def convolutions() -> Made:
+def convolutions() -> ModelBatchLoss:
     """Makes a ResNet that classifies images: 2.8 million parameters, running means as buffers."""
     from transformers import ResNetConfig
 
@@ -51,7 +51,7 @@ def convolutions() -> Made:
     return _image_classifier(config)
 
 
-def vision_transformer() -> Made:
+def vision_transformer() -> ModelBatchLoss:
     """Makes a ViT that classifies images: 1.8 million parameters in equal layers."""
     from transformers import ViTConfig
 
@@ -69,7 +69,7 @@ def vision_transformer() -> Made:
     return _image_classifier(config)
 
 
-def masked_language_model() -> Made:
+def masked_language_model() -> ModelBatchLoss:
     """Makes a DistilBERT that fills in words: 1.5 million parameters, tied embeddings."""
     from transformers import DistilBertConfig, DistilBertForMaskedLM
 
@@ -87,7 +87,7 @@ def masked_language_model() -> Made:
     return DistilBertForMaskedLM(config), {"input_ids": tokens, "labels": tokens}, own_loss
 
 
-def depthwise_convolutions() -> Made:
+def depthwise_convolutions() -> ModelBatchLoss:
     """Makes a MobileNetV2 that classifies images: many small tensors, running means as buffers."""
     from transformers import MobileNetV2Config
 
@@ -105,7 +105,7 @@ def _tokens() -> Tensor:
     return torch.randint(1, VOCABULARY, (4, TOKENS))
 
 
-def _image_classifier(config: PretrainedConfig) -> Made:
+def _image_classifier(config: PretrainedConfig) -> ModelBatchLoss:
     """Returns the model of a configuration, with four images of 64 × 64 pixels."""
     from transformers import AutoModelForImageClassification
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError, unknown_name
-from common.models.traced import Made, traced_architecture
+from common.models.traced import ModelBatchLoss, traced_architecture
 from common.perfmodel.architectures.architecture import Architecture
 from common.runtime.group.gradient_marks import ready_marks
 from common.runtime.group.process_group import Worker
@@ -130,7 +130,7 @@ def followed_model(target: str, folder: Path) -> Architecture:
     Raises UserError as ``load_user_model`` does, and where the module cannot be followed.
     """
 
-    def make() -> Made:
+    def make() -> ModelBatchLoss:
         user = load_user_model(target, folder, torch.device("cpu"))
         return user.module, user.batch, user.loss
 

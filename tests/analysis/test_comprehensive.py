@@ -12,7 +12,7 @@ from text_run_support import write_original, write_text_run
 
 from common.analysis.scaling import study_report
 from common.analysis.scaling.speedups import OVER_EPOCHS, OVER_RUNS, Speedup
-from common.analysis.scaling.study import compare, summary, verdict
+from common.analysis.scaling.study import compare_configurations, summary, verdict
 from common.analysis.scaling.study_figures import speedup_efficiency
 from common.analysis.scaling.study_files import read_published
 from common.analysis.scaling.study_report import (
@@ -87,7 +87,7 @@ def test_warm_up_epochs_are_left_out_of_means(tmp_path: Path) -> None:
 def test_the_published_summary() -> None:
     runs = read_published()
     by_data = {name: [run for run in runs if run.dataset == name] for name in ("IMDB", "AGNews")}
-    imdb, agnews = (summary(compare(each, 1)) for each in by_data.values())
+    imdb, agnews = (summary(compare_configurations(each, 1)) for each in by_data.values())
     assert imdb["Mean Epoch Time (s)"].tolist() == ["11.20", "3.21"]
     assert imdb["Speedup"].tolist() == ["1.00", "3.49*"]
     assert imdb["Efficiency"].tolist() == ["1.000", "0.873*"]

@@ -28,7 +28,7 @@ from common.models.published.transformer_xl import (
     transformer_xl,
     waves,
 )
-from common.models.traced import Made, traced_architecture
+from common.models.traced import ModelBatchLoss, traced_architecture
 from common.perfmodel.architectures.published_sizes import FOLLOWED
 
 
@@ -98,7 +98,7 @@ def counted(run) -> int:
 def test_gnmts_operations_are_two_for_each_weight_and_token_and_those_of_attention() -> None:
     units = 64
 
-    def make() -> Made:
+    def make() -> ModelBatchLoss:
         sentences = torch.zeros(2, 4, dtype=torch.long)
         return Gnmt(units, words=101), {"from": sentences, "to": sentences}, gnmt_loss_of
 
@@ -170,12 +170,12 @@ def test_biases_that_blocks_share_are_ready_before_the_first_block_and_embedding
     assert [tensor.name for tensor in layers[1].tensors] == ["content_bias", "place_bias"]
 
 
-def small_resnet() -> Made:
+def small_resnet() -> ModelBatchLoss:
     images = {"images": torch.randn(2, 3, 32, 32), "labels": torch.arange(2)}
     return ResNet(stages=((4, 1, 1), (8, 3, 2)), classes=5), images, resnet.loss_of
 
 
-def small_gnmt() -> Made:
+def small_gnmt() -> ModelBatchLoss:
     sentences = torch.randint(11, (2, 3))
     return Gnmt(units=8, words=11), {"from": sentences, "to": sentences}, gnmt_loss_of
 

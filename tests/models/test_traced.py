@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
-from common.models.traced import Made, traced_architecture
+from common.models.traced import ModelBatchLoss, traced_architecture
 from common.tuning import examples
 
 slow = pytest.mark.slow
@@ -38,7 +38,7 @@ class Tied(nn.Module):
         return functional.linear(x, self.embedding.weight)
 
 
-def tied() -> Made:
+def tied() -> ModelBatchLoss:
     return Tied(), torch.randint(11, (2, 5)), loss_of
 
 
@@ -59,11 +59,11 @@ class SharesBias(nn.Module):
         return self.parts["taken"](x).square().mean()
 
 
-def shares_bias() -> Made:
+def shares_bias() -> ModelBatchLoss:
     return SharesBias(), torch.randn(2, 5, 6), lambda module, x: module(x)
 
 
-def huge() -> Made:
+def huge() -> ModelBatchLoss:
     return Tied(blocks=2, width=200_000), torch.randint(11, (2, 5)), loss_of
 
 
@@ -82,7 +82,7 @@ MADE = [
 
 @pytest.mark.parametrize("make", MADE)
 def test_parameters_operations_and_gradients_are_those_of_the_real_module(
-    make: Callable[[], Made],
+    make: Callable[[], ModelBatchLoss],
 ) -> None:
     architecture = traced_architecture(make, "a model")
     assert architecture.name == "a model"
@@ -127,7 +127,7 @@ def test_a_module_that_reads_its_values_says_what_stopped_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * x.sum().item()
 
-    def make() -> Made:
+    def make() -> ModelBatchLoss:
         return Reads(3, 3), torch.ones(2, 3), lambda module, x: module(x).sum()
 
     with pytest.raises(UserError, match="reads cannot be followed on fake tensors: ") as refused:
@@ -136,7 +136,7 @@ def test_a_module_that_reads_its_values_says_what_stopped_it() -> None:
 
 
 def test_attention_of_a_followed_model_is_that_of_the_model_by_name() -> None:
-    def make() -> Made:
+    def make() -> ModelBatchLoss:
         config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=100)
         tokens = torch.zeros(3, 32, dtype=torch.int64)
         model = transformers.GPT2LMHeadModel(config)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.models.traced import Made, traced_architecture
+from common.models.traced import ModelBatchLoss, traced_architecture
 from common.perfmodel.architectures.activations import Numerics, in_parts
 from common.perfmodel.one_device.training_memory import Passes, predict_training_memory
 from common.runtime import torch_internals
@@ -55,7 +55,7 @@ class ResNet(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def resnet(samples: int = 4) -> Made:
+def resnet(samples: int = 4) -> ModelBatchLoss:
     batch = torch.zeros(samples, 3, 64, 64), torch.zeros(samples, dtype=torch.int64)
     return ResNet(), batch, loss_of
 
@@ -126,7 +126,7 @@ def test_a_gpus_dropout_keeps_a_byte_an_element():
         def forward(self, x: Tensor) -> Tensor:
             return self.drop(self.layer(x)).sum()
 
-    def make() -> Made:
+    def make() -> ModelBatchLoss:
         return Drops(), torch.zeros(8, 64), lambda module, x: module(x)
 
     layers = traced_architecture(make, "drops").layers
@@ -144,7 +144,7 @@ def test_attention_with_dropout_writes_no_scores_out():
             parts = self.inputs(x).unflatten(-1, (3, 2, 16)).movedim(2, 0).transpose(2, 3)
             return functional.scaled_dot_product_attention(*parts, dropout_p=0.1).sum()
 
-    def make() -> Made:
+    def make() -> ModelBatchLoss:
         return Attends(), torch.zeros(2, 512, 32), lambda module, x: module(x)
 
     layers = traced_architecture(make, "attends").layers

@@ -11,7 +11,11 @@ import torch
 
 from common.benchmarks.one_device.memory_tracker import measure_peak, saved_by_layer, track_step
 from common.errors import UserError
-from common.perfmodel.one_device.memory import estimated_states, predict_memory, saved_per_layer
+from common.perfmodel.one_device.memory import (
+    estimated_states,
+    predict_memory,
+    saved_bytes_by_layer,
+)
 from common.perfmodel.one_device.memory_fit import largest_batch, what_would_fit
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.paths import project_root
@@ -72,7 +76,7 @@ def test_the_peak_is_the_allocators_in_a_real_step(name):
 def test_every_layer_keeps_what_is_predicted_to_the_byte(options):
     workload = replace(PICO, **options)
     seen = saved_by_layer(workload).set_index("layer")["saved_bytes"].to_dict()
-    predicted = saved_per_layer(workload)
+    predicted = saved_bytes_by_layer(workload)
     head = predicted.pop("head and loss"), seen.pop("head and loss")
     assert seen == predicted
     assert head[0] == pytest.approx(head[1], rel=1e-4)

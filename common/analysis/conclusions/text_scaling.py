@@ -18,10 +18,10 @@ from common.analysis.conclusions.conclusion import (
 from common.analysis.scaling import text_tables
 from common.analysis.scaling.study import Compared
 from common.analysis.scaling.text_study import (
+    epoch_times_together_and_alone,
     one_of,
     open_text_study,
     rows_as_written,
-    times_while_shared,
 )
 from common.diagnose.changes import Changes, find_changes, open_changes
 from common.diagnose.evidence.evidence import choose_run
@@ -41,7 +41,7 @@ def _published(data: str, model: str = "small", ranks: int = 4) -> Compared:
 
 
 def _same_while_both(_: str) -> Seen:
-    times_s = times_while_shared(rows_as_written(EXPERIMENT))
+    times_s = epoch_times_together_and_alone(rows_as_written(EXPERIMENT))
     together, alone = (of_rows.mean() for of_rows in times_s)
     return published(abs(together / alone - 1) < 0.05, f"{together:.1f} and {alone:.1f} s")
 

@@ -153,7 +153,7 @@ def overlap_bars(table: pd.DataFrame, caption: str) -> Figure:
     return fig
 
 
-def memory_bars(table: pd.DataFrame, caption: str) -> Figure:
+def predicted_memory_bars(table: pd.DataFrame, caption: str) -> Figure:
     """Draws the predicted peak of a rank by its parts, and the measured one."""
     table = table.dropna(subset="predicted_bytes")
     unit, name = (2**30, "GiB") if table["predicted_bytes"].max() > 2**31 else (2**20, "MiB")

@@ -154,7 +154,7 @@ def chosen_runs(
     return chosen, lines
 
 
-def compare(runs: Sequence[ScalingRun], warmup: int) -> list[Compared]:
+def compare_configurations(runs: Sequence[ScalingRun], warmup: int) -> list[Compared]:
     """Compares the configurations of one data set, each with its speedup over one rank.
 
     Each run has an epoch after warm-up.

@@ -13,7 +13,7 @@ from common.analysis.scaling.study import (
     Compared,
     Configuration,
     chosen_runs,
-    compare,
+    compare_configurations,
     summary,
     verdict,
 )
@@ -104,7 +104,7 @@ def analyse(settings: ComprehensiveAnalysis) -> Analysis:
             if run not in measured
         ]
         if measured:
-            compared[dataset] = compare(measured, settings.warmup)
+            compared[dataset] = compare_configurations(measured, settings.warmup)
     if not compared:
         raise UserError(f"{root}: --warmup {settings.warmup} leaves out every epoch there is")
     return Analysis(root, settings.warmup, compared, (*problems, *missing))

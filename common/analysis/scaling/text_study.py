@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.runs import caption_of, choose_folder, is_recorded, origin
-from common.analysis.scaling.study import Compared, Configuration, compare
+from common.analysis.scaling.study import Compared, Configuration, compare_configurations
 from common.analysis.scaling.study_files import (
     PUBLISHED,
     PUBLISHED_HARDWARE,
@@ -140,7 +140,10 @@ def by_data(runs: list[ScalingRun]) -> dict[str, list[Compared]]:
     """Compares the runs of each data set; where one has a single epoch, none is warm-up."""
     warmup = min(WARMUP, *(len(run.epochs) - 1 for run in runs))
     names = dict.fromkeys(run.dataset for run in runs)
-    return {name: compare([run for run in runs if run.dataset == name], warmup) for name in names}
+    return {
+        name: compare_configurations([run for run in runs if run.dataset == name], warmup)
+        for name in names
+    }
 
 
 def one_of(compared: list[Compared], model: str, ranks: int) -> Compared:
@@ -158,7 +161,7 @@ def rows_as_written(experiment: str) -> pd.DataFrame:
     return epochs[epochs["experiment"] == experiment].sort_values("row", ignore_index=True)
 
 
-def times_while_shared(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+def epoch_times_together_and_alone(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Returns the epoch times of a file while all of its jobs ran, and after one had ended."""
     # The first job to end has written its last row; later rows are of the other one alone.
     together = rows["row"] <= rows.groupby("job")["row"].max().min()

@@ -14,11 +14,11 @@ from common.analysis.scaling.study import Compared, printed_verdict, verdict
 from common.analysis.scaling.study_report import diagnosis_of
 from common.analysis.scaling.text_study import (
     TextStudy,
+    epoch_times_together_and_alone,
     epochs_to_loss,
     passes,
     rows_as_written,
     time_to_accuracy_s,
-    times_while_shared,
     updates_per_epoch,
 )
 from common.analysis.step_parts import PARTS
@@ -156,7 +156,7 @@ def file_facts(experiment: str) -> dict[str, str]:
         facts[f"epochs of job {job}"] = f"{written['epoch'].min()} to {written['epoch'].max()}"
     if len(jobs) == 1:
         return facts
-    together_s, alone_s = times_while_shared(rows)
+    together_s, alone_s = epoch_times_together_and_alone(rows)
     lost = max(written["epoch"].min() for written in jobs.values()) - 1
     facts["epochs lost when a job opened the file anew"] = f"{lost}"
     facts["mean epoch while both ran"] = f"{together_s.mean():.1f} s"

@@ -18,7 +18,11 @@ from common.benchmarks.one_device.memory_tracker import (
     track_step,
 )
 from common.errors import UserError
-from common.perfmodel.one_device.memory import estimated_states, predict_memory, saved_per_layer
+from common.perfmodel.one_device.memory import (
+    estimated_states,
+    predict_memory,
+    saved_bytes_by_layer,
+)
 from common.perfmodel.one_device.memory_fit import largest_batch, more_loss_chunks, what_would_fit
 from common.perfmodel.one_device.moments import STATE, MemoryPrediction, Moment
 from common.perfmodel.one_device.sharding import Sharding
@@ -178,7 +182,7 @@ def layers_table(workload: Workload) -> pd.DataFrame:
     workload = replace(workload, activation_checkpointing=False)
     measured = saved_by_layer(workload)
     predicted = pd.DataFrame(
-        saved_per_layer(workload).items(), columns=["layer", "predicted_bytes"]
+        saved_bytes_by_layer(workload).items(), columns=["layer", "predicted_bytes"]
     )
     table = predicted.merge(measured, on="layer", how="outer", sort=False)
     return table.rename(columns={"saved_bytes": "measured_bytes"})

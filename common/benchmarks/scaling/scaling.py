@@ -100,7 +100,7 @@ class ScalingBenchmark(RoundOptions, RankOptions):
     warmup_steps: Annotated[int, NonNegative] = 5
     """Number of first steps that are not counted."""
     input_dim: Annotated[int, Positive] = 4096
-    """Width of the input."""
+    """Width of the MLP's input."""
     hidden_dim: Annotated[int, Positive] = 4096
     """Width of the hidden layers."""
     num_layers: Annotated[int, Positive] = 3

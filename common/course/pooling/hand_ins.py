@@ -149,9 +149,9 @@ def _below(path: Path, depth: int, left_out: list[LeftOut]) -> Iterator[HandIn]:
     """Yields what is handed in at a path or below it."""
     if path.is_file():
         yield from _packed(path, left_out)
-    elif (path / RUN).is_dir() and not is_run(path):  # an unpacked tarball
+    elif (path / RUN).is_dir() and not has_record_or_stages(path):  # an unpacked tarball
         yield _named(path / RUN)
-    elif is_run(path):
+    elif has_record_or_stages(path):
         yield HandIn(path.name, path) if RUN_ID.fullmatch(path.name) else _named(path)
     elif depth:
         try:
@@ -189,7 +189,7 @@ def _packed(path: Path, left_out: list[LeftOut]) -> Iterator[HandIn]:
         left_out.append(LeftOut(path.name, "hand-in", read.problem))
 
 
-def is_run(folder: Path) -> bool:
+def has_record_or_stages(folder: Path) -> bool:
     """Returns True for a run directory: one with a record, or with stages that have records.
 
     Runs beside each other are no stages: they have stages of their own or names of runs, or several

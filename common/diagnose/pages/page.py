@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from common.analysis.html import rendered
 from common.analysis.style import GOOD_EFFICIENCY
 from common.diagnose.causes.trials import WORKERS, Tried, tried_against
-from common.diagnose.diagnosis import Diagnosis, costs, counted_in, with_main_cause
+from common.diagnose.diagnosis import Diagnosis, costs, is_outside_steps, with_main_cause
 from common.diagnose.evidence.case import VALIDITY, Case, Verdict, differing_facts, percent
 from common.diagnose.evidence.evidence import Evidence, NotJudged
 from common.diagnose.evidence.measured_step import step_model
@@ -223,7 +223,7 @@ def gains_section(diagnosis: Diagnosis, case: Case) -> dict[str, object]:
     values = [ranks, now or 0.0]
     for verdict in predicted:
         values += [verdict.predicted_speedup, verdict.speedup_now or 0.0, *(bounds(verdict) or ())]
-    alone = any(counted_in(verdict, case) for verdict in predicted)
+    alone = any(is_outside_steps(verdict, case) for verdict in predicted)
     name = "As it is, by steps alone" if alone else "As it is"
     rows = [] if now is None else [_as_it_is(name, now, ranks)]
     rows += [

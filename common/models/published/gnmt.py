@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.models.traced import Made
+from common.models.traced import ModelBatchLoss
 
 UNITS, WORDS, LAYERS = 1024, 32_320, 4
 SENTENCES, TOKENS = 8, 50
@@ -68,7 +68,7 @@ class Gnmt(nn.Module):
         return self.head(x)
 
 
-def gnmt(tokens: int = TOKENS) -> Made:
+def gnmt(tokens: int = TOKENS) -> ModelBatchLoss:
     """Makes GNMT on sentences that have ``tokens`` in both languages: 160,671,297 parameters."""
     sentences = torch.zeros(SENTENCES, tokens // 2, dtype=torch.long)
     return Gnmt(), {"from": sentences, "to": sentences}, loss_of

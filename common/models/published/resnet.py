@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.models.traced import Made
+from common.models.traced import ModelBatchLoss
 
 EXPANSION = 4
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
@@ -79,7 +79,7 @@ class ResNet(nn.Module):
         return self.head(self.backbone(images).mean(dim=(2, 3)))
 
 
-def resnet_50() -> Made:
+def resnet_50() -> ModelBatchLoss:
     """Makes ResNet-50 v1.5 on images of 224 × 224 pixels: 25,557,032 parameters."""
     batch = {"images": torch.randn(IMAGES, 3, PIXELS, PIXELS), "labels": torch.arange(IMAGES)}
     return ResNet(), batch, loss_of

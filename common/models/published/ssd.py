@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.models.published.resnet import STAGES, backbone, convolution
-from common.models.traced import Made
+from common.models.traced import ModelBatchLoss
 
 CHANNELS = (1024, 512, 512, 256, 256, 256)
 """Channels of the feature maps, which have 38, 19, 10, 5, 3 and 1 pixels a side."""
@@ -69,7 +69,7 @@ class Ssd300(nn.Module):
         return places.unflatten(1, (4, -1)), classes.unflatten(1, (CLASSES, -1))
 
 
-def ssd_300() -> Made:
+def ssd_300() -> ModelBatchLoss:
     """Makes SSD300 on ResNet-50 for COCO's 80 classes and the background."""
     boxes = sum(count * side**2 for count, side in zip(BOXES, (38, 19, 10, 5, 3, 1), strict=True))
     batch = {

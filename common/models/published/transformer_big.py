@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.models.published.gnmt import loss_of
-from common.models.traced import Made
+from common.models.traced import ModelBatchLoss
 
 WIDTH, HEADS, LAYERS, WIDE, WORDS = 1024, 16, 6, 4096, 33_712
 SENTENCES, TOKENS = 8, 32
@@ -46,7 +46,7 @@ class Transformer(nn.Module):
         return WIDTH**0.5 * self.embedding(tokens) + torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
-def transformer_big(tokens: int = TOKENS) -> Made:
+def transformer_big(tokens: int = TOKENS) -> ModelBatchLoss:
     """Makes the big Transformer on sentences that have ``tokens`` in each language."""
     sentences = torch.zeros(SENTENCES, tokens, dtype=torch.long)
     return Transformer(), {"from": sentences, "to": sentences}, loss_of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.models.traced import Made
+from common.models.traced import ModelBatchLoss
 
 SEGMENTS = 8
 Places = list[Tensor]
@@ -196,7 +196,7 @@ def places_of(words: np.ndarray, ends: tuple[int, ...]) -> Places:
     return [torch.tensor(np.flatnonzero(clusters == number)) for number in range(len(ends))]
 
 
-def transformer_xl(sizes: Sizes) -> Made:
+def transformer_xl(sizes: Sizes) -> ModelBatchLoss:
     """Makes a Transformer-XL on words drawn by Zipf's law, which decides on the clusters' work."""
     ranks = np.arange(1, sizes.ends[-1] + 1)
     frequencies = 1 / ranks / (1 / ranks).sum()
@@ -213,11 +213,11 @@ def transformer_xl(sizes: Sizes) -> Made:
     return TransformerXl(sizes), batch, lambda module, batch: module(**batch)
 
 
-def transformer_xl_base(tokens: int = BASE.segment) -> Made:
+def transformer_xl_base(tokens: int = BASE.segment) -> ModelBatchLoss:
     """Makes NVIDIA's base Transformer-XL on segments of ``tokens``: 192 million parameters."""
     return transformer_xl(replace(BASE, segment=tokens))
 
 
-def transformer_xl_large(tokens: int = LARGE.segment) -> Made:
+def transformer_xl_large(tokens: int = LARGE.segment) -> ModelBatchLoss:
     """Makes NVIDIA's large Transformer-XL on segments of ``tokens``: 285 million parameters."""
     return transformer_xl(replace(LARGE, segment=tokens))

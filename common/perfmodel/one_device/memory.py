@@ -52,7 +52,7 @@ def estimated_states(workload: Workload) -> dict[str, int]:
     return state_bytes(workload.config.num_parameters(), workload.optimizer)
 
 
-def saved_per_layer(workload: Workload) -> dict[str, int]:
+def saved_bytes_by_layer(workload: Workload) -> dict[str, int]:
     """Computes the bytes that each layer saves for the backward pass, copies of weights included.
 
     ``embeddings`` keep the tokens and positions they looked up, ``head and loss`` the last norm's

@@ -27,7 +27,7 @@ class Workload(Settings):
     """
 
     model: str = "gpt2"
-    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
+    """gpt2-pico, gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
     batch_size: Annotated[int, AtLeast(1)] = 8
     """Sequences per forward pass."""
     seq_len: Annotated[int, AtLeast(1)] = 1024

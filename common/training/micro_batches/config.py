@@ -33,7 +33,7 @@ class TextSettings(RankOptions):
     """Settings that the scripts on texts of varying length share: data, model, batch."""
 
     dataset: Annotated[str, OneOf(DATASETS)] = "sst2"
-    """sst2, ag_news, imdb (from the hub, its cache or --dataset_dir), or synthetic."""
+    """sst2, ag_news, imdb (from --dataset_dir, else the hub or its cache), or synthetic."""
     dataset_dir: str = "datasets"
     """Folder of local files: GLUE TSV, AG News CSV, label,text CSV or parquet."""
     synthetic_like: str = "sst2"

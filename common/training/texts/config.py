@@ -59,7 +59,7 @@ class TextScalingConfig(RankOptions):
     """Words that a text is cut at, and positions of the model."""
 
     dataset: Annotated[str, OneOf(DATASETS)] = "ag_news"
-    """ag_news, imdb, sst2 (from the hub, its cache or --dataset_dir), or synthetic."""
+    """ag_news, imdb, sst2 (from --dataset_dir, else the hub or its cache), or synthetic."""
     dataset_dir: str = "datasets"
     """Folder of local files: AG News CSV, label,text CSV, GLUE TSV or parquet."""
     synthetic_like: Annotated[str, OneOf(recorded_lengths())] = "ag_news"

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from common.errors import UserError
 from common.models.from_config import random_model
-from common.models.traced import Made, faked, traced_architecture
+from common.models.traced import ModelBatchLoss, faked, traced_architecture
 from common.perfmodel.architectures.architecture import Architecture
 from common.perfmodel.architectures.published_sizes import (
     SEQ_LEN,
@@ -39,7 +39,7 @@ class SizedModel:
         fixed: whether no other size can be made.
     """
 
-    def __init__(self, make: Callable[..., Made], name: str, seed: int) -> None:
+    def __init__(self, make: Callable[..., ModelBatchLoss], name: str, seed: int) -> None:
         self.name, self._make, self._seed = name, make, seed
         self._takes_size = ARGUMENT in inspect.signature(make).parameters
         batch = self._made()[1]
@@ -62,7 +62,7 @@ class SizedModel:
         with faked(partial(cls.load, target, folder, seed)) as model:
             return model
 
-    def _made(self, batch_size: int | None = None, draw: int = 0) -> Made:
+    def _made(self, batch_size: int | None = None, draw: int = 0) -> ModelBatchLoss:
         """Calls FUNCTION with the seed set. Raises UserError unless it returns three values."""
         seed_everything(self._seed + draw)
         sized = {ARGUMENT: batch_size} if batch_size and self._takes_size else {}
@@ -96,7 +96,7 @@ class SizedModel:
         are counted.
         """
 
-        def made() -> Made:
+        def made() -> ModelBatchLoss:
             module, batch, loss = self._on_cpu(batch_size)
             frozen = [weight for weight in module.parameters() if not weight.requires_grad]
             if others := [weight.dtype for weight in frozen if weight.dtype != torch.float32]:
@@ -128,7 +128,7 @@ class SizedModel:
             return str(error) if isinstance(error, UserError) else said(error)
         return ""
 
-    def _on_cpu(self, batch_size: int) -> Made:
+    def _on_cpu(self, batch_size: int) -> ModelBatchLoss:
         user = self.make(batch_size, torch.device("cpu"))
         return user.module, user.batch, user.loss
 

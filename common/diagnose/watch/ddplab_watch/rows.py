@@ -160,7 +160,7 @@ def autocast(device: torch.device) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
 
-def of_step(step: Step, clock: Clock, epoch: int) -> dict[str, Any]:
+def row_of_step(step: Step, clock: Clock, epoch: int) -> dict[str, Any]:
     """Returns the row of a step of an epoch that has ended; its parts add up to it.
 
     Where buckets were watched, what followed this rank's last gradient is the exchange, and what
@@ -332,7 +332,7 @@ class EndedSteps:
             step=number,
             warmup=is_warmup,
             between_time_ms=between_ms,
-            **of_step(step, clock, self._epoch),
+            **row_of_step(step, clock, self._epoch),
         )
         for row in of_buckets(step, clock):
             self.record.add("buckets", step=number, **row)
