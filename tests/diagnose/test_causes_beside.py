@@ -14,6 +14,7 @@ from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table, ver
 
 from common.diagnose.causes.beside import beside_the_model
 from common.diagnose.causes.over_steps import growing_memory, reserved_memory, unequal_memory
+from common.diagnose.diagnosis import examine_case
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import ALL_REDUCE, NotJudged
 from common.diagnose.frameworks import ACCELERATE, TRAINER
@@ -500,3 +501,12 @@ def test_a_change_is_said_in_the_words_of_who_trains(tmp_path, framework: str) -
     }
     assert words[framework] in change
     assert ("forward_sync_buffers" in change) == (not framework)
+
+
+def test_a_script_that_freezes_in_turns_what_it_trains_is_diagnosed(tmp_path: Path) -> None:
+    """As its first step is written, nothing has a gradient; that is no reason to fail."""
+    case = watched(tmp_path / "run", MadeUp(noise=0.001, facts=with_facts(gradient_bytes=0)))
+    (case.run.folder / "buckets.csv").unlink()
+    change_table(case.run.folder, micro_batches=2)
+    causes = dict(examine_case(case_of(case.run.folder)).not_judged)
+    assert "no parameter with a gradient" in causes["needless-synchronisation"]

@@ -146,8 +146,11 @@ class Evidence(OfRun):
 
     @property
     def gradient_bytes(self) -> float:
-        """Returns the bytes of the model's gradients; raises NotJudged without facts."""
-        return float(self.need(FACTS)["gradient_bytes"].max())
+        """Returns the bytes of the model's gradients; raises NotJudged where they are not known."""
+        size = float(self.need(FACTS)["gradient_bytes"].max())
+        if not size > 0:
+            raise NotJudged(f"{FACTS} in {self.name} knows no parameter with a gradient")
+        return size
 
     @property
     def sharded(self) -> bool:

@@ -91,7 +91,9 @@ def facts(
     device = parameters[0].device
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     held = [p for root in roots for p in root.parameters()] or parameters
-    trained = [p for p in {id(p): p for p in held}.values() if p.requires_grad]
+    # A script may freeze in turns what it trains.
+    once = {id(p): p for p in held}.values()
+    trained = [p for p in once if p.requires_grad or p.grad is not None]
     try:
         samples = len(data) if data is not None else None
     except TypeError:
