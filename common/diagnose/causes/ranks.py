@@ -110,7 +110,9 @@ def larger_batch(case: Case) -> Verdict | None:
         return None
     slow = Slowest.of(compute)
     per_sample = Slowest.of(compute / case.run.by_step("samples").loc[compute.index])
-    if not slow.is_slow or slow.rank != batches.idxmax() or per_sample.is_slow:
+    if not slow.is_slow or slow.rank != batches.idxmax():
+        return None
+    if per_sample.is_slow and per_sample.rank == slow.rank:  # by itself, too
         return None
     medians = compute.median()
     slow_ms, others_ms = float(medians[slow.rank]), float(medians.drop(slow.rank).mean())
