@@ -198,7 +198,7 @@ def test_sending_buffers_is_no_forward_pass(script: Script) -> None:
     script.loop.backward_ended()
     script.update()
     [step] = script.steps()
-    row = rows.of_step(step, script.clock, epoch=0)
+    row = rows.row_of_step(step, script.clock, epoch=0)
     assert (row["buffers_time_ms"], row["forward_time_ms"]) == (2000, 4000)
     parts = ("data", "buffers", "forward", "backward", "optimizer")
     assert sum(row[f"{part}_time_ms"] for part in parts) == row["step_time_ms"]
