@@ -78,10 +78,10 @@ def unequal_lengths(case: Case) -> Verdict | None:
         tokens = counted_tokens(case, compute.index)
     else:
         compute, tokens = compute_and_tokens(case)
-    what, longest = "texts of unequal length", "longest"
+    what, longest, unit = "texts of unequal length", "longest", "tokens"
     if ELEMENTS in case.run.measured and (tokens.nunique(axis=1) == 1).all():
         tokens = case.run.by_step(ELEMENTS).reindex(compute.index)
-        what, longest = "batches of unequal size", "largest"
+        what, longest, unit = "batches of unequal size", "largest", "elements"
     uneven = tokens.max(axis=1) / tokens.mean(axis=1) - 1
     if not uneven.mean() >= UNEQUAL_SHARE / 2:
         return None
@@ -99,11 +99,11 @@ def unequal_lengths(case: Case) -> Verdict | None:
         cause="unequal-lengths",
         title=f"{what}: ranks wait for the {longest} of each step",
         evidence=(
-            f"The rank with the {longest} batch in a step, padding included, has "
+            f"The rank with the most {unit} in a step, padding included, has "
             f"{percent(float(uneven.mean()))} more than the ranks' mean; over all steps no rank is "
             f"more than {percent(float(totals.max() / totals.mean() - 1))} above it [{STEPS}].",
-            f"A rank with twice the mean's batch computes {1 + slope:.2f} ± {error:.2f} times as "
-            f"long as the mean; what the rank with the {longest} has beyond the mean takes "
+            f"A rank with twice the mean's {unit} computes {1 + slope:.2f} ± {error:.2f} times as "
+            f"long as the mean; what the rank with the most has beyond the mean takes "
             f"{percent(lost)} of the step [{STEPS}].",
         ),
         lost=lost,
