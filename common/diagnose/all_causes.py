@@ -78,7 +78,7 @@ MACHINE_CAUSES: dict[str, Judge] = {
 }
 """Causes in the machine and its settings, which the watcher alone reads."""
 GPU_CAUSES: dict[str, Judge] = {
-    "synchronised-norms": gpu.synchronised_norms,
+    "synchronised-norms": first_of(gpu.synchronised_norms, beside.own_norms),
     "no-mixed-precision": gpu.wide_computation,
     "host-waits": gpu.host_waits,
     "unpinned-copies": gpu.unpinned_copies,

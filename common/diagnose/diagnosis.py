@@ -35,7 +35,7 @@ from common.judged import DISTURBED
 Subject = TypeVar("Subject")
 MISTAKES = (
     *(NEEDLESS, "oversubscribed-cores", "nccl-settings", "own-exchange"),
-    *("unused-gradients", "sparse-embedding", "sent-buffers"),
+    *("unused-gradients", "sparse-embedding", "sent-buffers", "synchronised-norms"),
 )
 """Causes that lengthen an exchange: they come before the limit of what is left of it."""
 COUNTED = (NEEDLESS, "recompilation", "cpu-quota", "shared-device")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ import pandas as pd
 import pytest
 from scaling_evidence import MIB, MadeUp, as_watched, case_of, change_table, verdict_on, verdicts_on
 
+from common.diagnose.all_causes import OF_SCRIPTS
 from common.diagnose.causes.beside import beside_the_model
 from common.diagnose.causes.over_steps import growing_memory, reserved_memory, unequal_memory
 from common.diagnose.diagnosis import examine_case
-from common.diagnose.evidence.case import Case
+from common.diagnose.evidence.case import Case, Verdict
 from common.diagnose.evidence.evidence import ALL_REDUCE, NotJudged
 from common.diagnose.frameworks import ACCELERATE, TRAINER
 from common.tables import STACK_COLUMNS
@@ -93,6 +95,39 @@ def test_an_exchange_of_its_own_may_be_needed_where_none_was_timed(tmp_path: Pat
             (tmp_path / name / ALL_REDUCE).unlink()
         levels.append(verdict_on(case, "own-exchange").confidence)
     assert levels == ["high", "low"]
+
+
+@pytest.mark.parametrize(
+    ("line", "facts", "cause"),
+    [
+        (47, {"norm_lines": "/my/train.py:40-50;/my/other.py:1-9"}, "synchronised-norms"),
+        (51, {"norm_lines": "/my/train.py:40-50;/my/other.py:1-60"}, "own-exchange"),
+        (47, {"norm_lines": math.nan}, "own-exchange"),
+        (47, {}, "own-exchange"),
+    ],
+)
+def test_norms_of_the_script_that_exchange_have_the_time_of_both_passes(
+    tmp_path: Path, line: int, facts: dict, cause: str
+) -> None:
+    collectives = "torch.distributed.nn.functional"
+    looks = (
+        ("forward", f"/my/train.py:{line} forward", f"{collectives}.all_reduce", 3),
+        ("forward", "/my/train.py:51 forward", "torch.distributed.distributed_c10d.barrier", 1),
+        ("forward", "/my/train.py:80 main", "", 6),
+        ("backward", "/my/train.py:90 main", f"{collectives}.backward", 1),
+        ("backward", "/my/train.py:90 main", "torch._tensor.backward", 1),
+    )
+    run = replace(UPDATES, facts=with_facts(wrapper="DDP", **facts))
+    case = watched(tmp_path / "run", run, looks, forward_time_ms=10.0, whole_backward_time_ms=20.0)
+    [verdict] = [verdict for verdict in judged_of(case) if verdict is not None]
+    assert verdict.cause == cause
+    assert f"(train.py:{line})" in verdict.title
+    step_ms = case.run.measured["step_time_ms"].mean() + case.run.measured["between_time_ms"].mean()
+    assert verdict.lost_share == pytest.approx((0.4 * 10 + 0.5 * 20) / step_ms, rel=0.01)
+
+
+def judged_of(case: Case) -> list[Verdict | None]:
+    return [OF_SCRIPTS[cause](case) for cause in ("synchronised-norms", "own-exchange")]
 
 
 @pytest.mark.parametrize(("waits", "is_slow"), [((75, 0), True), ((40, 35), False)])

@@ -7,11 +7,13 @@ by itself. What it is, looks at the script tell (``stacks.csv``), a share of tho
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
+from common.diagnose.causes.gpu import NORMS_EXCHANGE, OTHER_NORMS
 from common.diagnose.causes.sharing import EXCHANGES, PARTS, together_times
 from common.diagnose.evidence.case import (
     Case,
@@ -137,13 +139,59 @@ def _taken(case: Case, rows: pd.DataFrame, chosen: pd.DataFrame) -> _Taken | Non
     return _Taken(time_ms, time_ms / step_ms, error_ms / step_ms, chosen)
 
 
-def own_exchange(case: Case) -> Verdict | None:
-    """Judges whether ranks exchange something by calls of the script's own, in every step."""
-    if case.ranks < 2:
-        return None
+def _exchange(case: Case) -> _Taken | None:
+    """Returns what the script's own exchanges take; None for none that matters."""
     rows = looks(case, ("data", "copy", "forward", "backward", "optimizer", "between"))
     taken = _taken(case, rows, rows[rows["call"].str.startswith(EXCHANGES)])
-    if taken is None or taken.share < LEAST_SHARE:
+    return None if taken is None or taken.share < LEAST_SHARE else taken
+
+
+def _is_of_norms(case: Case, exchange: _Taken) -> bool:
+    """Returns True for an exchange most of whose forward passes are in norms of the script's own.
+
+    In a backward pass nothing tells of which module an exchange is.
+    """
+    facts = case.run.need(FACTS)
+    ranges = str(facts["norm_lines"].iloc[0]) if "norm_lines" in facts else ""
+    norms = [re.fullmatch(r"(.*):(\d+)-(\d+)", line) for line in ranges.split(";")]
+    forward = exchange.looks[exchange.looks["phase"] == "forward"]
+    place = forward["place"].astype(str).str.extract(r"^(.*):(\d+) forward$")
+    within = pd.Series(data=False, index=forward.index)
+    for norm in filter(None, norms):
+        lines = place[1].astype(float).between(int(norm[2]), int(norm[3]))
+        within |= (place[0] == norm[1]) & lines
+    return bool(forward.loc[within, "samples"].sum() > forward["samples"].sum() / 2)
+
+
+def own_norms(case: Case) -> Verdict | None:
+    """Judges whether batch norms that the script has written wait for an exchange in every pass."""
+    if case.ranks < 2 or not case.run.need(FACTS).get("norm_lines", pd.Series(dtype=str)).any():
+        return None
+    exchange = _exchange(case)
+    if exchange is None or not _is_of_norms(case, exchange):
+        return None
+    return case.verdict(
+        cause="synchronised-norms",
+        title=f"{NORMS_EXCHANGE}{line_of(exchange.looks)}",
+        evidence=(_time_of(exchange),),
+        lost=exchange.share,
+        sure=confidence(exchange.share, LEAST_SHARE, exchange.error),
+        change=OTHER_NORMS,
+    )
+
+
+def _time_of(exchange: _Taken) -> str:
+    return (
+        f"Such calls take {exchange.time_ms:.3g} of {exchange.time_ms / exchange.share:.3g} ms "
+        f"from step to step, {percent(exchange.share)}, on the rank that takes least for them and "
+        f"so waits least: {exchange.looks['samples'].sum()} stack samples [{STACKS}] [{STEPS}]."
+    )
+
+
+def own_exchange(case: Case) -> Verdict | None:
+    """Judges whether ranks exchange something by calls of the script's own, in every step."""
+    taken = _exchange(case) if case.ranks > 1 else None
+    if taken is None or _is_of_norms(case, taken):
         return None
     facts = case.run.need(FACTS)
     counts = taken.looks.groupby("call")["samples"].sum()
@@ -176,12 +224,7 @@ def own_exchange(case: Case) -> Verdict | None:
     return case.verdict(
         cause="own-exchange",
         title=title,
-        evidence=(
-            f"Such calls take {taken.time_ms:.3g} of {taken.time_ms / taken.share:.3g} ms from "
-            f"step to step, {percent(taken.share)}, on the rank that takes least for them and so "
-            f"waits least: {taken.looks['samples'].sum()} stack samples [{STACKS}] [{STEPS}].",
-            *sentences,
-        ),
+        evidence=(_time_of(taken), *sentences),
         lost=lost,
         sure=sure,
         change=change,

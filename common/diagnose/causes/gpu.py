@@ -31,6 +31,12 @@ NORMS_SHARE = 0.02
 EXCHANGES_OF_NORM = 2
 """SyncBatchNorm gathers mean and variance in the forward pass, and adds up their gradients in the
 backward pass (``torch/nn/modules/_functions.py``); computation waits for both."""
+NORMS_EXCHANGE = "batch norms exchange their statistics in every pass"
+OTHER_NORMS = (
+    "Plain BatchNorm where a rank's own batch is large enough (some 32 samples), or GroupNorm, "
+    "which needs no batch; else a larger batch per rank, so that there are fewer exchanges a "
+    "sample. Norms change what is learned: look at accuracy."
+)
 HALF, BRAIN = 7.0, 8.0
 """Compute capabilities from which tensor cores multiply in float16, and in bfloat16 and TF32 (CUDA
 C++ Programming Guide, *Compute Capabilities*)."""
@@ -77,15 +83,11 @@ def synchronised_norms(case: Case) -> Verdict | None:
         reason = "layers are counted, and the least time of a small all-reduce is measured"
     return case.verdict(
         cause="synchronised-norms",
-        title="batch norms exchange their statistics in every pass",
+        title=NORMS_EXCHANGE,
         evidence=evidence,
         lost=share,
         sure=(level, f"{reason}; {NOT_ON_A_GPU}"),
-        change=(
-            "Plain BatchNorm where a rank's own batch is large enough (some 32 samples), or "
-            "GroupNorm, which needs no batch; else a larger batch per rank, so that there are "
-            "fewer exchanges a sample. Norms change what is learned: look at accuracy."
-        ),
+        change=OTHER_NORMS,
         gain=gain_without(share) if share else None,
         group=MINOR,
     )

@@ -66,6 +66,12 @@ KINDS = {
         "activations are computed twice, and there is memory to keep them",
         "Call the layers without torch.utils.checkpoint, all or some of them.",
     ),
+    "repeated calls": Needless(
+        "needless-recomputation",
+        "{repeated_calls:.0f} of {calls:.0f} calls of layers in a pass have the input of an "
+        "earlier one",
+        "Call the network once, and use what it returned wherever it is needed.",
+    ),
     "too many threads": Needless(
         "oversubscribed-cores",
         "each rank computes with {threads:.0f} threads, more than the {cores:.0f} cores can run",

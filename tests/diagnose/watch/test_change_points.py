@@ -252,6 +252,20 @@ def test_batches_of_unequal_length_are_no_other_batches_before_they_have_grown(g
         assert ["a batch has" in change.said() for change in changes] == [True] * grows
 
 
+def test_a_few_sizes_that_are_drawn_are_no_other_batch() -> None:
+    """As images of three sizes: one in nine pairs of steps is of the largest on both ranks."""
+    changed = 0
+    for seed in range(200):
+        sizes = random.Random(seed)
+
+        def drawn(rank: int, row: dict, sizes: random.Random = sizes) -> None:
+            row["elements"] = sizes.choice((100, 144, 196))
+
+        changes = changes_of(drawn, seed, last=20, before=drawn)
+        changed += any("a batch has" in change.said() for change in changes)
+    assert changed <= 1
+
+
 @pytest.mark.parametrize("further_ms", [0.0, 40.0])
 def test_a_level_that_comes_again_is_said_once_and_a_higher_one_anew(further_ms: float) -> None:
     """As others use a machine's memory now and then; at last the exchange itself slows down.

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pandas as pd
 import pytest
+import torch
+import torch.distributed as dist
 from bundle_support import write_bundle
 from ddplab_watch import stacks
 from ddplab_watch.record import Record
+from torch.distributed.nn.functional import all_reduce
 
 from common.diagnose.causes.script import hang
 from common.diagnose.evidence.bundle import read_bundle
@@ -31,6 +37,14 @@ def record(tmp_path: Path) -> Record:
 def rows(record: Record, table: str) -> list[dict]:
     found = [json.loads(line) for line in record.path.read_text().splitlines()]
     return [row for row in found if row["table"] == table]
+
+
+@pytest.fixture
+def alone_group() -> Iterator[None]:
+    """Makes a process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def look(record: Record, seconds: float) -> None:
@@ -70,6 +84,27 @@ def test_a_step_that_does_not_end_is_noted_with_its_stack(record: Record, monkey
     assert stalled["step"] == 3
     assert any("wait_here" in line for line in stalled["stack"])
     assert rows(record, "resumed")[0]["seconds"] > 0.2
+
+
+def test_an_exchange_in_a_backward_pass_is_told_from_the_pass(record: Record, alone_group) -> None:
+    """A norm that averages over ranks waits in both passes; one line calls all of the second."""
+    looking = stacks.Stacks(record, lambda: "backward", lambda: (0, 0.0))
+    seen = []
+
+    def at_call(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is dist.all_reduce.__wrapped__.__code__:
+            seen.append(looking.named(frame))
+
+    value = torch.ones(3, requires_grad=True)
+    sys.setprofile(at_call)
+    try:
+        all_reduce(value).sum().backward()
+    finally:
+        sys.setprofile(None)
+    (forward, call), (backward, call_in_backward) = seen
+    assert forward == backward
+    assert call == "torch.distributed.nn.functional.all_reduce"
+    assert call_in_backward == "torch.distributed.nn.functional.backward"
 
 
 def test_names_can_be_hashed(tmp_path: Path) -> None:

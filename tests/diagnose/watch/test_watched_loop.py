@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import zlib
 from pathlib import Path
 
 import pytest
 import torch
-from watch_support import EXCHANGES_EVERY_PASS, SHORT, assert_parts_add_up, rows_of
+from watch_support import EXCHANGES_EVERY_PASS, LOOP, SHORT, assert_parts_add_up, rows_of
 
 from common.diagnose.evidence.bundle import read_bundle
 from common.diagnose.evidence.bundle_tables import tables_of
@@ -142,7 +143,12 @@ def test_hooks_and_norms_that_exchange_are_left_alone_and_no_rank_passes_alone(
 ) -> None:
     # A rank that probed a pass alone would wait in its norm for the others.
     folder = compared_run("--hook", 1, "--synchronised_norm", 1)
-    assert rows_of(folder, 0, "facts")[0]["synchronised_norms"] == 1
+    [facts] = rows_of(folder, 0, "facts")
+    assert facts["synchronised_norms"] == 1
+    tree = ast.parse(LOOP.read_text()).body
+    classes = {node.name: node for node in tree if isinstance(node, ast.ClassDef)}
+    forward = classes["ExchangingNorm"].body[1]
+    assert facts["norm_lines"] == f"{LOOP}:{forward.lineno}-{forward.end_lineno}"
     unseen = str(rows_of(folder, 0, "unseen"))
     assert "hook of its own" in unseen
     assert "SyncBatchNorm exchanges inside of a pass" in unseen

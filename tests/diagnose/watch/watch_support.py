@@ -10,6 +10,7 @@ import ddplab_watch
 import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
+LOOP = SCRIPTS / "loop.py"
 MAIN = Path(ddplab_watch.__file__).parent / "__main__.py"
 SHORT = {"warmup": 2, "window": 4, "bucket_steps": 3}
 """A short watch: nine steps."""
@@ -26,7 +27,7 @@ def run_loop(
     ranks: Callable, folder: Path, *flags: object, count: int = 2, watch: dict | None = None
 ) -> list[dict]:
     """Runs loop.py; returns what each rank computed. ``watch`` has settings, None for no watch."""
-    words = [SCRIPTS / "loop.py", folder / "out", *flags]
+    words = [LOOP, folder / "out", *flags]
     if watch is not None:
         words = [MAIN, *short_watch(folder, **watch), *words]
     told = run_ranks(ranks, folder, *words, count=count, variables={"DDPLAB_WATCH_DEBUG": "1"})

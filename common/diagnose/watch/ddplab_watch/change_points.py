@@ -42,6 +42,8 @@ LASTING_S = 10.0
 """Seconds that a growth must have lasted: others use a shared machine for less now and then."""
 OTHER_BATCH = 0.05
 """A batch has changed if its elements differ by so much, and from all blocks before."""
+FIXED = 8
+"""Blocks from which a batch that they have in common counts as fixed."""
 UNLIKELY = 2_000_000
 """Orders of blocks whose batches vary, of which one at most may pass for a change."""
 SLOWEST_OFTEN = 0.8
@@ -355,13 +357,15 @@ class ChangePoints:
         """Returns a change of the batch's size, which makes times before and after unlike.
 
         Two blocks are to differ from all before, as an epoch's last batch may be smaller. Where
-        sizes vary anyway, so many are to that one order of blocks in ``UNLIKELY`` has them last.
+        sizes vary anyway, or a few blocks do not tell, so many are to that one order of blocks in
+        ``UNLIKELY`` has them last.
         """
         sizes = [*self._sizes]
         if len(sizes) < 4 or not min(sizes[:-2]) > 0:
             return None
         count, usual = 2, statistics.median(sizes[:-2])
-        if 2 * sizes[:-2].count(usual) <= len(sizes) - 2:
+        of_usual = sizes[:-2].count(usual)
+        if of_usual < FIXED or 2 * of_usual <= len(sizes) - 2:
             while math.comb(len(sizes), count) < UNLIKELY:
                 count += 1
                 if 2 * count > len(sizes):

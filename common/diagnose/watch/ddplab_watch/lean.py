@@ -1,9 +1,9 @@
 """Passes without what they need not do, beside passes as they are: what it costs is measured.
 
 What a script may have left on (anomaly detection, deterministic algorithms, a profiler, hooks on
-modules and gradients), activations that are computed twice, more threads than cores, gradients that
-no optimizer uses, those of a table of which few rows are touched, many small buckets, and
-checks of each exchange (TORCH_DISTRIBUTED_DEBUG=DETAIL).
+modules and gradients), activations that are computed twice, layers that are called again with the
+same input, more threads than cores, gradients that no optimizer uses, those of a table of which few
+rows are touched, many small buckets, and checks of each exchange (TORCH_DISTRIBUTED_DEBUG=DETAIL).
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from ddplab_watch.exchanging import Exchange
 from ddplab_watch.kept import Kept, free_bytes, with_threads
 from ddplab_watch.machine_cores import own_cores
 from ddplab_watch.record import Record
+from ddplab_watch.repeated_calls import RepeatedCalls
 from ddplab_watch.team import Team, telling
 
 ANOMALY, DETERMINISTIC = "anomaly detection", "deterministic algorithms"
 PROFILER, HOOKS = "a profiler", "hooks"
 RECOMPUTED, THREADS = "activation checkpointing", "too many threads"
 UNUSED, SPARSE, SMALL = "unused gradients", "untouched embeddings", "small buckets"
-CHECKED = "checks of each exchange"
+CHECKED, REPEATED = "checks of each exchange", "repeated calls"
 LEFT_ON = (ANOMALY, DETERMINISTIC, PROFILER, HOOKS)
-COMPARED = (*LEFT_ON, RECOMPUTED, THREADS, CHECKED, SMALL, UNUSED, SPARSE)
+COMPARED = (*LEFT_ON, RECOMPUTED, REPEATED, THREADS, CHECKED, SMALL, UNUSED, SPARSE)
 NOT_TOGETHER = (RECOMPUTED, PROFILER)
 """What a rank alone may fail at, for lack of memory, or does in a thread of its own: others would
 wait for it in a pass in which ranks exchange something."""
@@ -138,6 +139,7 @@ class LeanPasses:
         self.computing = self.team.gather(mine)
         for name, find in (
             (RECOMPUTED, self.recomputed),
+            (REPEATED, self.repeated),
             (THREADS, self.threads),
             (CHECKED, self.unchecked),
             (SMALL, self.small_buckets),
@@ -166,6 +168,16 @@ class LeanPasses:
         needed = sum(without.values()) - sum(now.values())
         noted = {"needed_bytes": needed, "free_bytes": free_bytes(self.team.device)}
         return Lean(partial(torch_internals.no_recomputation, calls), noted=noted)
+
+    def repeated(self) -> Lean | None:
+        """Returns passes that compute a layer once for all calls with the same input."""
+        repeats = RepeatedCalls(self.kept.inner)
+        if self.kept.is_compiled:  # a layer that is changed would be compiled anew
+            return None
+        with repeats.looked_for():
+            self.one_pass()
+        noted = {"repeated_calls": repeats.repeated, "calls": repeats.calls}
+        return Lean(repeats.once, noted=noted) if repeats.repeated else None
 
     def threads(self) -> Lean | None:
         """Returns passes with no more threads on this machine than it has cores."""

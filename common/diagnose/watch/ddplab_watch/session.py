@@ -26,7 +26,7 @@ from ddplab_watch.pauses import Memory, Pauses
 from ddplab_watch.placement import placement
 from ddplab_watch.record import Record, say
 from ddplab_watch.rows import EndedSteps
-from ddplab_watch.stacks import Stacks
+from ddplab_watch.stacks import Stacks, norm_lines
 from ddplab_watch.steps import Loop
 from ddplab_watch.surroundings import surroundings
 from ddplab_watch.team import same_folder
@@ -119,7 +119,12 @@ class Session:
         """Returns the row on what is trained, in which type, and from which data; once."""
         trained_on = (self.calls.compute_dtype, self.feed.iterator, self.feed.on_host)
         parameters, self.parameters = self.parameters, []  # a script may let go of them
-        return rows.facts(self.roots, parameters, trained_on) | self.update_facts
+        modules = [module for root in self.roots for module in root.modules()]
+        return {
+            **rows.facts(self.roots, parameters, trained_on),
+            "norm_lines": norm_lines(modules, self.record.name_or_hash),
+            **self.update_facts,
+        }
 
     @property
     def roots(self) -> list[nn.Module]:

@@ -13,8 +13,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ddplab_watch.record import Record
 
@@ -31,6 +34,8 @@ LIBRARY = (
 )
 WRAPPERS = ("wrapper", "wrapped", "decorate_context", "_no_grad_wrapper", "_fn")
 """Names of functions that decorators put around a library's own."""
+EXCHANGE_OF_GRADIENTS = "torch.distributed.nn.functional.backward"
+"""An exchange in a backward pass, whose caller is ``backward()`` of the loss."""
 DEEPEST = 40
 MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
 EVALUATION = "evaluation"
@@ -128,8 +133,8 @@ class Stacks:
             if not any(part in code.co_filename for part in LIBRARY):
                 file = self.record.name_or_hash(code.co_filename)
                 return f"{file}:{inner.f_lineno} {code.co_name}", call
-            is_wrapper = call and code.co_name in WRAPPERS
-            if "ddplab_watch" not in code.co_filename and not is_wrapper:
+            is_told = call == EXCHANGE_OF_GRADIENTS or (call and code.co_name in WRAPPERS)
+            if "ddplab_watch" not in code.co_filename and not is_told:
                 call = f"{_module(code.co_filename)}.{code.co_name}"
             inner, deep = inner.f_back, deep + 1
         return "", call
@@ -154,6 +159,23 @@ class Stacks:
             unix_s=time.time(),
         )
         self.record.write()
+
+
+def norm_lines(modules: Iterable[nn.Module], name: Callable[[str], str]) -> str:
+    """Returns lines where batch norms of the script's own compute: ``file:first-last;…``.
+
+    Args:
+        modules: modules of the model.
+        name: returns what a file is called in the record.
+    """
+    passes = (type(module).forward for module in modules if isinstance(module, _NormBase))
+    codes = {getattr(forward, "__code__", None) for forward in passes} - {None}
+    lines = []
+    for code in codes:
+        if not any(part in code.co_filename for part in LIBRARY):
+            last = max(line for *_, line in code.co_lines() if line)
+            lines.append(f"{name(code.co_filename)}:{code.co_firstlineno}-{last}")
+    return ";".join(sorted(lines))
 
 
 def _caller_of_module(frame: FrameType) -> FrameType:

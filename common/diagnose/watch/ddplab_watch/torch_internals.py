@@ -239,6 +239,12 @@ def collectives_in(run: Callable[[], object]) -> bool:
     return any(event.name.startswith(COLLECTIVES) for event in profile.function_events)
 
 
+def is_in_backward() -> bool:
+    """Returns True while autograd computes gradients in this thread."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
 @contextmanager
 def silent_profiler() -> Iterator[None]:
     """Keeps a profiler that starts inside the block from telling the script's user of itself."""
