@@ -117,7 +117,7 @@ def test_norms_of_the_script_that_exchange_have_the_time_of_both_passes(
         ("backward", "/my/train.py:90 main", f"{collectives}.backward", 1),
         ("backward", "/my/train.py:90 main", "torch._tensor.backward", 1),
     )
-    run = replace(UPDATES, facts=with_facts(wrapper="DDP", **facts))
+    run = replace(UPDATES, facts=with_facts(wrapper="DDP", synchronised_norms=0, **facts))
     case = watched(tmp_path / "run", run, looks, forward_time_ms=10.0, whole_backward_time_ms=20.0)
     [verdict] = [verdict for verdict in judged_of(case) if verdict is not None]
     assert verdict.cause == cause

@@ -170,9 +170,10 @@ def own_norms(case: Case) -> Verdict | None:
     exchange = _exchange(case)
     if exchange is None or not _is_of_norms(case, exchange):
         return None
+    forward = exchange.looks[exchange.looks["phase"] == "forward"]
     return case.verdict(
         cause="synchronised-norms",
-        title=f"{NORMS_EXCHANGE}{line_of(exchange.looks)}",
+        title=f"{NORMS_EXCHANGE}{line_of(forward)}",
         evidence=(_time_of(exchange),),
         lost=exchange.share,
         sure=confidence(exchange.share, LEAST_SHARE, exchange.error),

@@ -180,6 +180,15 @@ def _saved_by(case: Case, all_rows: pd.DataFrame, without: str) -> Verdict | Non
     )
 
 
+def share_of_scatters(case: Case) -> float | None:
+    """Returns the share of a step that FSDP's scatters of gradients take; None where not timed."""
+    rows = case.run.rows(LEAN_PASSES)
+    rows = rows[rows["without"] == "scattered gradients"]
+    if rows.empty:
+        return None
+    return max(0.0, _saved(rows)[0].estimate * _shares(case)[0])
+
+
 def _shares(case: Case) -> tuple[float, float, float]:
     """Returns the shares of the step that passes, their exchange and the update take.
 

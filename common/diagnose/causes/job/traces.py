@@ -14,10 +14,12 @@ from functools import partial
 import pandas as pd
 
 from common.diagnose.causes.communication import EXPOSED_SHARE, LIMITS, NEEDLESS, SKIPPED
+from common.diagnose.causes.needless_work import share_of_scatters
 from common.diagnose.causes.ranks import Slowest
 from common.diagnose.evidence.case import MOST_LOST, Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
     FACTS,
+    LEAN_PASSES,
     STEPS,
     TRACE_OPERATIONS,
     TRACE_STEPS,
@@ -148,6 +150,9 @@ def needless_synchronisation(job: LeftBehind, case: Case) -> Verdict | None:
     exchanges = float(scatters["calls"]) / modules
     if not exchanges > SKIPPED:
         return None
+    exposed = float(scatters["exposed_ms"] / job.slowest_ms.median())
+    timed = share_of_scatters(case)
+    lost = (exposed if timed is None else timed) * (1 - 1 / exchanges)
     return case.verdict(
         cause=NEEDLESS,
         title="gradients are exchanged after every micro-batch",
@@ -157,8 +162,12 @@ def needless_synchronisation(job: LeftBehind, case: Case) -> Verdict | None:
             f"enough [{STEPS}] [{FACTS}] [{TRACE_OPERATIONS}].",
             f"Scatters that nothing hides take {scatters['exposed_ms']:.3g} of "
             f"{job.slowest_ms.median():.3g} ms [{TRACE_OPERATIONS}] [{TRACE_STEPS}].",
+            ""
+            if timed is None
+            else f"Passes without scatters, timed in turns with passes as they are, save "
+            f"{percent(timed)} of the step [{LEAN_PASSES}].",
         ),
-        lost=float(scatters["exposed_ms"] / job.slowest_ms.median()) * (1 - 1 / exchanges),
+        lost=lost,
         sure=("high", "calls are counted, not timed"),
         change=(
             "Call model.set_requires_gradient_sync(False) before all micro-batches but the last "

@@ -11,7 +11,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel
 from ddplab_watch import torch_internals
 from ddplab_watch.changes import exchange_of
 from ddplab_watch.kept import Kept, left_as_it_was
-from ddplab_watch.lean import NOT_TOGETHER, LeanPasses
+from ddplab_watch.lean import NOT_TOGETHER, SCATTERED, Lean, LeanPasses
 from ddplab_watch.probes import LONGEST_S, Probes
 from ddplab_watch.session import Session
 from ddplab_watch.sharded import ShardedPasses
@@ -39,7 +39,7 @@ def probe(session: Session) -> None:
     kept = session.calls.take(session.updated_parameters)
     if session.is_sharded():
         unseen(PASSES, "FSDP")
-        probe_sharded(session, kept)
+        probe_sharded(session, kept, len(step.passes))
         return
     is_ddp = isinstance(kept.module, DistributedDataParallel)
     group = kept.module.process_group if is_ddp else None  # under torch.compile it is further in
@@ -61,7 +61,7 @@ def probe(session: Session) -> None:
         unseen(CHANGES, "nothing is exchanged")
 
 
-def probe_sharded(session: Session, kept: Kept) -> None:
+def probe_sharded(session: Session, kept: Kept, micro_batches: int) -> None:
     """Compares passes of a model under FSDP2 with lean ones; both have its exchange."""
     if session.ranks == 1 or not torch_internals.is_fsdp2(kept.inner):
         return
@@ -76,7 +76,8 @@ def probe_sharded(session: Session, kept: Kept) -> None:
         putting_back = left_as_it_was(kept.inner, kept.device, parameters=False)
         team.on_all(lambda: stack.enter_context(putting_back))
         team.on_all(passes.try_out)
-        about = (kept, None, may_go_on, NOT_TOGETHER)
+        further = {SCATTERED: Lean(passes.unscattered)} if micro_batches > 1 else {}
+        about = (kept, None, may_go_on, NOT_TOGETHER, further)
         LeanPasses(team, session.record, passes.one_pass, *about).run()
 
 

@@ -3,17 +3,19 @@
 What a script may have left on (anomaly detection, deterministic algorithms, a profiler, hooks on
 modules and gradients), activations that are computed twice, layers that are called again with the
 same input, more threads than cores, gradients that no optimizer uses, those of a table of which few
-rows are touched, many small buckets, and checks of each exchange (TORCH_DISTRIBUTED_DEBUG=DETAIL).
+rows are touched, many small buckets, checks of each exchange (TORCH_DISTRIBUTED_DEBUG=DETAIL), and
+FSDP's scatters of gradients.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,8 +34,9 @@ PROFILER, HOOKS = "a profiler", "hooks"
 RECOMPUTED, THREADS = "activation checkpointing", "too many threads"
 UNUSED, SPARSE, SMALL = "unused gradients", "untouched embeddings", "small buckets"
 CHECKED, REPEATED = "checks of each exchange", "repeated calls"
+SCATTERED = "scattered gradients"
 LEFT_ON = (ANOMALY, DETERMINISTIC, PROFILER, HOOKS)
-COMPARED = (*LEFT_ON, RECOMPUTED, REPEATED, THREADS, CHECKED, SMALL, UNUSED, SPARSE)
+COMPARED = (*LEFT_ON, RECOMPUTED, REPEATED, THREADS, CHECKED, SMALL, UNUSED, SPARSE, SCATTERED)
 NOT_TOGETHER = (RECOMPUTED, PROFILER)
 """What a rank alone may fail at, for lack of memory, or does in a thread of its own: others would
 wait for it in a pass in which ranks exchange something."""
@@ -114,6 +117,7 @@ class LeanPasses:
         exchange: exchange in the script's own buckets; None where there is none.
         may_go_on: says whether there is time for so many more passes.
         leave_out: names of what is not compared.
+        further: other lean passes, by the name of what they are without.
     """
 
     def __init__(
@@ -125,16 +129,17 @@ class LeanPasses:
         exchange: Exchange | None,
         may_go_on: Callable[[int], bool],
         leave_out: Collection[str] = (),
+        further: Mapping[str, Lean] = MappingProxyType({}),
     ) -> None:
         self.team, self.record, self.one_pass, self.kept = team, record, one_pass, kept
         self.exchange, self.may_go_on = exchange, may_go_on
-        self.leave_out = leave_out
+        self.leave_out, self.further = leave_out, further
         self.computing: list[tuple[str, list[int], int]] = []
         """Host, cores and threads of each rank."""
 
     def run(self) -> None:
         """Times what any of this holds for on all ranks."""
-        leans: dict[str, Lean] = left_on(self.kept.inner)
+        leans = left_on(self.kept.inner) | {**self.further}
         mine = (socket.gethostname(), sorted(own_cores()), torch.get_num_threads())
         self.computing = self.team.gather(mine)
         for name, find in (

@@ -67,6 +67,16 @@ class ShardedPasses:
         return times, [{"parameter": name} for name in names] if watched else []
 
     @contextmanager
+    def unscattered(self) -> Iterator[None]:
+        """Leaves gradients whole in a pass inside the block, which another one then scatters."""
+        self.kept.inner.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.kept.inner.set_requires_gradient_sync(True)
+            self.one_pass()
+
+    @contextmanager
     def _gradients_aside(self) -> Iterator[None]:
         """Lets parameters have no gradient inside the block, and theirs again at its end."""
         gradients = [(parameter, parameter.grad) for parameter in self.parameters.values()]
