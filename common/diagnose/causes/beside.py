@@ -155,11 +155,10 @@ def _is_of_norms(case: Case, exchange: _Taken) -> bool:
     ranges = str(facts["norm_lines"].iloc[0]) if "norm_lines" in facts else ""
     norms = [re.fullmatch(r"(.*):(\d+)-(\d+)", line) for line in ranges.split(";")]
     forward = exchange.looks[exchange.looks["phase"] == "forward"]
-    place = forward["place"].astype(str).str.extract(r"^(.*):(\d+) forward$")
+    lines = forward["place"].astype(str).str.extract(r"^(.*):(\d+) forward$")
     within = pd.Series(data=False, index=forward.index)
     for norm in filter(None, norms):
-        lines = place[1].astype(float).between(int(norm[2]), int(norm[3]))
-        within |= (place[0] == norm[1]) & lines
+        within |= (lines[0] == norm[1]) & lines[1].astype(float).between(int(norm[2]), int(norm[3]))
     return bool(forward.loc[within, "samples"].sum() > forward["samples"].sum() / 2)
 
 

@@ -77,8 +77,8 @@ def probe_sharded(session: Session, kept: Kept, micro_batches: int) -> None:
         team.on_all(lambda: stack.enter_context(putting_back))
         team.on_all(passes.try_out)
         further = {SCATTERED: Lean(passes.unscattered)} if micro_batches > 1 else {}
-        about = (kept, None, may_go_on, NOT_TOGETHER, further)
-        LeanPasses(team, session.record, passes.one_pass, *about).run()
+        about = (kept, None, may_go_on, NOT_TOGETHER)
+        LeanPasses(team, session.record, passes.one_pass, *about).run(further)
 
 
 def try_changes(session: Session, kept: Kept, team: Team) -> None:

@@ -117,7 +117,6 @@ class LeanPasses:
         exchange: exchange in the script's own buckets; None where there is none.
         may_go_on: says whether there is time for so many more passes.
         leave_out: names of what is not compared.
-        further: other lean passes, by the name of what they are without.
     """
 
     def __init__(
@@ -129,17 +128,20 @@ class LeanPasses:
         exchange: Exchange | None,
         may_go_on: Callable[[int], bool],
         leave_out: Collection[str] = (),
-        further: Mapping[str, Lean] = MappingProxyType({}),
     ) -> None:
         self.team, self.record, self.one_pass, self.kept = team, record, one_pass, kept
         self.exchange, self.may_go_on = exchange, may_go_on
-        self.leave_out, self.further = leave_out, further
+        self.leave_out = leave_out
         self.computing: list[tuple[str, list[int], int]] = []
         """Host, cores and threads of each rank."""
 
-    def run(self) -> None:
-        """Times what any of this holds for on all ranks."""
-        leans = left_on(self.kept.inner) | {**self.further}
+    def run(self, further: Mapping[str, Lean] = MappingProxyType({})) -> None:
+        """Times what any of this holds for on all ranks.
+
+        Args:
+            further: other lean passes, by the name of what they are without.
+        """
+        leans = left_on(self.kept.inner) | {**further}
         mine = (socket.gethostname(), sorted(own_cores()), torch.get_num_threads())
         self.computing = self.team.gather(mine)
         for name, find in (

@@ -48,7 +48,7 @@ class RepeatedCalls:
         if self.recomputes:
             return
         for layer, inputs in self.inputs.items():
-            first = {number: inputs.index(given) for number, given in enumerate(inputs)}
+            first = {number: inputs.index(values) for number, values in enumerate(inputs)}
             self.earlier[layer] = {n: index for n, index in first.items() if index < n}
 
     @property
@@ -70,13 +70,13 @@ class RepeatedCalls:
     def once(self) -> Iterator[None]:
         """Lets each call in the block that repeats another return what that one has returned."""
         changed = [layer for layer, earlier in self.earlier.items() if earlier]
-        own = {layer: vars(layer).get("forward") for layer in changed}
+        forwards = {layer: vars(layer).get("forward") for layer in changed}
         for layer in changed:
             layer.forward = partial(_recall, layer.forward, self.earlier[layer], [])
         try:
             yield
         finally:
-            for layer, forward in own.items():
+            for layer, forward in forwards.items():
                 del layer.forward
                 if forward is not None:
                     layer.forward = forward
