@@ -43,7 +43,7 @@ LASTING_S = 10.0
 OTHER_BATCH = 0.05
 """A batch has changed if its elements differ by so much, and from all blocks before."""
 FIXED = 8
-"""Blocks from which a batch that they have in common counts as fixed."""
+"""Steps from which a batch that their blocks have in common counts as fixed."""
 UNLIKELY = 2_000_000
 """Orders of blocks whose batches vary, of which one at most may pass for a change."""
 SLOWEST_OFTEN = 0.8
@@ -357,7 +357,7 @@ class ChangePoints:
         """Returns a change of the batch's size, which makes times before and after unlike.
 
         Two blocks are to differ from all before, as an epoch's last batch may be smaller. Where
-        sizes vary anyway, or a few blocks do not tell, so many are to that one order of blocks in
+        sizes vary anyway, or a few steps do not tell, so many are to that one order of blocks in
         ``UNLIKELY`` has them last.
         """
         sizes = [*self._sizes]
@@ -365,7 +365,7 @@ class ChangePoints:
             return None
         count, usual = 2, statistics.median(sizes[:-2])
         of_usual = sizes[:-2].count(usual)
-        if of_usual < FIXED or 2 * of_usual <= len(sizes) - 2:
+        if of_usual * steps_in(self._blocks[-1]) < FIXED or 2 * of_usual <= len(sizes) - 2:
             while math.comb(len(sizes), count) < UNLIKELY:
                 count += 1
                 if 2 * count > len(sizes):
